@@ -1,4 +1,4 @@
-"""Time of our choice of tokens in vLLM's workers, beside a plain argmax: `python -m benchmarks.choice`.
+"""Benchmark of this project's choice of tokens in vLLM's workers, and of a plain argmax: `python -m benchmarks.choice`.
 
 Each request has 8 draft tokens, and therefore 9 rows of logits; they are on the GPU if the machine has one.
 """
@@ -46,7 +46,7 @@ def _argmax(logits: torch.Tensor) -> list[int]:
 
 
 def _choose(sampling: SamplingParams, logits: torch.Tensor) -> Sequence[object]:
-    """Choose tokens for requests that are new at every call, so that counts for penalties are made each time."""
+    """Choose a token for each row of logits, in requests new at each call: penalties count all tokens again."""
     choice = Choice(Path(), logits.shape[1])
     prompt, proposal = tuple(range(64)), tuple(range(GAMMA))
     count = len(logits) // (GAMMA + 1)

@@ -45,7 +45,7 @@ async def measured(load: Load, rounds: int) -> tuple[list[list[RequestRecord]], 
 
 
 def row(name: str, rounds: Sequence[Sequence[RequestRecord]], share: float) -> list[str]:
-    """Return the table's row of one client."""
+    """Return one client's table row: its TTFT and tokens/s over the server's own, its delays, its share of a core."""
     records = [record for each in rounds for record in each]
     known = [known_times(record) for record in records]
     ours, true = ([record.stats.ttft_s for record in records], [sent[0] - read for read, sent in known])

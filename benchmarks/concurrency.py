@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _compare(args: argparse.Namespace, folder: Path) -> None:
-    """Print medians and quartiles of this checkout's rates over the other checkout's."""
+    """Print medians and quartiles of this checkout's tokens per second over those of the checkout in `args.against`."""
     rows, found = [], {}
     for backend in args.backends.split(","):
         found[backend] = _ratios(backend, args, folder)
@@ -71,7 +71,10 @@ def _compare(args: argparse.Namespace, folder: Path) -> None:
 
 
 def _ratios(backend: str, args: argparse.Namespace, folder: Path) -> dict[int, list[tuple[float, float]]]:
-    """Return pairs of rates' ratios (by the clock, by CPU time) by number of sessions, one for each pair of turns."""
+    """Return this checkout's tokens per second over the other checkout's, by number of sessions.
+
+    Both checkouts are measured in turns; each pair of turns gives (ratio by the clock, ratio by CPU time).
+    """
     here = Path(__file__).resolve().parents[1]
     ratios: dict[int, list[tuple[float, float]]] = {count: [] for count in COUNTS}
     for _ in range(args.repeats):
@@ -86,7 +89,7 @@ def _ratios(backend: str, args: argparse.Namespace, folder: Path) -> dict[int, l
 
 @contextmanager
 def _measurer(root: Path, backend: str, args: argparse.Namespace, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run this file over a checkout's modules, in a process that reads numbers of sessions and measures each."""
+    """Run this file with the modules of the checkout at `root`, in a process that measures each number it reads."""
     own = ["--model", args.model, "--threads", args.threads, "--tokens", args.tokens, "--folder", folder.resolve()]
     command = [sys.executable, __file__, "--backends", backend, *map(str, own), "--answer"]
     with subprocess.Popen(

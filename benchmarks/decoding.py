@@ -1,4 +1,4 @@
-"""Decoding of one sequence by our own code, without a server in between."""
+"""Decoding of one sequence by this project's code, without a server in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LENGTH = 512
 def load_model(
     path: Path, *, backend: str, threads: int, dtype: str = "auto", max_length: int = MAX_LENGTH, device: str = "cpu"
 ) -> Backend:
-    """Load a model with one slot."""
+    """Load a model by one of this project's backends, with a single slot."""
     config = ModelConfig(
         path,
         backend=backend,
@@ -43,7 +43,7 @@ def encode_all(prompts: Sequence[str], model: Path) -> list[list[int]]:
 
 
 def decode(decoder: Decoder, prompt: Sequence[int], *, gamma: int, num_tokens: int) -> tuple[list[int], int]:
-    """Decode greedily, never stopping early.
+    """Decode `num_tokens` tokens after a prompt greedily; end-of-sequence tokens do not end it.
 
     Args:
         gamma: draft tokens per pass.

@@ -83,7 +83,7 @@ def _loaded(args: argparse.Namespace) -> tuple[TorchBackend, float]:
 
 
 def _compare_choices(args: argparse.Namespace, backend: TorchBackend) -> dict[str, int]:
-    """Count equal choices on one text, token by token on the device and in one float32 pass on the CPU."""
+    """Count the tokens of a text after which device (token by token) and CPU (in float32) choose the same token."""
     token_ids = list(Tokenizer.load(args.model).encode(args.text.read_text()))[:NUM_COMPARED]
     config = ModelConfig(args.model, device="cpu", dtype="float32", num_slots=1, sequence_length=backend.max_length)
     plain = load_torch_backend(config).forward([Span(0, 0, token_ids, len(token_ids))])
@@ -101,7 +101,7 @@ def _host(logits: Any) -> Tensor:
 
 @torch.inference_mode()
 def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str, float]:
-    """Time the write of one layer's keys as a graph of its own: by scatter, as passes do it, and by selection."""
+    """Time two ways to write one layer's keys, each as a graph: by scatter, as passes do it, and by `torch.where`."""
     passes = _static(backend)
     cache = passes.cache
     room, width = cache.keys[0].clone(), args.gamma + 1

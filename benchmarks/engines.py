@@ -1,4 +1,4 @@
-"""Engines that run a pass in `benchmarks.passes`: plain Transformers and our backends, with one interface."""
+"""Engines that run a pass in `benchmarks.passes`: plain Transformers and this project's, with one interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def token_ids(width: int) -> list[int]:
 
 
 def transformers_pass(path: Path, num_threads: int) -> Pass:
-    """Return a pass of plain Transformers: eager modules and its own cache, which is cropped after each pass."""
+    """Return a function that runs a pass of plain Transformers: eager modules, and a cache cropped after each pass."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     cache = DynamicCache(config=model.config)
 
@@ -40,7 +40,7 @@ def transformers_pass(path: Path, num_threads: int) -> Pass:
 
 
 def backend_pass(name: str, dtype: str, path: Path, num_threads: int) -> Pass:
-    """Return a pass of one of our backends over one span."""
+    """Return a function that runs a pass of one of this project's backends over a span of the given width."""
     backend = load_model(path, backend=name, dtype=dtype, threads=num_threads, max_length=MAX_LENGTH)
     backend.forward([Span(0, 0, token_ids(PAST_LENGTH), 0)])
 

@@ -100,7 +100,7 @@ class HttpConnection(_Connection):
     """Connection to an OpenAI-compatible API."""
 
     def data_received(self, data: bytes) -> None:
-        """Answer each whole request."""
+        """Answer each HTTP request that has arrived in full."""
         self._received += data
         while b"\r\n\r\n" in self._received:
             head, _, rest = self._received.partition(b"\r\n\r\n")
@@ -126,7 +126,7 @@ class GrpcConnection(_Connection):
         self._transport.write(_frame(_SETTINGS) + _frame(_WINDOW, (1 << 30).to_bytes(4)))
 
     def data_received(self, data: bytes) -> None:
-        """Answer each whole frame."""
+        """Answer each HTTP/2 frame that has arrived in full."""
         self._received += data
         opening = self._num_opening
         self._received, self._num_opening = self._received[opening:], max(0, opening - len(self._received))

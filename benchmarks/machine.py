@@ -14,7 +14,7 @@ MATRIX_SIZE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Measured limits.
+    """Measured limits of this machine.
 
     Attributes:
         bandwidth: GB/s of reading a large float32 matrix once.

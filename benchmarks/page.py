@@ -64,7 +64,7 @@ def generated(text: str, bench: Bench) -> str:
 
 
 def part(name: str, bench: Bench) -> str:
-    """Return the text between the marks of this name."""
+    """Return the generated text of the part called `name`, which stands between that part's marks on a page."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
     if name in MEASURED_APART and name not in bench:
@@ -174,7 +174,7 @@ def _run(run: Bench) -> str:
 
 
 def _since(bench: Bench) -> str:
-    """Return the latencies that differ from an earlier commit's."""
+    """Return the conditions of the comparison with an earlier commit, and a table of the latencies that differ."""
     found = bench["since"]
     changes = since.rows(found)
     conditions = _filled(

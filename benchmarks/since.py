@@ -97,7 +97,7 @@ def joined(results: Sequence[Results], checkout: Path) -> Results:
 
 
 def rows(content: dict[str, Any]) -> list[list[str]]:
-    """Return the page's rows: the latencies that differ."""
+    """Return the rows of the page's table, one for each latency that differs between the two commits."""
     return [row for row in content["changes"] if row[-1] != "no difference"]
 
 

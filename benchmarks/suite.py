@@ -75,7 +75,7 @@ def _comparison(*, quick: bool) -> dict[str, Any]:
 
 
 def _run(name: str, command: str) -> str:
-    """Return the last line of a command's output.
+    """Run a benchmark's command; return the last line of its output, which is JSON.
 
     Raises:
         SystemExit: the command failed.

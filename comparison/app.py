@@ -125,7 +125,7 @@ def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
 
 
 def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the class of event loop: the precise one; for endpoints asyncio's, since select() takes few sockets."""
+    """Return a maker of event loops: precise ones, but asyncio's own for endpoints, as select() takes few sockets."""
     return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 

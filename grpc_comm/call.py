@@ -78,7 +78,7 @@ class Call:
             self._writer = None
 
     def _look(self) -> None:
-        """End a write that has lasted too long; otherwise look again at the limit of the present write."""
+        """Cancel the present write if its time is over; else look again when that time ends."""
         ends = (self._began if self._writer else self._loop.time()) + self._stall_timeout_s
         if self._writer is not None and self._loop.time() >= ends:
             self._has_stalled = True

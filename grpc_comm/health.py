@@ -99,7 +99,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             changed.set()
 
     async def Check(self, request: Any, call: Call) -> Any:
-        """Return the present status."""
+        """Return the present status of the service that the request names; NOT_FOUND if it has none."""
         status = self._statuses.get(request.service)
         if status is None:
             raise StatusError(Status(grpc.StatusCode.NOT_FOUND, "no service of this name has a health"))

@@ -39,7 +39,7 @@ class Credentials:
 
 @cache
 def watched_token(path: Path) -> Watched[str]:
-    """Return the token in a file, which is read again when the file changes.
+    """Return the access token in a file, which is read again when the file changes.
 
     All calls for one file return the same object, so a new channel has a token even while the file is being written.
 

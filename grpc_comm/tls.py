@@ -257,7 +257,7 @@ class ClientTls:
         return f"it ends the connection after the handshake: it does not take the client certificate {self.cert}"
 
     async def _way_out(self, error: ssl.SSLError, address: str, timeout_s: float) -> str:
-        """Return the names in a certificate that is refused for its name only, and the flag that accepts one."""
+        """Return a note on a certificate refused for its name: the names in it and a flag to accept one; else empty."""
         if getattr(error, "verify_code", None) not in _NAME_MISMATCHES:
             return ""
         try:
@@ -286,9 +286,9 @@ class ClientTls:
 
 
 async def greeting(address: str, timeout_s: float) -> bytes | None:
-    """Return the first bytes that HOST:PORT answers to plain-text gRPC; none if it ends the connection.
+    """Return the first bytes that HOST:PORT answers to plain-text gRPC; None if no server answers.
 
-    Returns None if no server answers.
+    The result is empty if the server ends the connection without an answer.
 
     Raises:
         socket.gaierror: the host is not known.
@@ -303,7 +303,7 @@ async def greeting(address: str, timeout_s: float) -> bytes | None:
 
 
 async def _answer(address: str, num_bytes: int, **tls: Any) -> bytes:
-    """Return at most `num_bytes` that a server answers to a gRPC client; none if it ends the connection."""
+    """Return at most `num_bytes` that a server answers to a gRPC client; no bytes if it ends the connection."""
     reader, writer = await asyncio.open_connection(*split_address(address), **tls)
     try:
         writer.write(HTTP2_PREFACE)

@@ -85,7 +85,7 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Current:
-    """Request that is served now; `is_audited`: True if its audit line has been written."""
+    """Request that is served now, with its caller and id; `is_audited`: True if its audit line has been written."""
 
     caller: Caller
     request_id: str

@@ -197,7 +197,7 @@ def _score_bytes(scores: tuple[TokenLogprobs, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Event of a request that was accepted.
+    """First event of an answer: the request was accepted.
 
     Attributes:
         prompt_logprobs: one per prompt token, if the request asked for them; the first one's value has no meaning.
@@ -251,7 +251,7 @@ class Delta(Commit):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Event of a sequence that is complete."""
+    """Last event of an answer: the sequence is complete."""
 
     reason: FinishReason
 

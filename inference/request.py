@@ -38,7 +38,7 @@ def _require(condition: bool, message: str, field: str | None = None) -> None:
 
 
 class Noise(enum.StrEnum):
-    """Law of the noise, and of the arithmetic around it (docs/noise.md); a target has one for all requests."""
+    """Rule for the noise of a seed, and the arithmetic around it (docs/noise.md); a target has one for all requests."""
 
     SPECDEC = "specdec"
     VLLM = "vllm"  # stock vLLM's, since 0.31
@@ -295,7 +295,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest(Options):
-    """Tokenized request.
+    """Request with its prompt as token ids, as engines take it.
 
     Attributes:
         prompt_token_ids: at least one token id.

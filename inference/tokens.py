@@ -66,7 +66,7 @@ def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
 
 
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return a view's tokens in its log, which never change, and its tail; of another sequence, itself and no tail."""
+    """Return a view's tokens in its log, which never change, and its tail; of any other sequence, all tokens and ()."""
     if not isinstance(token_ids, TokenView):
         return token_ids, ()
     return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail

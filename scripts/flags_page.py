@@ -45,7 +45,7 @@ class Flag(NamedTuple):
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the text of docs/flags.md."""
     groups: dict[str, list[str]] = defaultdict(list)
     flags: dict[str, list[Flag]] = defaultdict(list)
     for name, group, action in _actions():
@@ -85,7 +85,7 @@ def _row(flags: list[Flag]) -> str:
 
 
 def _merged(flags: list[Flag], column: str) -> str:
-    """Return a cell's text: the most frequent variant, then each other variant after the commands that have it."""
+    """Return a cell's text: the most frequent value, then each other value after the commands that have it."""
     variants: dict[str, list[str]] = defaultdict(list)
     for flag in flags:
         variants[getattr(flag, column)].append(flag.command)

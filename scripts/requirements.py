@@ -26,7 +26,7 @@ _START = re.compile(r"^(?P<name>[\w-]+) = \[$")
 
 
 def requirements() -> dict[str, str]:
-    """Return the content of every file, by name."""
+    """Return the content of every requirements file, by the file's name."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     content = tomllib.loads(text)
     comments, tested = _comments(text), content["dependency-groups"]["tested"]

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the library when it is used first."""
+    """Return a name of the library, which is imported when one is used first."""
     if name == "__version__":
         from specdec.inference import VERSION
 

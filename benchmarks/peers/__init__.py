@@ -1,1 +1,1 @@
-"""Our decoding beside other programs': `make bench-peers`, or `python -m benchmarks.peers`."""
+"""This project's decoding beside other programs': `make bench-peers`, or `python -m benchmarks.peers`."""

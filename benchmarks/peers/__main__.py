@@ -4,8 +4,8 @@ Each program runs in a process of its own, with one thread. All get the same pro
 are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
-Shapes vllm, vllm-110M, serve and serve-defaults are races of their own, `make bench-vllm`: our target over vLLM, and
-vLLM's own server with our file and a pool, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and
+Shapes vllm, vllm-110M, serve and serve-defaults are races of their own, `make bench-vllm`: a target over vLLM, and
+vLLM's own server with a pool beside it, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and
 llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets the figures; what
 an earlier run measured with another shape, arithmetic or number of streams stays there. `python -m benchmarks.page`
 makes docs/measurements/peers.md of it.
@@ -155,7 +155,11 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
 
 
 def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
-    """Return a shape's target and draft: the directories that `named` has, else its own, which are made if missing."""
+    """Return the directories of a shape's target and draft; make models that are missing.
+
+    Args:
+        named: TARGET,DRAFT to take instead, for shapes that are measured with vLLM.
+    """
     if shape in DRAFTS:
         return walking_pair(shape, FOLDER / "models")
     if shape not in OF_VLLM:

@@ -1,4 +1,4 @@
-"""Stock vLLM over HTTP, with our configuration file and a pool beside it: with no, one and two draft workers.
+"""Stock vLLM over HTTP, with this project's configuration file and a pool of none, one or two draft workers beside it.
 
 Each variant has a server and a pool of its own. A worker is attached to the pools of all variants that have it, since
 variants take turns.
@@ -49,7 +49,7 @@ def load(setup: Setup) -> Loaded:
 
 
 def _site(setup: Setup, name: str, way: Way) -> tuple[Server, Server]:
-    """Start vLLM's server with our configuration file, and a pool beside it."""
+    """Start vLLM's server with this project's configuration file, and a pool for draft workers beside it."""
     mailbox = f"--mailbox={tempfile.mkdtemp(prefix='specdec-')}"
     command = [sys.executable, *MAIN, "vllm-config", "--flags", mailbox]
     ours = shlex.split(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)

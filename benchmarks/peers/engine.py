@@ -88,7 +88,7 @@ class Engine:
         self.versions: dict[str, str] = loaded["versions"]
 
     def generate(self, variant: str, prompts: Sequence[list[int]], num_tokens: int) -> Timed:
-        """Return a variant's answers.
+        """Send prompts to a variant at once; return its answers, each of `num_tokens` tokens.
 
         Raises:
             UnavailableError: it failed, or gave another number of tokens.

@@ -13,7 +13,7 @@ FOLDER = ROOT / "build" / "peers"
 
 
 class UnavailableError(Exception):
-    """A peer that cannot be measured here; the text is the reason."""
+    """Error for a program that cannot be measured here; the text is the reason."""
 
 
 def python_of(name: str) -> Path:

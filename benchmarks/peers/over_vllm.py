@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class Way(NamedTuple):
-    """Flags and round trip of a variant; variants that differ only in the round trip share servers."""
+    """Settings of one variant; variants that differ only in the round trip from worker to target share servers."""
 
     flags: tuple[str, ...]
     num_workers: int = 0
@@ -104,20 +104,20 @@ def load(setup: Setup) -> Loaded:
 
 
 def _target(setup: Setup, flags: Sequence[str], num_workers: int, looks_up: bool) -> tuple[Server, int]:
-    """Start a target; return it with its port."""
+    """Start a target of this project that computes with vLLM; return the server with its port."""
     own = ["--engine=vllm", f"--model={setup.target}", f"--port={(port := free_port())}", "--grace_s=1", "--ready_json"]
     own += [] if looks_up else ["--no-lookup"]
     return Server([sys.executable, *MAIN, "target", *own, "--", *engine_flags(setup), *flags], port), port
 
 
 def _gateway(target: int) -> Server:
-    """Start a gateway to the target at this port, in our own environment, since vLLM's has an older FastAPI."""
+    """Start a gateway to the target at this port, in this project's environment, since vLLM's has an older FastAPI."""
     own = ["--stream_chunk=pass", f"--target_host=127.0.0.1:{target}", f"--http_port={(port := free_port())}"]
     return Server([str(PYTHON), *MAIN, "gateway", *own, "--grace_s=1"], port)
 
 
 def attach(setup: Setup, addresses: Sequence[str]) -> None:
-    """Start a worker for the servers at these addresses, and return once it is attached to each."""
+    """Start a draft worker for the targets at these addresses, and return once it is attached to each."""
     device = ["--backend=torch", "--device=cuda"] if torch.cuda.is_available() else ["--threads=1"]
     own = [f"--model={setup.draft}", f"--tokenizer={setup.target}", f"--batch={setup.num_streams}"]
     command = [sys.executable, *MAIN, "draft", *own, f"--attach={','.join(addresses)}", "--no-prefix_caching", *device]

@@ -15,7 +15,7 @@ PLAIN = "plain"
 
 
 class Racer(Protocol):
-    """Part of an engine that a race needs."""
+    """Engine of a program to measure, with the members that a race uses."""
 
     peer: Peer
     variants: list[str]
@@ -34,7 +34,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Row:
-    """Record of one variant.
+    """Result of one variant in a race, with one number of streams.
 
     Attributes:
         tokens_per_s: with one stream, the median of the rounds for each prompt; with several, the sum of all for each
@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(slots=True)
 class Entry:
-    """A variant in a race: its seconds by turn, its answers, and the failure that ended its part, if any."""
+    """Variant that takes part in a race: its seconds and answers by turn, and the reason why it failed, if it did."""
 
     engine: Racer
     variant: str

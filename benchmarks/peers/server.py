@@ -44,7 +44,7 @@ class Server:
         _RUNNING.append(self._process)
 
     def wait(self, is_ready: Callable[[], bool], seconds: float) -> None:
-        """Return once the server is ready.
+        """Wait until `is_ready` returns True, at most so many seconds.
 
         Raises:
             UnavailableError: it has ended (the message is its log's last line), or was not ready in time.

@@ -58,7 +58,7 @@ def ratio(row: Row, other: Row) -> float:
 
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Yield our best speculative row with each peer's best row, for each arithmetic and number of streams."""
+    """Yield this project's best speculative row with each peer's best row, by arithmetic and number of streams."""
     for place in dict.fromkeys(map(_place, rows)):
         alike = [row for row in rows if _place(row) == place]
         ours = [row for row in alike if row["engine"] == OURS and row["variant"] != PLAIN]
@@ -68,7 +68,7 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def goals_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows of our best speculation over each peer's; an asterisk marks a ratio below its goal."""
+    """Return header and rows: this project's best speculation over each peer's; an asterisk marks a missed goal."""
     found: dict[tuple[str, int], dict[str, str]] = {}
     for ours, best in goals(rows):
         over = ratio(ours, best)
@@ -91,17 +91,17 @@ def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
 
 
 def base_over(variant: str) -> tuple[str, float]:
-    """Return the vLLM variant with which a variant of our target is compared, and the goal of the ratio."""
+    """Return the stock vLLM variant with which a variant of this project's target is compared, and the ratio's goal."""
     return {PLAIN: (PLAIN, 0.95), "lookup": ("ngram", 1.0)}.get(variant, ("draft_model", 1.0))
 
 
 def base_beside(variant: str) -> tuple[str, float]:
-    """Return the variant without our file to compare with, and the goal of the ratio; 0 where there is none."""
+    """Return the variant of vLLM without a pool with which `variant` is compared, and the ratio's goal; 0: no goal."""
     return DEFAULTS if variant.startswith(DEFAULTS) else PLAIN, 0.95 if variant == PLAIN else 0.0
 
 
 def vllm_table(rows: Sequence[Row], base_of: Callable[[str], tuple[str, float]]) -> Table:
-    """Return header and rows: each variant of ours over the best of the vLLM variants that it is compared with."""
+    """Return header and rows: each variant of this project over the best stock vLLM variant that `base_of` names."""
     places = list(dict.fromkeys(map(_place, rows)))
     body = []
     for variant in dict.fromkeys(row["variant"] for row in rows if row["engine"] == OURS):
@@ -112,7 +112,7 @@ def vllm_table(rows: Sequence[Row], base_of: Callable[[str], tuple[str, float]])
 
 
 def _over(rows: Sequence[Row], variant: str, base: str, goal: float) -> str:
-    """Return our variant's ratio to vLLM's best one named `base...`; an asterisk marks a ratio below the goal."""
+    """Return the ratio of this project's variant to vLLM's fastest one named `base...`; an asterisk: below the goal."""
     ours = [row for row in rows if row["engine"] == OURS and row["variant"] == variant]
     theirs = [row for row in rows if row["engine"] != OURS and row["variant"].startswith(base)]
     if not ours or not theirs:

@@ -43,7 +43,7 @@ USUAL = ("plain", "defaults", "ngram", "suffix", *(f"draft_model {length}" for l
 
 
 def ways(setup: Setup) -> dict[str, tuple[str, ...]]:
-    """Return the flags of each variant."""
+    """Return vLLM's flags for each variant, by the variant's name."""
     ngram = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
     draft = {"method": "draft_model", "model": setup.draft, "max_model_len": setup.length}
     methods = {
@@ -56,7 +56,7 @@ def ways(setup: Setup) -> dict[str, tuple[str, ...]]:
 
 
 def load(setup: Setup) -> Loaded:
-    """Start a server for each wanted variant."""
+    """Start stock vLLM's server for each wanted variant; return the variants."""
     prepare(setup)
     chosen = {name: flags for name, flags in ways(setup).items() if name in (setup.variants or USUAL)}
     servers = {name: started(setup, flags, name) for name, flags in chosen.items()}
@@ -65,7 +65,7 @@ def load(setup: Setup) -> Loaded:
 
 
 def rest() -> bool:
-    """Wait until the previous server rests, as vLLM's processes poll for a second after a request; return False."""
+    """Wait until vLLM's processes have stopped polling after a request; return False: the next answer is measured."""
     time.sleep(POLLING_S)
     return False
 
@@ -101,7 +101,7 @@ def prepare(setup: Setup) -> None:
 
 
 def engine_flags(setup: Setup) -> list[str]:
-    """Return the flags of vLLM's engine that all servers get, with and without our code."""
+    """Return the flags of vLLM's engine that all servers get, with and without this project's code."""
     flags = ["--dtype", setup.dtype, "--max-model-len", str(setup.length), "--max-num-seqs", str(setup.num_streams)]
     if torch.cuda.is_available():
         memory = ["--gpu-memory-utilization", f"{0.9 / setup.num_servers:.2f}"]
@@ -138,7 +138,7 @@ def generate(
 
 
 def ids_of(chunk: dict[str, object]) -> list[int]:
-    """Return the token ids of a chunk of a stream: vLLM puts them into its choice, our server beside it.
+    """Return the token ids in a chunk of a stream: vLLM puts them into the choice, this project's server beside it.
 
     Raises:
         UnavailableError: the chunk is an error.

@@ -40,7 +40,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 class Topology(enum.Enum):
-    """Placement of draft and target."""
+    """Placement of draft and target, on one machine or on two."""
 
     TARGET = "target"
     FUSED = "fused"
@@ -55,7 +55,7 @@ class Topology(enum.Enum):
 
     @property
     def serves_at_edge(self) -> bool:
-        """Return whether requests arrive at the draft."""
+        """Return whether clients send requests to the draft, at the edge, and not to the target."""
         return self is Topology.DISTRIBUTED
 
 
@@ -72,7 +72,7 @@ class ClientSite(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts of one kind.
+    """Prompts of one kind, which a report shows apart from the other kinds.
 
     Attributes:
         kind: name of the file without its ending, such as "structured".
@@ -216,7 +216,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """Name for messages, with the way of drafting."""
+        """Name for messages, with draft, gamma and number of branches."""
         if self.draft is None:
             return self.name
         branches = "" if self.branches is None else f", {self.branches} branches"
@@ -224,7 +224,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Readable name, without the way of drafting."""
+        """Readable name: the endpoint's, or topology and schedule; without draft and gamma."""
         if self.endpoint is not None:
             return self.endpoint
         if self.workers > 1:
@@ -337,7 +337,7 @@ class ComparisonConfig:
         _require(not self.workload.request_rates, "request_rate: --capacity keeps streams in flight")
 
     def _require_what_vllm_can(self) -> None:
-        """Raise ConfigError for a topology that has no engine but our own."""
+        """Raise ConfigError if the fused topology, which vLLM cannot serve, is to run on vLLM."""
         is_fused = Topology.FUSED in self.topologies and self.backend.engine == VLLM
         _require(not is_fused, f"engine {VLLM}: name --topologies target,distributed,pool; fused is our own engine's")
 
@@ -445,7 +445,7 @@ class ComparisonConfig:
 
     @property
     def trusts_weights(self) -> bool:
-        """Return whether --equal_weights demands equal answers; sampled answers depend on more than weights."""
+        """Return whether endpoints must give equal answers: if --equal_weights is set and requests are greedy."""
         return self.equal_weights and self.workload.temperature == 0
 
     @property

@@ -52,7 +52,7 @@ class Endpoint:
 
 
 def _fault(name: str, url: SplitResult) -> str | None:
-    """Return the fault of an endpoint, or None. The message omits a URL that may contain a secret."""
+    """Return what is wrong with an endpoint's name or URL, or None; the text omits a URL that may contain a secret."""
     if not _NAME.fullmatch(name):
         return "a name has letters, digits, '_', '.' and '-'"
     if "@" in url.netloc or url.query or url.fragment:

@@ -28,7 +28,7 @@ def draw_lengths(num_prompts: int, seed: int, mean: float, stddev: float = 0.0) 
 
 
 class Characters:
-    """Lengths of texts without a tokenizer, in pieces of four characters, about one token of English each.
+    """Measure of text lengths without a tokenizer: pieces of four characters, about one token of English each.
 
     Attributes:
         vocabulary: pieces of random texts.
@@ -37,16 +37,16 @@ class Characters:
     vocabulary: Sequence[Any] = [" " + "".join(word) for word in itertools.product("bdfklmnrst", "aeiou", "bdfklmnrst")]
 
     def cut(self, text: str) -> Sequence[Any]:
-        """Return the pieces of a text."""
+        """Cut a text into pieces of four characters."""
         return [text[i : i + 4] for i in range(0, len(text), 4)]
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """Return the text of pieces, as `cut` gives them."""
+        """Return the text that pieces from `cut` make together."""
         return "".join(pieces)
 
 
 class Tokens(Characters):
-    """Lengths of texts in tokens of a model's tokenizer, without the special tokens that it adds to a prompt."""
+    """Measure of text lengths in tokens of a model's tokenizer, without the special tokens that it adds to a prompt."""
 
     def __init__(self, model: Path) -> None:
         from specdec.inference.text.tokenizer import Tokenizer  # takes a while to import
@@ -59,12 +59,15 @@ class Tokens(Characters):
         return self._tokenizer.encode(text, special=False)
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """Return the text of token ids, as `cut` gives them; drop characters at its ends of which a part is missing."""
+        """Return the text of token ids from `cut`, without characters at its ends of which a part is missing."""
         return self._tokenizer.decode(pieces).strip("\ufffd")  # a character that was cut in two
 
 
 def prompts_of_lengths(texts: Sequence[str], lengths: Sequence[int], seed: int, kind: Characters) -> tuple[str, ...]:
-    """Return a prompt of each length: a text in turn, then the texts after it as needed; random without texts."""
+    """Return one prompt of each length: the texts in turn, each lengthened by the texts after it, then cut.
+
+    Without texts the prompts are random; equal seeds give equal prompts.
+    """
     chance = random.Random(seed)
     return tuple(
         _shortened(_joined(texts, index, length, kind) if texts else _random(chance, length, kind), length, kind)

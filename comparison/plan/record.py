@@ -11,7 +11,7 @@ from specdec.inference.observe.stats import RequestStats
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Commit as the client received it.
+    """Tokens of one commit, as the client received them.
 
     Attributes:
         arrived_s: seconds since the request was sent.
@@ -29,7 +29,7 @@ class Round:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """Finished request.
+    """Record of a request that was answered or has failed.
 
     Attributes:
         prompt_index: index of the prompt in its set.

@@ -44,7 +44,7 @@ class Ratio:
 
 
 def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Ratio:
-    """Return the ratio of values above 0 that were measured in pairs: same prompt, within seconds."""
+    """Return the ratio of `after` to `before`: positive values, measured in pairs of the same prompt within seconds."""
     logs = np.log(np.asarray(after)) - np.log(np.asarray(before))
     return _ratio(float(logs.mean()), [logs], len(logs), confidence)
 

@@ -136,7 +136,7 @@ def median_line(axes: Axes, at: Sequence[float], spreads: Sequence[Spread], **st
 
 
 def bound_line(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour: str, mark: str) -> None:
-    """Draw the bound at the measured points."""
+    """Draw the theoretical bound at the measured points as a dashed line, and name it in the legend."""
     axes.plot(at, bounds, color=colour, linestyle="--", linewidth=1.2, marker=mark, markerfacecolor="white")
     name_bound(axes)
 

@@ -48,7 +48,7 @@ class Findings:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about the figures."""
+        """Sentences that warn of what makes figures unreliable."""
         names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
         failed = [(it.cell, f"{it.num_failed} of {len(it.requests)}") for it in self.services if it.num_failed]
         return [
@@ -100,31 +100,31 @@ class Findings:
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
-        """Return the service of a cell; None if it was not measured."""
+        """Return how the requests of a cell were served (figures and failures); None if the cell was not measured."""
         return next((service for service in self.services if service.cell == cell), None)
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
-        """Return the ratio of a cell to the baseline under equal conditions; None for the baseline or without one."""
+        """Return the ratio of a `figure` to the baseline's, all else equal; None for the baseline, or without one."""
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
     def at_place(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
-        """Return the summaries of a series, one per draft, gamma and branches; at `load`, or the lowest one."""
+        """Return a series' summaries at one RTT and load (default: the lowest), one per draft, gamma and branches."""
         wanted = (series, kind, rtt_ms, load or (min(self.config.workload.concurrencies), None))
         return [summary for summary in self.summaries if _place(summary.cell) == wanted]
 
     def best(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> CellSummary | None:
-        """Return the summary of `at_place` with the most tokens/s; None if there is none."""
+        """Return the summary with the most tokens/s of those that `at_place` returns; None if there is none."""
         found = self.at_place(series, kind, rtt_ms, load)
         return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
 
     def bests(self, series: Contender, kind: str, *, load: Load | None = None) -> list[CellSummary]:
-        """Return the best summary of each round trip time, shortest first."""
+        """Return the series' summary with the most tokens/s for each round trip time, shortest first."""
         found = [self.best(series, kind, rtt_ms, load) for rtt_ms in sorted(self.config.network.rtts_ms)]
         return [summary for summary in found if summary is not None]
 
     def served(self, series: Contender, kind: str, load: Load | None = None) -> Service | None:
-        """Return the service in a series with the shortest median end-to-end time, at the shortest round trip."""
+        """Return how the contender of a series with the shortest median end-to-end time served, at the shortest RTT."""
         found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
         fastest = min(found, key=lambda summary: summary.end_to_end_s, default=None)
         return None if fastest is None else self.at(fastest.cell)

@@ -69,7 +69,7 @@ def template() -> Template:
 
 
 def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
-    """Return the page of a comparison."""
+    """Return the HTML page that reports a comparison, with its pictures."""
     parts: dict[str, Sequence[Block]] = {
         "In short": [("listed", [*speedups(findings), *_to_run(findings)])],
         "Pictures": [("figure", picture) for picture in pictures],

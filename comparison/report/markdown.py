@@ -25,7 +25,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def page_part(place: str) -> tuple[Path, str]:
-    """Return the file and the name of FILE#NAME.
+    """Split FILE#NAME into a page's file and the name of a part that the page has.
 
     Raises:
         ConfigError: the file cannot be read, or has no part of this name.

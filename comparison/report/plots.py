@@ -36,7 +36,7 @@ from specdec.inference.config import model_name
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Kind of picture.
+    """Picture that a report can have: how it is drawn, and its findings in words.
 
     Attributes:
         finding: function that returns the picture's sentences; none if there is nothing to draw.
@@ -50,7 +50,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Picture in a file."""
+    """Picture that has been drawn into a file."""
 
     file: Path
     title: str

@@ -56,7 +56,7 @@ def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Service in all runs of one cell.
+    """How the requests of one cell were served, in all of its runs.
 
     Attributes:
         requests: figures of each request, or its error_code and error_msg, with its run and prompt, from 0, and
@@ -74,7 +74,7 @@ class Service:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], slo: Slo) -> Service:
-        """Return the service in all runs of one cell, at least one."""
+        """Sum up all runs of one cell; there must be at least one."""
         requests = [
             _request(record, sample.repeat)
             for sample in samples
@@ -86,7 +86,7 @@ class Service:
 
     @property
     def errors(self) -> Counter[str]:
-        """Failed requests by code."""
+        """Number of failed requests, by error code."""
         return Counter(request["error_code"] for request in self.requests if request["error_code"] is not None)
 
     @property
@@ -98,7 +98,7 @@ class Service:
         return len(self.requests) - self.num_failed
 
     def over(self, alone: Service, figure: str) -> Ratio | None:
-        """Return the ratio of this service to the target alone, over pairs of equal prompt and run."""
+        """Return the ratio of a figure of these requests to that of `alone`, over pairs of equal prompt and run."""
         here, there = (_by_turn(service.requests, figure) for service in (self, alone))
         both = sorted(here.keys() & there.keys())
         return paired_ratio([there[key] for key in both], [here[key] for key in both]) if both else None

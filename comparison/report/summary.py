@@ -135,7 +135,7 @@ class Summarizer:
         return [sample for sample in self._by_cell[cell] if sample.records]
 
     def service(self, cell: Cell) -> Service:
-        """Return the service of a cell."""
+        """Return how the requests of a cell were served: figures, failures and rates over all runs."""
         return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
@@ -151,7 +151,7 @@ class Summarizer:
         )
 
     def _bound(self, cell: Cell) -> float:
-        """Return the bound of a cell in tokens/s."""
+        """Return the theoretical bound on the tokens/s of a cell; see `bound.py`."""
         network = self._config.network
         # Jitter adds half of its maximum on average, in each direction.
         rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3

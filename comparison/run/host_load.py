@@ -40,7 +40,7 @@ class HostLoad:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether other processes used too much.
+        """Return whether other processes used so much of the CPU that figures are unreliable.
 
         If that is unknown, the load average decides, which earlier runs raise too.
         """

@@ -113,7 +113,7 @@ class _Arrived:
         self.sent_s = time.monotonic() if self._due_s is None else self._due_s
 
     def take(self, data: str, arrived_s: float) -> None:
-        """Add one event.
+        """Add the data of one server-sent event to the answer.
 
         Raises:
             HttpError: the event reports a failure, or is not a chunk.
@@ -245,14 +245,14 @@ class HttpClient:
     def _request(
         self, method: str, path: str, body: object, answer: _Arrived | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request. Redirects are not followed: a token is for the endpoint alone."""
+        """Send a request. Redirects are not followed, since the access token is for the endpoint alone."""
         name = self._endpoint.security.server_name
         return self._http.request(
             method, path, json=body, server_hostname=name, allow_redirects=False, trace_request_ctx=answer
         )
 
     async def _ask(self, prompt: str | Chat, dialect: int, answer: _Arrived) -> bool:
-        """Send a request in one dialect, and keep an accepted dialect; return False if the server refuses it."""
+        """Send a request that asks for token counts in one of `_DIALECTS`; return False if the server refuses that."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
         async with self._request("POST", path, body, answer) as response:
             if response.status in _REFUSALS and dialect + 1 < len(_DIALECTS):
@@ -328,7 +328,7 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
 
 
 def _credentials(security: DialSecurity) -> tuple[dict[str, str], ssl.SSLContext]:
-    """Return headers with the token, and a context with certificates; without a CA, the system's CAs are trusted."""
+    """Return headers with the access token, and a TLS context; without a CA, the system's CAs are trusted."""
     try:
         context = ssl.create_default_context(cafile=security.ca)
         if security.cert is not None:

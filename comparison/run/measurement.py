@@ -69,7 +69,7 @@ class Measurement:
     clients: Clients
 
     async def run(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> Sample:
-        """Run a cell once.
+        """Measure a cell once: send its requests, and return their records.
 
         Raises:
             UnavailableError: a server of the comparison answered no request.

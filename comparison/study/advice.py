@@ -59,7 +59,7 @@ class Prices:
 
 
 class Evidence:
-    """Trials of a study, grouped by conditions (places) and contenders."""
+    """Trials of a study; `place` stands for the conditions of one or more trials."""
 
     def __init__(self, space: Space, trials: Sequence[Trial], skipped: Sequence[Group] = ()) -> None:
         self.space = space
@@ -83,7 +83,7 @@ class Evidence:
 
     @property
     def leaders(self) -> list[Trial]:
-        """Best trial of each way to serve under the usual conditions, best first."""
+        """Best trial of each topology and schedule under the usual conditions, best first."""
         best: dict[str, Trial] = {}
         for trial in self.at(self.space.usual):
             best.setdefault(way(trial.contender), trial)

@@ -55,7 +55,7 @@ def _json(it: Capacity) -> dict[str, Any]:
 
 
 def text_of(found: Capacities) -> str:
-    """Return conditions, table and prediction in Markdown."""
+    """Return the report in Markdown: conditions, a table of the capacities, and the predicted gain."""
     config, alone = found.config, found.found[0].streams if found.found else 0
     conditions = dict(measured_conditions(config, found.load))
     head = (
@@ -71,7 +71,7 @@ def text_of(found: Capacities) -> str:
 
 
 def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
-    """Return a row of the table."""
+    """Return the table's row for one capacity; `alone` is the number of streams of the target alone."""
     streams = f"at least {it.streams}" if it.is_limit else str(it.streams)
     trip = f"{it.rtt_ms:g}" if it.contender.topology.is_split else f"up to {it.rtt_ms:g}"
     place = [way(it.contender), trip, streams, f"{it.streams / alone:.1f}" if alone else "-"]
@@ -115,7 +115,7 @@ def _with_picture(found: Capacities, picture: Path, text: str) -> str:
 
 
 def draw(found: Capacities, file: Path) -> None:
-    """Draw the rate of a slow stream over the number of streams: a panel per round trip, a line per way."""
+    """Draw the rate of a slow stream over the number of streams: a panel per round trip, a line per contender."""
     import matplotlib as mpl  # takes a second to import
     from matplotlib.axes import Axes
 

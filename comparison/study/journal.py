@@ -38,7 +38,7 @@ class Journal:
         self.differences = [difference for each in done for difference in each["differences"]]
 
     def add(self, trial: Trial, differences: Sequence[str]) -> None:
-        """Write a finished trial."""
+        """Append a finished trial, and the differences between answers that it showed, to the file."""
         values = {**asdict(trial), "contender": trial.contender.as_json()}
         line = json.dumps({"trial": values, "differences": list(differences)})
         with self._file.open("a", encoding="utf-8") as file:

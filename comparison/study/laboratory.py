@@ -1,7 +1,7 @@
 """Run of a study: a search over servers that start once, or a sweep over one at a time. Each group is a comparison.
 
-A sweep is for graphs that are compiled for one gamma: a search would start and stop the same servers at every place. It
-starts each contender once, and measures it at the usual place and with each condition changed.
+A sweep is for graphs that are compiled for one gamma: a search would start and stop the same servers again and
+again. It starts each contender once, and measures it under the usual conditions and with each of them changed.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
 def _taking(
     laboratory: Laboratory, journal: Journal, contender: Contender, alone: Samples
 ) -> Callable[[Conditions, list[Sample]], None]:
-    """Return a function that takes the samples of a contender at a place, and writes the trial."""
+    """Return a function that records a contender's samples under some conditions as a trial, also in the journal."""
 
     def take(place: Conditions, samples: list[Sample]) -> None:
         num_known = len(laboratory.differences)
@@ -162,11 +162,11 @@ async def _serve(
     before: Mapping[Conditions, Sequence[Sample]],
     take: Callable[[Conditions, list[Sample]], None],
 ) -> None:
-    """Start the servers of a contender, measure it at all places, and stop them.
+    """Start the servers of a contender, measure it under each of the conditions in `places`, and stop them.
 
     Args:
         before: samples of the target alone, with which answers are compared.
-        take: function that is called with the samples of each place.
+        take: function that is called with each of `places` and the samples measured under it.
     """
     config, progress = laboratory.config, laboratory.progress
     (part,) = replace(config.comparison, chosen=(contender,)).parts

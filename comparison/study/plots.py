@@ -1,4 +1,4 @@
-"""Picture of a study: every way at its best, over the length of proposals and over each condition."""
+"""Picture of a study: every topology at its best, over the length of proposals and over each condition."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn
 
 
 def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
-    """Draw a panel per condition, a line per way, and a dotted line at the load from which a way loses."""
+    """Draw a panel per condition, a line per topology, and a dotted line at the load from which it loses."""
     rows = [names[start : start + MOST_COLUMNS] for start in range(0, len(names), MOST_COLUMNS)]
     places = range(min(len(names), MOST_COLUMNS))
     size = 3.6, 2.9 + 0.2 * len(evidence.leaders) / len(rows)
@@ -57,7 +57,7 @@ def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
 
 
 def _place(evidence: Evidence, axes: Axes, row: list[str], column: int) -> None:
-    """Draw the panel at a place of the picture's grid; the last row may have fewer panels than the others."""
+    """Draw one panel of the picture's grid; hide it where the grid's last row has fewer panels."""
     if column < len(row):
         _panel(axes, evidence, row[column])
     else:

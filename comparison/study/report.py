@@ -38,7 +38,7 @@ class Study:
 
     @property
     def advised(self) -> Contender | None:
-        """Contender to serve with at the usual place; None for the target alone."""
+        """Contender to serve with under the usual conditions; None for the target alone."""
         best = self.evidence.best(self.evidence.space.usual)
         return best.contender if best else None
 

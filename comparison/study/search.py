@@ -1,4 +1,4 @@
-"""Order of trials: one factor at a time from the usual place, then pairs around the best.
+"""Order of trials: one factor at a time from the usual conditions, then pairs around the best.
 
 Pure: the search yields groups to measure, and receives their speed-ups.
 
@@ -26,7 +26,7 @@ CHOICES = ("draft", "gamma", "branches")
 
 
 def search(space: Space) -> Search:
-    """Yield groups for the best way at the usual place, then for the leaders elsewhere, then for pairs of changes."""
+    """Yield groups to measure: under the usual conditions, then the leaders with one condition changed, or two."""
     known: dict[Conditions, dict[Contender, float]] = defaultdict(dict)
 
     def ask(place: Conditions, contenders: Iterable[Contender]) -> Search:
@@ -35,7 +35,7 @@ def search(space: Space) -> Search:
             known[place].update((yield Group(place, new)))
 
     def leaders(place: Conditions) -> list[Contender]:
-        """Return the best contender of each way at a place, best first."""
+        """Return the best contender of each topology and schedule under the conditions `place`, best first."""
         by_way: dict[str, Contender] = {}
         for contender in sorted(known[place], key=lambda it: -known[place][it]):
             by_way.setdefault(way(contender), contender)
@@ -56,7 +56,7 @@ def search(space: Space) -> Search:
 
 
 def _varied(space: Space, best: Contender, choice: str) -> Iterator[Contender]:
-    """Yield the contenders that differ from the best in this choice alone, and the best itself."""
+    """Yield the contenders that equal `best` in all but the field named by `choice`, and `best` itself."""
     for contender in space.contenders:
         if replace(contender, **{choice: getattr(best, choice)}) == best:
             yield contender

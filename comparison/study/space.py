@@ -41,7 +41,7 @@ FACTORS = tuple(field.name for field in fields(Conditions))
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Contenders that are measured together at one place, with the target alone."""
+    """Contenders that are measured together, and with the target alone, under the conditions `place`."""
 
     place: Conditions
     contenders: tuple[Contender, ...]
@@ -69,11 +69,11 @@ class Space:
 
     @property
     def ways(self) -> tuple[Contender, ...]:
-        """First contender of every way."""
+        """First contender of each topology and schedule; see `way`."""
         return tuple({way(contender): contender for contender in reversed(self.contenders)}.values())[::-1]
 
     def changed(self, num_factors: int) -> Iterator[Conditions]:
-        """Yield the places that differ from the usual one in `num_factors` conditions."""
+        """Yield the conditions that differ from the usual ones in `num_factors` values."""
         for factors in itertools.combinations(FACTORS, num_factors):
             for values in itertools.product(*(self.conditions[factor][1:] for factor in factors)):
                 yield Conditions(**{**asdict(self.usual), **dict(zip(factors, values, strict=True))})

@@ -56,16 +56,16 @@ class Case:
 
     @classmethod
     def of(cls, variant: str, name: str, at_s: float, values: Mapping[str, float | None]) -> Case:
-        """Return a case with the metrics that `values` has a figure for, under the source's name."""
+        """Return a case with those of METRICS for which `values` has a figure."""
         found = {metric: values.get(figure) for metric, (figure, _) in METRICS.items()}
         return cls(variant, name, at_s, {metric: value for metric, value in found.items() if value is not None})
 
 
 def read_cases(source: Path) -> list[Case]:
-    """Return the cases of a source that have figures.
+    """Return the cases in a results.json or a folder of LLMPerf's results; cases without figures are left out.
 
     Raises:
-        PublishError: the source is neither kind, has no answered request, or has two cells of one variant and case.
+        PublishError: `source` is neither of these, has no answered request, or has two cells of one variant and case.
     """
     read, kind = (_llmperf, "folder of LLMPerf's") if source.is_dir() else (_comparison, "results.json of a comparison")
     try:

@@ -193,7 +193,7 @@ class Gateway(Follower):
 
 
 def application(kind: type[Supervisor], args: Mapping[str, Any], **options: Any) -> Any:
-    """Return an application of one deployment.
+    """Return a Ray Serve application that deploys supervisors of one class.
 
     Args:
         args: flags (a list), host ("node" by default), security (a mapping); see `Supervisor`.

@@ -93,7 +93,7 @@ def rope_settings(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def rope_kind(rope: dict[str, Any]) -> str:
-    """Return the kind of rotary positions that settings ask for."""
+    """Return the type of rotary positions that settings name, such as "default" or "yarn"."""
     return str(rope.get("rope_type", rope.get("type", "default")))
 
 

@@ -216,7 +216,7 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def tool(role: str) -> Callable[..., Iterator[Any]]:
-    """Return the function that a role of TOOLS runs."""
+    """Return the function that does the work of one of the roles in TOOLS, such as rescale_fp8."""
     run: Callable[..., Iterator[Any]] = _function(TOOLS[role])
     return run
 

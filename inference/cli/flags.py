@@ -38,7 +38,7 @@ class Flag:
     setting: Setting
 
     def value(self, args: argparse.Namespace) -> Any:
-        """Return the value of the field."""
+        """Return the field's value, as parsed flags have it."""
         value = getattr(args, self.setting.key)
         if value is not None and (self.is_repeated or self.is_enum):
             return tuple(value) if self.is_repeated else self.kind(value)

@@ -46,7 +46,10 @@ class Batching:
         return schedule_for(self.pass_s, self._passes.of(num_sessions).seconds(0))
 
     def turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns of the next pass. Sessions that read prompts share its room for them, oldest first."""
+        """Return the sessions that take part in the next pass, each with its turn.
+
+        Sessions that read prompts share the prompt tokens that one pass may read, oldest first.
+        """
         longest, room = self._chunk_tokens or MAX_PART_TOKENS, self._room(sessions)
         turns = []
         for session in sessions:
@@ -75,7 +78,7 @@ class Batching:
         return min(session.sources.wait_s(costs, now=now, ready_s=session.ready_s) for session, _ in turns)
 
     def narrowed(self, turns: Turns) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns; proposals outside synchronous rounds are cut to the number of tokens that pays most."""
+        """Return the turns, with proposals cut to the number of tokens that pays most, except in synchronous rounds."""
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
         available = [len(turn.proposal or turn.lookup) for _, turn in free]
         rates = [session.sources.rate(turn) for session, turn in free]

@@ -16,7 +16,7 @@ from specdec.inference.speculation.tree import Branch
 
 
 class VerificationSession(Protocol):
-    """Request at an engine of a target.
+    """State of one request at a target's engine.
 
     Attributes:
         request: the request, with the sampling parameters that its tokens obey.

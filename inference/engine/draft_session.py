@@ -156,7 +156,7 @@ class DraftSession:
         self._changed.set()
 
     def replay(self) -> None:
-        """Become a suspect: a failed step may have spoilt the slot. The proposer knows itself what its slots hold."""
+        """Mark the session as a suspect after a failed step (see guard.py); the proposer tracks what its slots hold."""
         self.is_suspect = True
 
     @property
@@ -303,7 +303,7 @@ class DraftSession:
         return branches
 
     def _is_ripe(self, path: DraftPath) -> bool:
-        """Return whether to send a path's new tokens now."""
+        """Return whether a path's unsent tokens should be sent to the target now."""
         if not path.num_unsent:
             return False
         if path is not self._path:  # a runner-up without a successor saves no token

@@ -32,7 +32,7 @@ class EngineSession(Holder, Protocol):
     """Session of an engine, with the methods that the loop needs."""
 
     def replay(self) -> None:
-        """Become a suspect, and compute the committed tokens into the slot again: a failed step may have spoilt it."""
+        """Mark the session as a suspect, and compute its tokens again: a failed step may have spoilt the slot."""
 
     @property
     def is_suspect(self) -> bool:

@@ -73,7 +73,7 @@ class _Early:
 
 @dataclass(slots=True)
 class _Record:
-    """State of one worker.
+    """What the pool knows of one attached draft worker.
 
     Attributes:
         sessions: sessions for which the worker drafts, by `help_id`.
@@ -163,7 +163,7 @@ class DraftPool:
             self._engine.close(session)
 
     def attach(self, worker: Worker) -> None:
-        """Add a worker.
+        """Add a draft worker to the pool.
 
         Raises:
             CapacityError: there are `MAX_WORKERS` already.
@@ -272,7 +272,7 @@ class DraftPool:
         self._watch(session, session.help_id)
 
     def _by_load(self, worker: Worker) -> Schedule:
-        """Return the schedule of a session that asks for none: a worker without a record of good drafts runs ahead."""
+        """Return the schedule for a session that asks for none; a worker with few accepted drafts so far runs ahead."""
         return self._engine.schedule if self._workers[worker].trust > FIRST_SESSIONS else Schedule.ASYNC
 
     def _watch(self, session: VerificationSession, help_id: str) -> None:
@@ -313,7 +313,7 @@ class DraftPool:
         self._lend()
 
     def _lend(self) -> None:
-        """Assign workers of the pool to sessions without one, the worker with most room first."""
+        """Assign draft workers of the pool to sessions without one, first the worker that can take most sessions."""
         for session in list(self._alone.values()):
             useless, private = self._help[session.id].useless, self._private_of(session)
             if private is not None and private.id not in useless:
@@ -322,7 +322,7 @@ class DraftPool:
                 self._hand(session, worker)
 
     def _choice(self, useless: set[str]) -> Worker | None:
-        """Return the worker with most room that is not in `useless`, a set of ids; None if there is none."""
+        """Return the worker that can take most further sessions, not one of the ids in `useless`; None if none can."""
         public = (worker for worker in self._workers if not worker.scope)
         willing = (worker for worker in public if worker.id not in useless and self._room(worker) >= 1)
         return max(willing, key=self._room, default=None)
@@ -346,7 +346,7 @@ class DraftPool:
             help_.worker.commit(session, commit)
 
     def _trust(self, worker: Worker) -> None:
-        """Allow a worker one more session, since one of its draft tokens was accepted."""
+        """Raise the worker's limit of sessions by one, since one of its draft tokens was accepted."""
         record = self._workers[worker]
         if record.trust <= max(worker.num_slots, FIRST_SESSIONS):  # above its slots it only shows that drafts were good
             record.trust += 1

@@ -71,7 +71,7 @@ class Clock:
         self._compute_s = 0.0  # in passes since then
 
     def enter(self) -> None:
-        """Begin to count as idle: the session has got a slot."""
+        """Record that the session has got a slot; idle time is counted from here."""
         self._waiting_since = time.monotonic()
 
     def computed(self, started: float, ended: float) -> None:

@@ -192,7 +192,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
 def _chat(
     gateway: Gateway, body: ChatBody
 ) -> tuple[list[CompletionRequest], str, Callable[[str], MessageReader | None]]:
-    """Return the requests of a conversation, the name of their model, and a function that makes the answer's reader."""
+    """Return a conversation's requests, one per choice, their model's name, and a maker of the answers' readers."""
     card = _named(body.model, gateway.card)
     dialect = Dialect.of(card, gateway.config)
     return chat_requests(body, card, dialect), card.name, partial(dialect.reader, body)
@@ -222,10 +222,10 @@ def _codec(gateway: Gateway) -> Codec:
 
 
 def _named(name: str | None, card: ModelCard) -> ModelCard:
-    """Return the card of the model or adapter of this name; a path that ends with the model's name, and None, name it.
+    """Return the card of the model or adapter `name`; None, or a path that ends with the model's name, is the model.
 
     Raises:
-        ApiError: there is neither.
+        ApiError: neither model nor adapter has this name.
     """
     if name is None or name.rstrip("/").rpartition("/")[2] == card.name.rpartition("/")[2]:
         return card

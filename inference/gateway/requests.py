@@ -171,7 +171,7 @@ async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidReq
 
 
 def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
-    """Return the place of a schema's fault in the tools, and its message; two empty texts if there is none."""
+    """Return the path of the first fault in the tools' schemas, and its message; two empty texts if there is none."""
     deadline = time.monotonic() + SEARCH_S  # for all tools: each may be tried out in a process of its own
     for i, tool in enumerate(tools):
         if time.monotonic() > deadline:

@@ -98,7 +98,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of one turn.
+    """Result of a pass for one sequence: the tokens to commit, with their counts.
 
     Attributes:
         token_ids: the tokens to commit: accepted draft tokens, then one of the target's own.

@@ -45,7 +45,7 @@ def choose_tokens(
     positions: Sequence[int],
     before: Sequence[TokensBefore] | None = None,
 ) -> list[int]:
-    """Choose one token per row.
+    """Choose one token from each row of logits.
 
     Args:
         logits: float [num_rows, vocab_size].

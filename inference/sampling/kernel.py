@@ -1,7 +1,7 @@
 """The choice of `choose_tokens` on a device, by one Triton kernel: mask, temperature, truncation, noise and maximum.
 
 Rows of logits stay on the device and are read once; an id per row comes back. The arithmetic is that of `noise.py`,
-operation by operation in double, so the winners are numpy's. Triton must not fuse a product and a sum for that.
+operation by operation in double, so the tokens are those of numpy. Triton must not fuse a product and a sum for that.
 
 Knows no penalties. Imports Triton, so `choice.py` imports this module only where rows are on a device.
 """
@@ -123,7 +123,7 @@ def _best_of_block(
 def winners(
     logits: torch.Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int], masks: Sequence[bytes | None]
 ) -> list[int]:
-    """Return the token of each row; see `best_of_blocks`."""
+    """Return the token with the best score of each row; arguments are as for `best_of_blocks`."""
     best, best_ids = best_of_blocks(logits, sampling, positions, masks)
     chosen: list[int] = best_ids.gather(1, best.argmax(dim=1, keepdim=True))[:, 0].tolist()
     return chosen

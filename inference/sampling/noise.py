@@ -98,7 +98,7 @@ STOCK_LEAST = 2.0**-24
 
 
 def stock_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """Return a key per (seed, position): the state of Murmur3's hash after the seed and the position *before*."""
+    """Return a key per (seed, position): the state of Murmur3's hash after the seed and position - 1."""
     pairs = zip(seeds, positions, strict=True)
     return [_stir(_stir(_stir(0, seed & _MASK_32), seed >> 32), (position - 1) & _MASK_32) for seed, position in pairs]
 

@@ -38,7 +38,7 @@ infinities to NaN. A float32 logit that is divided by so little is already above
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokensBefore:
-    """Tokens before a row that change its choice.
+    """Tokens before a row of logits that change which token is chosen from it.
 
     Attributes:
         token_ids: int64 [num_seen], ascending: the ids in prompt or output.
@@ -62,14 +62,14 @@ class TokensBefore:
         return row
 
     def followed_by(self, token_id: int) -> TokensBefore:
-        """Return the same with one more output token."""
+        """Return these tokens with one more output token after them."""
         row = self.with_ids([token_id])
         counts = row.counts.copy()
         counts[np.searchsorted(row.token_ids, token_id)] += 1
         return replace(row, counts=counts)
 
     def with_ids(self, token_ids: Sequence[int]) -> TokensBefore:
-        """Return the same with entries for these ids."""
+        """Return these tokens with an entry for each of `token_ids`; a new entry has the count 0."""
         merged = np.union1d(self.token_ids, np.asarray(token_ids, dtype=np.int64))
         if len(merged) == len(self.token_ids):
             return self
@@ -83,7 +83,7 @@ NONE_BEFORE = TokensBefore.of((), 0)
 
 
 def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
-    """Return the tokens before each of the len(proposal) + 1 rows that choose after the span and its proposal."""
+    """Return the tokens before each row of logits: the row after the span, and one after each proposed token."""
     if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)
     rows = [TokensBefore.of(span.token_ids, span.output_start, span.tally)]

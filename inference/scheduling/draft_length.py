@@ -47,7 +47,7 @@ class _Outlook:
     tokens: float = 1.0
 
     def see(self, confidence: Confidence) -> None:
-        """Take the chain's new tokens into account."""
+        """Update the estimates with the tokens that the chain has got since the last call."""
         while self.num_seen < len(self.chain):
             self.last = confidence.rate(self.chain[self.num_seen])
             self.survival *= self.last

@@ -64,7 +64,7 @@ class Arrivals:
         self._restarting = False
 
     def proposed(self, now: float, num_tokens: int) -> None:
-        """Record the arrival of a proposal."""
+        """Record that a message with `num_tokens` draft tokens has arrived at `now`."""
         if self._last is not None:
             self._delay.record(now - self._last)
         self._num_tokens += _WEIGHT * (num_tokens - self._num_tokens)

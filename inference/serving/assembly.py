@@ -109,7 +109,7 @@ class RunningTarget:
     Attributes:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
         models: the slot models, target and draft.
-        collectors: functions that make further metrics, given the registry of ours.
+        collectors: functions that make further metrics, given the registry of this project's metrics.
         adapters: digests of the model's adapters, by name.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
         lend: function to call with the pool of draft workers, for an engine with requests of its own.
@@ -325,7 +325,7 @@ def _warm_up(backend: Backend) -> None:
 def model_card(
     name: str, topology: str, source: TokenSource, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
-    """Return the answer of GetModel."""
+    """Return the card of a served model, which GetModel answers with."""
     limits, words = (source.max_length, source.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
     return ModelCard(name, topology, *limits, *words, defaults, model_id)
 

@@ -148,7 +148,7 @@ class Ports:
         metrics.watch_security(self._tls, self._access)
 
     def http_front(self, gateway: Gateway) -> Front:
-        """Return the front of OpenAI's API."""
+        """Return the HTTP port that serves OpenAI's API."""
         from specdec.inference.gateway.app import HttpFront  # FastAPI takes a third of a second to import
 
         self._web = HttpFront(gateway, self.server, self._tls, self._access)

@@ -100,7 +100,7 @@ async def _serve(
     probes: Sequence[Front],
     stopped: asyncio.Task[Signals],
 ) -> None:
-    """Serve over a fleet that has been reached."""
+    """Serve OpenAI's API over a fleet of which a server has answered, until `stopped` is done."""
     remote = FailoverCompleter(fleet, connection)
     card = (await remote.model(timeout_s=CARD_TIMEOUT_S)).named(http.served_model_name)
     metrics = Metrics(card.name, role="gateway")

@@ -65,7 +65,7 @@ class Work(Protocol):
 
     @property
     def hangs(self) -> bool:
-        """Return whether the fault is a thread that may never end."""
+        """Return whether `fault` is due to a thread that may never end."""
 
     @property
     def broken(self) -> str | None:

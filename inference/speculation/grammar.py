@@ -22,7 +22,7 @@ MAX_FORCED_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Tokens that the grammar of a turn allows.
+    """Tokens that a turn's grammar allows in each row of logits of its pass.
 
     Attributes:
         masks: one per row that may be committed; None: there is no grammar.

@@ -100,7 +100,7 @@ def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
 
 
 def choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
-    """Return the target's token for every row."""
+    """Choose the target's token from every row of logits, among the tokens that the turns' grammars allow."""
     sampling: list[SamplingParams] = []
     positions: list[int] = []
     before: list[TokensBefore] = []

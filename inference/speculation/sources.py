@@ -43,7 +43,7 @@ class Sources:
         self._num_acknowledged = 0  # draft tokens reported as received
 
     def grow(self, branches: Sequence[Branch]) -> None:
-        """Add branches to the tree.
+        """Add a draft worker's branches to the draft tree.
 
         Raises:
             InvalidRequestError: a branch has more tokens than the tree may have, or its parent never existed.
@@ -80,7 +80,7 @@ class Sources:
         return wait_s(self.arrivals, rate, costs, now=now, ready_s=ready_s, num_own=self._num_own)
 
     def record(self, verdict: Verdict, ended: float) -> None:
-        """Record the verdict of a pass that ended at monotonic second `ended`, for each source apart."""
+        """Record a verdict for draft model and lookup apart; the pass ended at monotonic second `ended`."""
         num_draft_tokens, num_accepted_tokens = verdict.of_draft
         self._acceptance.record(num_draft_tokens, num_accepted_tokens)
         self.arrivals.committed(ended, all_accepted=num_accepted_tokens == num_draft_tokens)

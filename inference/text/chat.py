@@ -109,15 +109,15 @@ class Chat:
         return cls(tuple(ChatMessage(role, content) for role, content in messages))
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages for a template."""
+        """Return the messages in the form in which chat templates take them."""
         return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def tools(self) -> list[Any] | None:
-        """Return the functions for a template; None if there are none."""
+        """Return the tools in the form in which chat templates take them; None if there are none."""
         return _read(self.tools_json, list, "tools") if self.tools_json else None
 
     def template_kwargs(self) -> dict[str, Any]:
-        """Return the further variables of the template."""
+        """Return the further variables of the chat template, by name."""
         return _read(self.template_kwargs_json, dict, "chat_template_kwargs") if self.template_kwargs_json else {}
 
     def check(self) -> int:
@@ -162,7 +162,7 @@ def _calls(text: str, place: str) -> list[Any]:
 
 
 def _read(text: str, kind: type, place: str) -> Any:
-    """Return a JSON document of a kind; the items of a list must be objects."""
+    """Parse a JSON text with a value of type `kind`; the items of a list must be objects."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:

@@ -83,7 +83,7 @@ class GrammarCompiler:
 
 
 def _path(grammar: Grammar) -> str:
-    """Return the place of a schema's fault; empty if it is unknown."""
+    """Return the path to the fault in a JSON schema; empty if it is unknown."""
     try:
         return fault_of_schema(json.loads(grammar.text))[0] if grammar.kind is GrammarKind.JSON_SCHEMA else ""
     except (ValueError, RecursionError):  # no JSON, or nested too deeply

@@ -49,7 +49,7 @@ def grammar_version() -> str:
 
 @lru_cache(maxsize=64)  # GBNF takes seconds: converted on the compiling thread, not again when sent on
 def source_of(grammar: Grammar) -> str:
-    """Return the grammar in the library's own form.
+    """Return the grammar in llguidance's own form.
 
     Raises:
         ValueError: the grammar is malformed.
@@ -89,7 +89,7 @@ def _plain_source(grammar: Grammar) -> str:
 
 
 def source_of_schema(schema: Any) -> str:
-    """Return a JSON schema in the library's own form; its use will fail for keywords that the library lacks.
+    """Return a JSON schema in llguidance's own form; its use will fail for keywords that llguidance lacks.
 
     Raises:
         ValueError: the schema is malformed, as far as this shows before it is compiled.
@@ -114,6 +114,6 @@ def parser_limits() -> LLParserLimits:
 
 
 def brief(message: str) -> str:
-    """Return the library's message as one line, cut off: it may quote a caller's text of any length."""
+    """Return a message of llguidance as one line, cut off: it may quote a caller's text of any length."""
     line = " ".join(message.replace("<non-verbose/>", "").split())
     return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]} ..."

@@ -111,7 +111,7 @@ def _separated_by_needs(keyword: str, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(names: Collection[str], part: Any) -> Any:
-    """Return the schema of objects that lack some properties."""
+    """Return the schema `part`, limited to objects that have none of the properties `names`."""
     if not names:
         return part
     if not isinstance(part, dict) or "$ref" in part or not isinstance(part.get("properties", {}), dict):

@@ -17,9 +17,9 @@ _SHARED = ("$defs", "definitions")  # what references point at
 
 
 def fault_of_schema(schema: Any) -> tuple[str, str]:
-    """Return the place of a JSON schema's fault, and its message; two empty texts if it has none.
+    """Return the path of a JSON schema's fault, and its message; two empty texts if it has none.
 
-    The place is the innermost part that has the fault by itself, as in properties/name/items; empty for the whole.
+    The path leads to the innermost part that has the fault by itself, as in properties/name/items; empty for the whole.
     """
     try:
         message = _message_of(schema)

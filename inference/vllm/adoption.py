@@ -1,6 +1,6 @@
-"""Requests of vLLM's own clients in our terms: vLLM gets a greedy request, and our choice of tokens its sampling.
+"""Requests of vLLM's own clients, changed so that vLLM decodes greedily and this project's code samples the tokens.
 
-The penalties, seeds and limits are those of vLLM's fields; what vLLM refuses beside speculation comes by `vllm_xargs`.
+Penalties, seeds and limits come from vLLM's fields; parameters that vLLM refuses with speculation, by `vllm_xargs`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Xargs:
-    """Our fields of `vllm_xargs`.
+    """This project's fields in the `vllm_xargs` of a request to vLLM's own server.
 
     Attributes:
         gamma: most draft tokens of a pass; None leaves it to the server, 0 switches drafts off.
@@ -45,7 +45,7 @@ class Xargs:
 
     @classmethod
     def read(cls, values: Mapping[str, Any], vocab_size: int) -> Self:
-        """Read the fields.
+        """Read the fields from a request's `vllm_xargs`; other fields are ignored.
 
         Raises:
             InvalidRequestError: one has a wrong value, which the message names with the limit.
@@ -66,7 +66,7 @@ class Xargs:
 
 
 def adopted(request: Any, name: str, gamma: int, vocab_size: int, noise: Noise = Noise.SPECDEC) -> None:
-    """Turn a client's request at vLLM into a greedy one, in place; its sampling goes into `extra_args`, for our choice.
+    """Make the request of a vLLM client greedy, in place; this project's code in vLLM's workers samples instead.
 
     Args:
         gamma: most draft tokens of a pass.
@@ -85,7 +85,7 @@ def adopted(request: Any, name: str, gamma: int, vocab_size: int, noise: Noise =
 
 
 def _asked(request: Any, xargs: Xargs, noise: Noise) -> GenerationRequest:
-    """Return the request with the sampling of vLLM's fields in our terms.
+    """Return the vLLM request as a `GenerationRequest` with its sampling parameters.
 
     A request without a seed gets one made from its id. Tokens that may not end the output yet are held back.
     """
@@ -110,7 +110,7 @@ def _asked(request: Any, xargs: Xargs, noise: Noise) -> GenerationRequest:
 
 
 def wanted(request: Any, ours: Mapping[str, Any]) -> Wanted | None:
-    """Return an adopted request as a pool needs it, without salts and images; None if drafts cannot help it."""
+    """Return what a pool's draft workers need of a request changed by `adopted`; None if drafts cannot help it."""
     if not ours["gamma"] or request.prompt_embeds is not None or request.resumable:
         return None
     tokens, sampling = list(request.all_token_ids), ours["sampling"] or {}

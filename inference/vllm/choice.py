@@ -1,4 +1,4 @@
-"""Our choice in vLLM's workers: bias, penalties, minimum length, grammar and noise, as in our own engine.
+"""Choice of tokens in vLLM's workers: bias, penalties, minimum length, grammar and noise, as in this project's engine.
 
 Knows requests by vLLM's ids, and no runner: a module per runner asks for the token of each of its rows.
 """
@@ -40,10 +40,11 @@ class Span:
 
 
 def names_not_finite(logits: Array, names: Sequence[str], num_rows: Sequence[int]) -> list[str]:
-    """Return the names of the requests with logits that are not finite; each has some rows, one request after another.
+    """Return, for each row of logits that is not finite, the name of the request that it belongs to.
 
     Args:
-        logits: float [sum of num_rows, vocab_size].
+        logits: float [sum of num_rows, vocab_size]: the rows of one request after another.
+        num_rows: number of rows of each request in `names`.
     """
     if not (broken := rows_not_finite(logits)):
         return []
@@ -81,9 +82,10 @@ class Choice:
         ]
 
     def _winners(self, place: int, allowed: Allowed, token_ids: list[int]) -> Winners:
-        """Return the tokens that win the rows of a span.
+        """Return the tokens chosen for the span at index `place` of the pass.
 
-        From where its grammar fails they are an end token, by which the front notices the fault.
+        From the row at which its grammar fails, they are replaced by an end-of-sequence token, by which the front sees
+        that the grammar has failed.
         """
         num_judged = 0 if allowed.error is not None else len(token_ids if allowed.masks is None else allowed.masks)
         if num_judged < len(token_ids):
@@ -92,7 +94,7 @@ class Choice:
         return Winners(place, token_ids)
 
     def forget(self, names: Collection[str]) -> None:
-        """Forget all requests but `names`, once there are many."""
+        """Drop the state of all requests but `names`, once more than `KEPT` others are kept."""
         if len(self._requests) > len(names) + KEPT:
             self._requests = {name: each for name, each in self._requests.items() if name in names}
 
@@ -121,17 +123,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Winners:
-    """Tokens that win the rows of one span, and the span's place in the pass."""
+    """Tokens chosen for the rows of one span; `place` is the span's index in the pass."""
 
     place: int
     token_ids: Sequence[int]
 
 
 def crown(logits: Any, winners: Sequence[tuple[int, int]]) -> Any:
-    """Make a token win each row of logits: its logit becomes 0 and all others minus infinity, in place.
+    """Force one token in some rows of logits: its logit becomes 0 and all others minus infinity, in place.
 
     Args:
         logits: float [num_rows, vocab_size].
+        winners: (row, token id) of each row to change; all other rows stay as they are.
     """
     if winners:
         rows, token_ids = (list(column) for column in zip(*winners, strict=True))

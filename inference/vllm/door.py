@@ -1,4 +1,4 @@
-"""Door of vLLM's HTTP server (`--middleware`): it refuses wrong values of our fields, with the fields' names.
+"""Middleware of vLLM's HTTP server (`--middleware`): it refuses wrong values of this project's fields by their names.
 
 vLLM checks none of `vllm_xargs`, and its engine core cannot refuse a request.
 """
@@ -17,7 +17,7 @@ from specdec.inference.vllm.adoption import Xargs
 
 
 class Door:
-    """ASGI application in front of vLLM's, which gets the same messages."""
+    """ASGI middleware before vLLM's application: it answers 400 to wrong `vllm_xargs`, and passes on all else."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class Door:
 
 
 def _fault(body: bytes, config: Any) -> str | None:
-    """Return what is wrong with our fields in a body's `vllm_xargs`; vLLM itself checks all other fields."""
+    """Return what is wrong with this project's fields in a body's `vllm_xargs`; None if nothing is."""
     try:
         Xargs.read(json.loads(body).get("vllm_xargs") or {}, config.model_config.get_vocab_size())
     except InvalidRequestError as exc:

@@ -1,4 +1,4 @@
-"""Drafts of the requests in one engine core: a tree each, how long a pass waits for them, and how many it verifies.
+"""Draft tokens of the requests in an engine core: a tree per request, how long a pass waits, how many it verifies.
 
 Knows nothing of vLLM. The mailbox's thread brings draft tokens; the core's thread asks for the next pass, and reports
 it. A lock lies between the two.
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 class Drafted:
-    """Request with its draft tokens.
+    """Request in an engine core of vLLM, with its draft tokens.
 
     Attributes:
         help: number of the request's present draft worker, counted from its first; None if none drafts.
         is_lookup: the last proposal was looked up in the request's own tokens.
         since: time from which the request could have been in a pass.
-        wanted: the request for a pool; None where the front has it.
+        wanted: the request as a pool's draft workers need it; None if this project's server has sent the request.
     """
 
     def __init__(self, token_ids: list[int], gamma: int, wanted: Wanted | None = None) -> None:
@@ -48,19 +48,19 @@ class Drafted:
         return self.sources.lookup.rate if self.is_lookup else self.sources.draft_rate
 
     def has(self, name: str) -> Has:
-        """Return the frame that names this request to the front, with the request's present tokens."""
+        """Return the message that announces this request to the front; to a pool, with the request's present tokens."""
         if self.wanted is None:
             return Has(name)
         left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)
         return Has(name, replace(self.wanted, token_ids=list(self.token_ids), max_new_tokens=max(1, left)))
 
     def follow(self, help_: int | None) -> None:
-        """Begin the help of a worker under this number, with a new tree; None ends the help."""
+        """Empty the draft tree, and take only tokens of the draft worker with this number from now on; None: none."""
         self.help = help_
         self.sources.follow()
 
     def take(self, frame: ToCore) -> None:
-        """Take a frame of the front; wrong draft tokens, which the front refuses already, end the help."""
+        """Apply a message about this request; after an invalid draft token, ignore all others of the same worker."""
         if isinstance(frame, Help):
             self.follow(frame.help)
         elif self.help is not None:
@@ -77,7 +77,7 @@ class Drafted:
         return max(0, min(self.gamma, room))
 
     def path(self, room: int) -> list[int]:
-        """Return the draft worker's tokens for the next pass."""
+        """Return the draft worker's tokens that the next pass may verify; `room` is as in `limit`."""
         self.is_lookup = False
         return [] if self.help is None else self.sources.tree.path(self.limit(room))
 
@@ -97,7 +97,7 @@ class Drafted:
     def commit(
         self, name: str, token_ids: Sequence[int], proposal: Sequence[int], num_accepted: int, is_finite: bool
     ) -> Row:
-        """Apply a pass, and return its row of the report."""
+        """Apply the tokens that a pass committed; return this request's row in the report on the pass."""
         self.since, position = time.monotonic(), len(self.token_ids)
         self.token_ids.extend(token_ids)
         told = [] if self.wanted is None else list(token_ids)
@@ -117,7 +117,7 @@ class Drafted:
 
 
 class Drafts:
-    """Requests of one engine core.
+    """Requests of one engine core, with their draft tokens.
 
     Args:
         looks_up: passes without a worker's tokens verify tokens found by prompt lookup.
@@ -131,24 +131,24 @@ class Drafts:
         self._widths = Widths()
 
     def requests(self) -> Iterator[Has]:
-        """Yield the frames that name all requests; no request commits a token meanwhile."""
+        """Yield the message that announces each request to a new front; no request commits a token meanwhile."""
         with self._news:
             for name, each in self._requests.items():
                 yield each.has(name)
 
     def enter(self, name: str, token_ids: Sequence[int], gamma: int, wanted: Wanted | None = None) -> Has:
-        """Take a new request; return the frame that names it."""
+        """Add a request that has reached the engine core; return the message that announces it to the front."""
         with self._news:
             self._requests[name] = Drafted(list(token_ids), gamma, wanted=wanted)
             return self._requests[name].has(name)
 
     def leave(self, name: str) -> None:
-        """Forget a request."""
+        """Forget a request that has ended, with its draft tokens."""
         with self._news:
             self._requests.pop(name, None)
 
     def receive(self, frame: ToCore | None) -> None:
-        """Take a frame of the front; None ends the help of all requests, since the link to the front is lost."""
+        """Apply a message of the front; None: the link to it is lost, so no request has a draft worker any more."""
         with self._news:
             if frame is None:
                 for each in self._requests.values():
@@ -192,7 +192,7 @@ class Drafts:
         *,
         is_finite: bool = True,
     ) -> Row | None:
-        """Commit the tokens of one request; return its row of the report, or None for an unknown request."""
+        """Apply the tokens that a pass committed for a request; return its row of the report, None if it is unknown."""
         with self._news:
             request = self._requests.get(name)
             return None if request is None else request.commit(name, token_ids, proposal, num_accepted, is_finite)

@@ -1,4 +1,4 @@
-"""Engine of a target that computes with vLLM: our contract in front of its `AsyncLLM`.
+"""Engine of a target that computes with vLLM: `VerificationEngine` in front of vLLM's `AsyncLLM`.
 
 Tokens, log-probabilities and ends come from vLLM. The counts of each pass come by the mailbox, before the tokens.
 """
@@ -43,10 +43,10 @@ STOPPING = "the server is stopping"
 
 
 class VllmMetrics(Collector):
-    """Those of vLLM's metrics that this project has no equal of, such as `vllm:kv_cache_usage_perc`.
+    """Collector of vLLM's metrics, such as `vllm:kv_cache_usage_perc`, except for names that this project uses too.
 
     Args:
-        ours: our registry, which these are read beside.
+        ours: registry with this project's metrics.
     """
 
     def __init__(self, ours: CollectorRegistry) -> None:
@@ -161,7 +161,7 @@ class VllmEngine(Sessions):
             self._idle.set()
 
     def receive(self, rank: int, frame: FromCore | None) -> None:
-        """Take a frame of a core: a request that has arrived there, or a pass's report; None: the link has ended."""
+        """Apply a message of an engine core: a request has arrived, or a pass has ended; None: the link has ended."""
         if frame is None:
             for each in self._sessions.values():
                 each.reported.set()
@@ -250,14 +250,14 @@ class VllmEngine(Sessions):
 
 
 def _require_finite(session: VllmSession) -> None:
-    """Raise InternalError if a reported pass had logits that were not finite, as our own engine does."""
+    """Raise InternalError if a reported pass had logits that were not finite, as this project's decoder does."""
     for row, _ in session.rows:
         if not row.is_finite:
             raise InternalError(f"the model's logits are not finite at position {row.position} or soon after")
 
 
 def _opened(session: VllmSession, output: Any) -> Opened:
-    """Return the first event of a request, with the scores of its prompt if it asks for them."""
+    """Return the first event of a request, with the log-probabilities of its prompt if the request asks for them."""
     request, count = session.request, session.request.prompt_logprobs
     session.num_cached_tokens = output.num_cached_tokens or 0
     if count is None:

@@ -1,7 +1,7 @@
-"""Frames of the mailbox: what a front and vLLM's engine cores send to each other, in msgpack with bounds.
+"""Frames: the messages of the mailbox between a front (this project's server or pool) and vLLM's engine cores.
 
-A frame is the length of its body, in 4 bytes with the lowest first, and the body. The first one of a link is the core's
-`Hello`. Nothing here executes what it reads, as pickle would.
+A frame is the length of its body, in 4 bytes with the lowest first, and the body, in msgpack with bounds. The first one
+of a link is the core's `Hello`. Nothing here executes what it reads, as pickle would.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Wanted(msgspec.Struct, frozen=True):
         token_ids: prompt, and output up to now.
         output_start: position of the first output token.
         max_new_tokens: most output tokens from now on.
-        sampling: fields of our sampling parameters; empty for the greedy choice.
+        sampling: fields of `SamplingParams`; empty for the greedy choice.
     """
 
     token_ids: AllTokenIds
@@ -85,25 +85,25 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Has(msgspec.Struct, frozen=True, tag="has"):
-    """Frame of a core: a request has arrived, and its draft tokens may be sent from now on."""
+    """Message of an engine core: a request has arrived, and its draft tokens may be sent from now on."""
 
     name: Name
     wanted: Wanted | None = None
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """Frame of a core: a request of vLLM's own ends; the core sends it after the reports of the request's passes."""
+    """Message of an engine core: a request of a vLLM client has ended; all of its passes have been reported before."""
 
     name: Name
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """Part of one request in a pass that committed tokens of it.
+    """Tokens of one request that a pass committed, and the counts of its draft tokens.
 
     Attributes:
         position: absolute position of the first of `num_tokens` tokens.
-        help: number of the help that the counts of received tokens belong to.
-        num_received: draft tokens received from that help so far; 0 if none came since the row before.
+        help: number of the draft worker, as in `Help`, that the counts of received tokens belong to.
+        num_received: draft tokens received from that worker so far; 0 if none came since the row before.
         hold_us: microseconds since the last of them; 0 if `num_received` is.
         rejected: draft tokens that the pass rejected.
         is_lookup: the draft tokens were looked up in the request's own tokens.
@@ -161,7 +161,7 @@ class Chain(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grow(msgspec.Struct, frozen=True, tag="grow"):
-    """Frame of a front: draft tokens for a request."""
+    """Message to an engine core: draft tokens for a request."""
 
     name: Name
     chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_NUMBERS)]  # more than a worker's message may have
@@ -190,7 +190,7 @@ def length_of(head: bytes) -> int:
 
 
 def from_core(body: bytes) -> FromCore:
-    """Read the body of a core's frame; raise FrameError if it is malformed."""
+    """Decode the body of a message from an engine core; raise FrameError if it is malformed."""
     try:
         return _from_core.decode(body)
     except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
@@ -198,7 +198,7 @@ def from_core(body: bytes) -> FromCore:
 
 
 def to_core(body: bytes) -> ToCore:
-    """Read the body of a front's frame; raise FrameError if it is malformed."""
+    """Decode the body of a message to an engine core; raise FrameError if it is malformed."""
     try:
         return _to_core.decode(body)
     except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8

@@ -1,8 +1,8 @@
-"""Hooks: the names of vLLM that we depend on, looked up in the sources of the installed one, which is not imported.
+"""Hooks: the names of vLLM that this package depends on, looked up in vLLM's sources without importing them.
 
-A module of ours needs the names that it imports of vLLM, and those of its table `HOOKS`: by class, "module:Class", the
-attributes of it, with spaces between. Both are read in our own sources: a name stands where it is used, and nowhere
-else.
+A module here needs the names that it imports of vLLM, and those of its table `HOOKS`: by class, "module:Class", the
+attributes of it, with spaces between. Both are read in this package's sources: a name stands where it is used, and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Hooks:
 
     @property
     def usable(self) -> list[str]:
-        """Return the runners that can be taken."""
+        """Return the model runners of vLLM, of V1 and V2, that this project can use here."""
         return [each for each, names in self.missing.items() if not names and self.asked in (None, each)]
 
 
@@ -52,7 +52,7 @@ def installed() -> str:
 
 
 def read_hooks(place: Path | None = None) -> Hooks | None:
-    """Return the version of the vLLM in a directory, or of the installed one, and the names that it lacks.
+    """Look up all needed names in the vLLM of a directory, or in the installed one; return what it lacks.
 
     Returns:
         None if there is no vLLM.
@@ -79,7 +79,7 @@ def _place() -> Path | None:
 
 
 def _hooks_of(file: Path) -> Iterator[str]:
-    """Yield the hooks of one of our modules: "module:name", or "module:Class.attribute"."""
+    """Yield the names of vLLM that a module of this package needs: "module:name", or "module:Class.attribute"."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
             yield from (f"{node.module}:{each.name}" for each in node.names)

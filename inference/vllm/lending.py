@@ -29,13 +29,13 @@ ANSWERS_ELSEWHERE = "this is a pool of draft workers; vLLM's own server answers 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreRequest(GenerationRequest):
-    """Request that a core has, under a name that no other core gives."""
+    """Request that an engine core of vLLM computes, under a name that no other core uses."""
 
     name: str
 
     @classmethod
     def of(cls, name: str, wanted: Wanted) -> CoreRequest:
-        """Return a core's request as one of ours, with its present tokens.
+        """Return the request that an engine core has announced, with its present tokens.
 
         Raises:
             InvalidRequestError: a value is out of range.
@@ -69,7 +69,7 @@ class LendingEngine(Sessions):
         self.max_length = self.vocab_size = self.num_slots = self.num_waiting = 0
 
     async def served(self) -> Served:
-        """Return the model of the first core, once there is one."""
+        """Wait until an engine core is linked; return the description of its model."""
         while (hello := self._mailbox.hello) is None or hello.served is None:
             await self._mailbox.until_linked(self._mailbox.num_links + 1)
         self._model_id, served = hello.model_id, hello.served
@@ -77,7 +77,7 @@ class LendingEngine(Sessions):
         return served
 
     def lend(self, pool: DraftPool, metrics: Metrics) -> None:
-        """Let the workers of a pool help the requests of cores, from now on."""
+        """Let the draft workers of a pool draft for the requests of engine cores, from now on."""
         self._pool = pool, metrics
         for core, frame in self._early:
             self.receive(core, frame)
@@ -113,7 +113,7 @@ class LendingEngine(Sessions):
         return None
 
     def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> VllmSession:
-        """Return the session that vLLM has for this request.
+        """Return the session of a request that an engine core of vLLM has announced.
 
         Raises:
             NotFoundError: the request is a client's; vLLM's own server answers those.
@@ -124,10 +124,10 @@ class LendingEngine(Sessions):
         return session
 
     def receive(self, core: int, frame: FromCore | None) -> None:
-        """Take a frame of an engine core; None means that the core's link has ended, and so have its sessions.
+        """Apply a message of an engine core; None means that the core's link has ended, and so have its sessions.
 
         Raises:
-            FrameError: the frame is about a request that cannot be.
+            FrameError: the message has a request with invalid values, or lacks tokens before those it reports.
         """
         if self._pool is None:
             self._early.append((core, frame))
@@ -168,7 +168,7 @@ class LendingEngine(Sessions):
             session.report(row, passed.us)
 
     async def _help(self, session: VllmSession) -> None:
-        """Let the pool help a request until it leaves its core, and count its passes."""
+        """Let the pool draft for a request until it leaves its engine core; count its passes in the metrics."""
         assert self._pool is not None
         if session.id not in self._sessions:
             return  # it was short, and has left already
@@ -179,7 +179,7 @@ class LendingEngine(Sessions):
                 counted.take(event)
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the request's passes until it leaves its core."""
+        """Yield Opened, then the tokens of each pass as a commit, until the request leaves its engine core."""
         yield Opened(0)
         while True:
             while session.rows:

@@ -1,8 +1,8 @@
-"""The core's end of the mailbox: a thread in vLLM's engine core that reads what the front sends.
+"""The mailbox's end in vLLM's engine core: a thread that reads what the front (this project's server or pool) sends.
 
-The owner of the core decides what a lost link means. A core that a front has started ends when the
-front ends, together with all processes of its group, which would otherwise stay and keep the memory of their devices. A
-core that no front has started dials again for ever, and decodes without draft tokens meanwhile.
+The owner of the core decides what a lost link means. A core that a front has started ends when the front ends, together
+with all processes of its group, which would otherwise stay and keep the memory of their devices. A core that no front
+has started dials again for ever, and decodes without draft tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of a mailbox, as it travels in vLLM's `additional_config`.
+    """Where an engine core finds its mailbox, and the rules of their link; it gets them by vLLM's `additional_config`.
 
     Attributes:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
         owned: True if the core ends with its front; else it dials again for ever.
-        noise: rule by which a seed gives random numbers (docs/noise.md), for a core that no front of ours started.
+        noise: rule by which a seed gives random numbers (docs/noise.md), for a core that vLLM's own server started.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
         lookup: True if passes without a worker's tokens verify tokens that the core looks up in the request.
     """
@@ -68,7 +68,7 @@ class Place:
     lookup: bool = False
 
     def of_pool(self, served: Served) -> Place:
-        """Return the mailbox's place for a core with this model that vLLM's own server started.
+        """Return this with the socket of a pool and the id of a core's model; vLLM's own server has started that core.
 
         A pool takes cores with the same tokens and the same noise; weights and length of their models may differ.
         """
@@ -83,12 +83,12 @@ def default_folder() -> Path:
 
 
 class Link:
-    """Link of one core.
+    """Connection of one engine core to the mailbox of a server or pool.
 
     Args:
         rank: data-parallel rank.
-        receive: takes each frame of the front, in the link's thread.
-        requests: yields the requests that the core has, for a front that is new.
+        receive: function that takes each message of the front, in the link's thread; None: the link is lost.
+        requests: function that yields the announcements of the core's requests, sent at each new connection.
         served: model of the core, for a pool.
     """
 
@@ -122,7 +122,7 @@ class Link:
         self._hang_up()
 
     def _write(self, link: socket.socket, data: bytes) -> None:
-        """Send; a core of its own never waits, but keeps what is not read yet, and sends it before its next frame."""
+        """Send data; a core that vLLM's own server started never waits: it keeps unsent data until its next message."""
         if self._place.owned:
             link.sendall(data)
             return

@@ -62,7 +62,7 @@ class Mailbox:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen.
+        """Listen at the mailbox's socket.
 
         Raises:
             ConfigError: the folder's name is too long for a unix socket, it is not this user's alone, or another pool
@@ -96,7 +96,7 @@ class Mailbox:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def until_linked(self, num_ranks: int) -> None:
-        """Wait for the links of all ranks."""
+        """Wait until at least `num_ranks` engine cores are linked."""
         while len(self._links) < num_ranks:
             self._changed.clear()
             await self._changed.wait()
@@ -138,7 +138,7 @@ class Mailbox:
                 writer.close()
 
     def _greet(self, hello: FromCore, writer: asyncio.StreamWriter) -> int:
-        """Return the rank of a new core; its link replaces an older link of this rank."""
+        """Return the rank of a new engine core, after a check of its first message; its link replaces an older one."""
         if not isinstance(hello, Hello) or hello.version != VERSION or hello.model_id != self._expected(hello):
             raise FrameError(f"it began with {hello!r:.200}, not with version {VERSION} and its model")
         rank, self.hello = next(self._numbers) if self._lasts else hello.rank, hello

@@ -1,7 +1,7 @@
 """vLLM's own flags, given after `--`: refusals before vLLM is imported, and vLLM's configuration made of them.
 
 An import takes ten seconds and a start a minute, so a wrong flag must fail before. Names of flags are read in vLLM's
-sources, as text. The dotted names of our classes that vLLM's processes import stand here.
+sources, as text. The dotted names of this package's classes that vLLM's processes import stand here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class VllmModel:
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """Refuse flags that vLLM lacks or that only we may set, and a missing vLLM; import nothing of vLLM.
+    """Refuse flags that vLLM lacks or that only this project may set, and a missing vLLM; import nothing of vLLM.
 
     Raises:
         ConfigError: names the flag, or the names that this vLLM lacks, and the way out.
@@ -135,7 +135,7 @@ def _known_flags(package: Path) -> set[str]:
 
 
 def prepare_environment(log_level: str) -> None:
-    """Set what vLLM reads when it is imported: runner V1 if we cannot use V2, and a log of warnings on stderr."""
+    """Set what vLLM reads when it is imported: runner V1 if only that can be used, and a log of warnings on stderr."""
     hooks = read_hooks()
     if hooks is not None and hooks.usable == ["V1"]:
         os.environ[VARIABLE] = "0"
@@ -150,10 +150,10 @@ def prepare_environment(log_level: str) -> None:
 
 
 def engine_config(model: VllmModel) -> Any:
-    """Return vLLM's configuration of an engine with our classes; imports vLLM.
+    """Return vLLM's configuration of an engine with this package's scheduler and worker; imports vLLM.
 
     Raises:
-        ConfigError: vLLM refuses a flag or a value, or would run what we cannot keep our promises on.
+        ConfigError: vLLM refuses a flag or a value, or would use a feature that `require_kept` refuses.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -177,7 +177,7 @@ def engine_config(model: VllmModel) -> Any:
 
 
 def require_usable(config: Any) -> None:
-    """Raise ConfigError, which names the way out, where vLLM has chosen a runner that we cannot use."""
+    """Raise ConfigError, which names the way out, if vLLM has chosen a model runner that this package cannot use."""
     runner, hooks = "V2" if config.use_v2_model_runner else "V1", read_hooks()
     if hooks is not None and hooks.missing[runner]:
         way = f"set {VARIABLE}=0" if runner == "V2" and not hooks.missing["V1"] else "`specdec vllm-check` shows them"
@@ -185,7 +185,7 @@ def require_usable(config: Any) -> None:
 
 
 def parts(gamma: int) -> dict[str, Any]:
-    """Return the fields of vLLM's configuration that put our classes into its engine, by their dotted names.
+    """Return the fields of vLLM's configuration that put this package's scheduler and worker into its engine.
 
     Args:
         gamma: most draft tokens of a request in a pass.
@@ -200,7 +200,7 @@ def parts(gamma: int) -> dict[str, Any]:
 
 
 def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.value) -> dict[str, Any]:
-    """Return settings with which vLLM's own server gets help from a pool: `parts`, and what else our front would set.
+    """Return settings with which vLLM's own server uses a pool's draft workers: `parts`, and the pool's mailbox.
 
     Args:
         mailbox: folder in which the pool is found; None: that of the server's user.
@@ -211,7 +211,7 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.val
 
 
 def require_kept(config: Any) -> None:
-    """Raise ConfigError, which names the setting, where vLLM would run what we cannot keep exact."""
+    """Raise ConfigError, which names the setting, if vLLM would use a feature that makes its answers inexact."""
     model = config.model_config
     faults = {
         f"model {model.model}: layers with a state (Mamba and others) give wrong text on V1, and are untried on V2": (

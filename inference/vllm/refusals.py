@@ -47,7 +47,7 @@ def cause_of(error: BaseException) -> str:
 
 @contextmanager
 def refusals(flags: Sequence[str] = ()) -> Iterator[None]:
-    """Make one line of vLLM's errors at a start.
+    """Turn any error in the block, in which vLLM starts, into a ConfigError of one line.
 
     Args:
         flags: vLLM's own flags; one with a value that the error names is named with it.
@@ -70,7 +70,7 @@ def _named(flags: Sequence[str], cause: str) -> str:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return what an error of vLLM says; one of pydantic's begins with the field and its value."""
+    """Return the message of an error of vLLM; that of a pydantic error begins with the field and its value."""
     faults = error.errors() if isinstance(error, ValueError) and hasattr(error, "errors") else ()
     for fault in faults:
         place = ".".join(map(str, fault["loc"]))

@@ -1,6 +1,6 @@
-"""vLLM's runner V1: our choice makes each row's winner, and vLLM's greedy choice and verification do the rest.
+"""Choice of tokens in vLLM's model runner V1: this project forces a token per row, vLLM chooses and verifies greedily.
 
-All private names of that runner that we depend on are in this file; `HOOKS` lists them for `hooks.py`.
+All private names of that runner that this project depends on are in this file; `HOOKS` lists them for `hooks.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WinningSampler(Sampler):
     def apply_logits_processors(
         self, logits: torch.Tensor, sampling_metadata: Any, predict_bonus_token: bool
     ) -> torch.Tensor:
-        """Set the logits so that our winners are the greedy choice, after vLLM's own processors."""
+        """Apply vLLM's own processors, then set the logits so that greedy choice takes this project's tokens."""
         logits = super().apply_logits_processors(logits, sampling_metadata, predict_bonus_token)
         if predict_bonus_token and self.last is not None:
             return crown(logits, self.last)
@@ -50,7 +50,7 @@ class WinningSampler(Sampler):
         return crown(logits, [(each.place, each.token_ids[0]) for each in won])
 
     def winners(self, proposals: Sequence[Sequence[int]], logits: torch.Tensor, rows_of: Any) -> list[Winners]:
-        """Return the winners of a pass over all requests of the batch; see `Choice.winners`.
+        """Choose the tokens of a pass over all requests of the batch; see `Choice.winners`.
 
         Args:
             logits: of the requests one after another, after their tokens and each token of their proposals.
@@ -72,7 +72,7 @@ class WinningSampler(Sampler):
 
 
 class WinningVerifier(RejectionSampler):
-    """Verifier of draft tokens: greedy, since one token has won each row."""
+    """Verifier of draft tokens: vLLM's greedy one, over logits in which this project has forced the tokens."""
 
     def __init__(self, sampler: WinningSampler, speculative_config: Any, device: Any) -> None:
         super().__init__(sampler, speculative_config, device)
@@ -80,7 +80,7 @@ class WinningVerifier(RejectionSampler):
         self._last: list[tuple[int, int]] | None = None
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """Choose at once the tokens of the requests that ask for our rule; accept the draft tokens equal to them."""
+        """Choose all tokens of the requests that this project samples; accept the draft tokens that equal them."""
         counts = metadata.num_draft_tokens
         if not any(counts):  # a row for each request, in their order
             return self._winning(logits, sampling_metadata)
@@ -103,7 +103,7 @@ class WinningVerifier(RejectionSampler):
             self._winning.last = self._last = None
 
     def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
-        """Return the logits as vLLM's own fields leave them, such as allowed tokens; our winners keep to these too."""
+        """Return the logits after vLLM's own fields, such as allowed tokens, which this project's choice obeys too."""
         budgets = getattr(sampling_metadata, "thinking_budget_state_holder", None)
         has_budgets = budgets is not None and budgets.has_tracked_requests()
         masks = sampling_metadata.allowed_token_ids_mask
@@ -115,7 +115,7 @@ class WinningVerifier(RejectionSampler):
         return seen
 
     def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
-        """Set the logits so that our winners are greedy, in all rows but each request's last (see `WinningSampler`)."""
+        """Force this project's tokens in all rows but each request's last, which `WinningSampler` sets."""
         logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
         return logits if self._last is None else crown(logits, self._last)
 
@@ -146,7 +146,7 @@ def spare_others() -> None:
 
 
 def install_choice(runner: Any) -> None:
-    """Replace the sampler and the verifier of a runner, which has loaded its model, by ours."""
+    """Replace a runner's sampler and verifier by those of this module, once the runner has loaded its model."""
     if runner.device.type == "cpu" and runner.lora_config is not None:
         spare_others()
     choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())

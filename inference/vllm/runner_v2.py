@@ -1,6 +1,6 @@
-"""vLLM's runner V2: our choice is a logits processor of vLLM's public kind, and draft tokens are written before a pass.
+"""Choice of tokens in vLLM's model runner V2: a public logits processor, and draft tokens written before each pass.
 
-All private names of that runner that we depend on are in this file; `HOOKS` lists them for `hooks.py`.
+All private names of that runner that this project depends on are in this file; `HOOKS` lists them for `hooks.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Request:
 
 
 class WinningProcessor(LogitsProcessor):
-    """Logits processor that makes our winners win their rows; vLLM's greedy choice and verification do the rest."""
+    """Logits processor that forces this project's tokens; vLLM's greedy choice and verification do the rest."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         model = vllm_config.model_config
@@ -48,7 +48,7 @@ class WinningProcessor(LogitsProcessor):
         self._names = itertools.count()
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """Take the request of a slot, also one that vLLM had taken out for lack of memory; return whether we choose."""
+        """Take the request of a slot, new or back after a lack of memory; return whether this project samples it."""
         self._requests.pop(req_idx, None)
         if Asked.read(sampling_params.extra_args) is None:
             return False
@@ -57,7 +57,7 @@ class WinningProcessor(LogitsProcessor):
         return True
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Make our tokens win their rows of float32 [num_rows, vocab_size], in place; rows within a prompt stay."""
+        """Force this project's tokens in float32 logits [num_rows, vocab_size], in place; rows within a prompt stay."""
         columns = (ctx.expanded_idx_mapping, ctx.pos, ctx.input_ids)
         slots, positions, input_ids = torch.stack([each.long() for each in columns]).tolist()
         groups = [list(rows) for _, rows in itertools.groupby(range(len(slots)), key=slots.__getitem__)]
@@ -87,8 +87,8 @@ class WinningProcessor(LogitsProcessor):
 def install_choice(runner: Any) -> None:
     """Let the scheduler's draft tokens reach the device before each pass, on every rank of a pipeline.
 
-    The runner has loaded its model; our choice is in it already, as its logits processor. vLLM's lookup, without which
-    it has no room for draft tokens, looks nothing up.
+    The runner has loaded its model, and has `WinningProcessor` already. vLLM's lookup, without which it has no room for
+    draft tokens, looks nothing up.
     """
     update = runner.update_requests
 

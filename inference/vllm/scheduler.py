@@ -41,7 +41,7 @@ HOOKS = {
 
 
 class DraftScheduler(Scheduler):
-    """vLLM's scheduler with draft trees, and a link to the front that fills them."""
+    """vLLM's scheduler with a draft tree per request, filled by the front: this project's server or pool."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,7 +63,7 @@ class DraftScheduler(Scheduler):
         self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
 
     def add_request(self, request: Any) -> None:
-        """Take a request, and tell the front that the core has it, so that draft tokens can be sent."""
+        """Queue a request, and announce it to this project's server or pool, which then sends draft tokens for it."""
         if not self._is_owned and request.sampling_params is not None:
             noise = Noise(self._place.noise)
             adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size, noise)
@@ -78,7 +78,7 @@ class DraftScheduler(Scheduler):
         self._link.send(self._drafts.enter(name, request.all_token_ids, gamma, asked))
 
     def schedule(self, *arguments: Any, **options: Any) -> Any:
-        """Give each request that decodes its draft tokens, and let vLLM schedule the pass."""
+        """Assign draft tokens to each request that is decoding, then let vLLM schedule the pass."""
         ready = [each for each in self.running if _decodes(each) and each.request_id in self._names]
         alone = len(ready) == len(self.running) and not self.waiting
         rooms = {self._names[each.request_id]: self._room(each) for each in ready}
@@ -88,7 +88,7 @@ class DraftScheduler(Scheduler):
         return super().schedule(*arguments, **options)
 
     def _allowed(self, request: Any, proposal: list[int]) -> list[int]:
-        """Return the first draft tokens that a grammar of vLLM's own allows: vLLM cannot take back any others."""
+        """Return the draft tokens before the first that vLLM's own grammar refuses: vLLM cannot take that one back."""
         if not request.use_structured_output:
             return proposal
         allowed: list[int] = self.structured_output_manager.validate_tokens(request, proposal)
@@ -100,7 +100,7 @@ class DraftScheduler(Scheduler):
         return min(left, self.max_model_len - request.num_tokens) - 1
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Let vLLM commit a pass; report its counts to the front before vLLM sends the tokens."""
+        """Let vLLM commit a pass; report the counts of its draft tokens before vLLM sends its tokens."""
         seconds, drafts = time.monotonic() - self._began, scheduler_output.scheduled_spec_decode_tokens
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         rows, finished, broken = [], [], model_runner_output.num_nans_in_logits or {}
@@ -143,7 +143,7 @@ class DraftScheduler(Scheduler):
                 self._link.send(Gone(name))
 
     def shutdown(self) -> None:
-        """Close the link, so that its loss is no fault, and shut vLLM's scheduler down."""
+        """Close the link to the front, so that its end does not count as a fault, and shut vLLM's scheduler down."""
         self._link.close()
         super().shutdown()
 
@@ -154,13 +154,13 @@ def _ask_no_worker_for_drafts(config: Any) -> None:
 
 
 def _ours(request: Any) -> dict[str, Any] | None:
-    """Return what the front has added to a request; None if the request is not the front's."""
+    """Return this project's parameters in a request's `extra_args`; None if it has none."""
     params = request.sampling_params
     return ((params.extra_args or {}) if params is not None else {}).get(KEY)
 
 
 def _served(config: Any, noise: Noise) -> Served:
-    """Return the model of vLLM's configuration, for a pool.
+    """Describe the model in vLLM's configuration, for a pool of draft workers.
 
     Raises:
         ConfigError: it has no tokenizer that draft workers can read.

@@ -68,7 +68,7 @@ class VllmSession:
             self.reading.cancel()
 
     def follow(self, *, is_helped: bool) -> Help:
-        """Begin or end the help of a draft worker; return the frame for the core."""
+        """Begin or end the use of a draft worker's tokens; return the message that tells the engine core."""
         self._num_helps += 1
         self._is_helped = is_helped
         self._sources.follow()
@@ -76,7 +76,7 @@ class VllmSession:
         return Help(self.id, self._num_helps if is_helped else None)
 
     def propose(self, branches: Sequence[Branch]) -> Grow:
-        """Check branches; return the frame for the core.
+        """Check a draft worker's branches; return the message that sends them to the engine core.
 
         Raises:
             InvalidRequestError: a branch is too long, its parent never existed, or too many have come too early.
@@ -92,7 +92,7 @@ class VllmSession:
         return len(self.token_ids) + sum(row.num_tokens for row, _ in self.rows)
 
     def report(self, row: Row, us: int) -> None:
-        """Take the report of a pass."""
+        """Keep an engine core's report of a pass, which took `us` microseconds, for the commit of its tokens."""
         self.rows.append((row, us))
         self.reported.set()
 

@@ -1,4 +1,4 @@
-"""Our requests in vLLM's terms and back: a greedy request for vLLM, and in `extra_args` what our choice needs.
+"""Translation of requests to vLLM's and of results back: greedy for vLLM; `extra_args` has this project's parameters.
 
 vLLM's own sampling is not used: it counts penalties, minimum lengths and grammars from the start of its output. The
 prompt of a resumed request ends with output, so those must count from `output_start`, or the text would be another.
@@ -31,7 +31,7 @@ REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Parameters of the choice of a request's tokens, as a worker reads them."""
+    """Parameters by which a worker of vLLM chooses a request's tokens."""
 
     sampling: SamplingParams
     output_start: int
@@ -39,7 +39,7 @@ class Asked:
 
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Asked | None:
-        """Read a request's `extra_args`; return None if the request is greedy, or not from our front."""
+        """Read a request's `extra_args`; return None if its choice is greedy, or if it has none of this project's."""
         if extra_args is None or not chooses(extra_args):
             return None
         ours = extra_args[KEY]
@@ -47,7 +47,7 @@ class Asked:
 
 
 def chooses(extra_args: Mapping[str, Any] | None) -> bool:
-    """Return whether our choice makes a request's tokens, that is, the request is ours and not greedy."""
+    """Return whether this project chooses a request's tokens: its parameters are there, and not only greedy."""
     ours = None if extra_args is None else extra_args.get(KEY)
     return ours is not None and ours["sampling"] is not None
 
@@ -89,7 +89,7 @@ def scores(token_id: int, entries: Mapping[int, Any], count: int) -> TokenLogpro
     """Return the log-probabilities of a position: the token's own, then those of the best `count`.
 
     Args:
-        entries: vLLM's, by token id, each with a rank from 1.
+        entries: vLLM's log-probabilities by token id, each with its rank, from 1.
     """
     best = sorted((each.rank, other, each.logprob) for other, each in entries.items() if each.rank <= count)[:count]
     ids, values = (token_id, *(other for _, other, _ in best)), (entries[token_id].logprob, *(p for *_, p in best))

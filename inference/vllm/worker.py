@@ -1,4 +1,4 @@
-"""vLLM's worker on this platform, with our choice of tokens in its runner."""
+"""vLLM's worker on this platform, with this project's choice of tokens in its runner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _of_platform() -> Any:
 
 
 class Worker(_of_platform()):  # type: ignore[misc]
-    """Worker with our choice."""
+    """vLLM's worker, with a runner in which this project chooses the tokens."""
 
     def __init__(self, vllm_config: Any, *arguments: Any, **options: Any) -> None:
         require_usable(vllm_config)
@@ -30,13 +30,13 @@ class Worker(_of_platform()):  # type: ignore[misc]
         super().__init__(vllm_config, *arguments, **options)
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        """Load the model, and put our choice into its runner."""
+        """Load the model, and install this project's choice of tokens in the runner."""
         super().load_model(*arguments, **options)
         self._ours.install_choice(self.model_runner)
 
 
 def _runner_of(config: Any) -> ModuleType:
-    """Return our module for the runner that vLLM has chosen; V2 takes our choice from the configuration."""
+    """Return the module for the runner that vLLM has chosen; for V2, also name `WinningProcessor` in `config`."""
     if not config.use_v2_model_runner:
         from specdec.inference.vllm import runner_v1
 

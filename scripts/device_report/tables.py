@@ -52,7 +52,7 @@ def _table(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ratio(values: Sequence[float | None]) -> str:
-    """Return the ratio of the last variant's p50 to the first one's."""
+    """Return the ratio of the last variant's median to the first variant's, as text; "-" if it is unknown."""
     first, last = values[0], values[-len(SHOWN)]
     return _number(last / first) if first and last is not None else "-"
 

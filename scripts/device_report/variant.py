@@ -21,7 +21,7 @@ from specdec.inference.serving.processes import free_port, server_process
 
 @dataclass(slots=True)
 class Variant:
-    """Server of one role.
+    """One server of the report, and what was measured at it.
 
     Attributes:
         name: heading in the report.
@@ -45,7 +45,7 @@ class Variant:
 
     @property
     def answers(self) -> dict[tuple[str, int], tuple[int, ...]]:
-        """Token ids by kind and number of the prompt."""
+        """Token ids of the answers, by kind and number of the prompt."""
         return {(it.cell.kind, record.prompt_index): record.token_ids for it in self.samples for record in it.records}
 
     @property

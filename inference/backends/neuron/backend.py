@@ -37,7 +37,7 @@ class Application(Protocol):
 
 
 class CompiledModel:
-    """Compiled model and its slots.
+    """Base of a model that NxDI has compiled: its application and the limits of its graphs and slots.
 
     Args:
         application: NxDI's application, loaded.

@@ -44,7 +44,7 @@ PROBE_TOLERANCES = {"float32": 1e-3, "int8": 0.3}
 
 
 class OnnxBackend:
-    """A decoder and its slots."""
+    """Backend over a decoder's ONNX graphs, with its slots."""
 
     def __init__(self, decoder: PackedDecoder, *, num_slots: int, max_length: int, num_threads: int) -> None:
         self._decoder = decoder

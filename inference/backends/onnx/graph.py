@@ -116,7 +116,7 @@ class DecoderGraph:
         self._add("Mul", [self._add("Tanh", [share], ["capped"]), "logit_cap"], ["logits"])
 
     def _layer(self, layer: int, hidden: str, residual: str) -> tuple[str, str]:
-        """Return the next layer's normalized input and the residual stream after it."""
+        """Add one layer; return the names of the next layer's normalized input and of the residual stream."""
         qkv = self._linear("qkv", layer, hidden)
         if self._shape.head_norms:
             qkv = self._normalize_heads(layer, qkv)
@@ -207,7 +207,7 @@ class DecoderGraph:
         return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
 
     def _as_run(self, layer: int, place: int, part: str) -> str:
-        """Return a place's part with an axis for its sequences."""
+        """Give a place's part of queries, keys and values an axis for its sequences, in float32; return its name."""
         if self._is_int8:
             return part
         return self._add("Reshape", [part, f"shape_{place}"], [f"qkv_run_{layer}_{place}"])
@@ -230,7 +230,7 @@ class DecoderGraph:
         )
 
     def _parts(self) -> None:
-        """Split the inputs that describe the places."""
+        """Split the inputs that describe all places, such as `lasts`, into one tensor per place; see the module."""
         if len(self._places) == 1:
             return
         num_places = len(self._places)

@@ -23,7 +23,7 @@ MAKING = "making-"  # how the names of unfinished folders begin
 
 
 def session_options(num_threads: int) -> onnxruntime.SessionOptions:
-    """Return the settings that packing and running share."""
+    """Return ONNX Runtime's session options, the same for packing weights as for running passes."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackedDecoder:
-    """A decoder on disk.
+    """Decoder with its packed weights in a folder on disk.
 
     Attributes:
         folder: folder of the weights' file.

@@ -21,7 +21,7 @@ MAX_KEPT = 48
 
 
 class OnnxPass:
-    """Runner of passes with exactly `num_places` places, the number that `graph` was made for."""
+    """Runner of passes with exactly `num_places` places (see `Place`), the number that `graph` was made for."""
 
     def __init__(
         self, decoder: PackedDecoder, slots: OnnxSlots, graph: onnx.ModelProto, *, num_places: int, num_threads: int
@@ -58,7 +58,7 @@ class OnnxPass:
         return feeds.logits(len(flat.rows))
 
     def _feeds(self, inputs: Mapping[str, Sequence[int]], num_sequences: int) -> Feeds:
-        """Return the arrays that ONNX Runtime reads and writes in such a pass; earlier arrays may be reused."""
+        """Return the arrays that ONNX Runtime reads and writes in a pass of this size; earlier ones may be reused."""
         shape = len(inputs["token_ids"]), num_sequences, len(inputs["rows"])
         feeds = self._kept.get(shape)
         if feeds is None:
@@ -86,7 +86,7 @@ class OnnxPass:
         return arranged
 
     def _bind(self, place: int, slots: range) -> None:
-        """Let a place read and extend the memory of slots."""
+        """Bind the keys and values of `slots` as inputs and outputs of a place, so that the graph extends them."""
         self._bound[place] = None  # until all are: if one fails, the rest are still another sequence's
         for name, value in zip(self._names[place], self._slots.values(slots), strict=True):
             self._binding.bind_ortvalue_input(name, value)

@@ -24,7 +24,7 @@ class Place:
 
 
 def single_places(spans: Sequence[Span], num_filling: int = 0) -> list[Place]:
-    """Return one place per span; the last place has `num_filling` tokens of padding."""
+    """Return one `Place` per span; the last one ends with `num_filling` tokens of padding."""
     places = [Place(range(span.slot, span.slot + 1), (index,), len(span.token_ids)) for index, span in enumerate(spans)]
     if num_filling:
         last = places[-1]

@@ -141,7 +141,7 @@ def require_llama_shaped(config: Config) -> None:
 
 
 def shape_of(model: PreTrainedModel) -> DecoderShape:
-    """Read the facts from the modules, since names in configurations differ by family and version."""
+    """Return a model's shape, read from its modules, since names in configurations differ by family and version."""
     config = model.config.get_text_config()  # multimodal models keep the language model apart
     decoder: Any = model.get_decoder()
     layer = decoder.layers[0]

@@ -95,7 +95,7 @@ class Shapes:
             yield shared
 
     def _parts(self, span: Span) -> Iterator[Span]:
-        """Cut a span into parts.
+        """Cut a span into parts that fit the widths of these shapes.
 
         A prompt part gives logits for its last row only, so tokens with wanted logits go in others.
         """

@@ -120,12 +120,12 @@ class StaticPass:
         return self._masks[window]
 
     def _of_tokens(self, which: int) -> Tensor:
-        """Return ids (0), positions (1) or places (2), [batch, width]."""
+        """Return an input per token, [batch, width]. `which` 0: ids; 1: positions; 2: positions to write keys to."""
         start = which * self._num_tokens
         return self._inputs[start : start + self._num_tokens].view(self.shape.batch, self.shape.width)
 
     def _extend(self, room: Tensor, new: Tensor) -> Tensor:
-        """Write [1, num_kv_heads, num_tokens, dim]; return the slots so far, [batch, num_kv_heads, length, dim].
+        """Write keys or values [1, num_kv_heads, num_tokens, dim]; return all, [batch, num_kv_heads, length, dim].
 
         It assigns by index, which inductor does in place; for `scatter_` it copies the whole room twice. A device that
         runs graphs only gets `scatter_`, since TorchNeuron's compiler turns an assignment by index into an index per

@@ -46,7 +46,7 @@ async def run(settings: TokenSettings) -> int:
 
 
 def new_token(auth_file: Path, name: str, grant: Sequence[str], *, speaks_for_others: bool = False) -> str:
-    """Return a new token, after adding its hash to the file."""
+    """Make an access token, add its hash to the auth file, and return the token."""
     token = f"specdec-{secrets.token_urlsafe(32)}"
     digest, rights = hashlib.sha256(token.encode()).hexdigest(), json.dumps(list(dict.fromkeys(grant)))
     entry = f'\n[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = {rights}\n'
@@ -55,7 +55,7 @@ def new_token(auth_file: Path, name: str, grant: Sequence[str], *, speaks_for_ot
 
 
 def _add(file: Path, entry: str) -> None:
-    """Append to the file in one step, so that no server reads half of an entry."""
+    """Append an entry to the auth file in one step, so that no server reads half of it."""
     from specdec.grpc_comm.watched import UnusableError
     from specdec.inference.workers.calls.auth_file import read_auth_file
 

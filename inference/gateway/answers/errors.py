@@ -165,14 +165,14 @@ def _cut(value: T, limit: int) -> T | str:
 
 
 def _given(fault: dict[str, Any]) -> str:
-    """Return what Pydantic's rules leave out of a fault: the value, where it is a text, a number or a boolean."""
+    """Return the wrong value for an error message, if it is a text, a number or a boolean; Pydantic omits it."""
     value = _cut(fault.get("input"), MAX_ECHO_CHARACTERS)
     is_theirs = fault["type"] not in (*_OURS, *_CODES)
     return f", not {json.dumps(value)}" if is_theirs and isinstance(value, str | int | float) else ""
 
 
 def _path(place: list[Any]) -> str:
-    """Return the place in the body, such as messages.0.content, without internal names of a union's members."""
+    """Return the path of a field in the body, such as messages.0.content, without names of a union's members."""
     if place[0] in _SHAPES:
         return str(place[0])
     return ".".join(str(part) for part in place if isinstance(part, int) or (_is_field(part)))
@@ -183,12 +183,12 @@ def _is_field(part: str) -> bool:
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
-    """Return the first field that a message of our own validators names, which is the one to change; else None."""
+    """Return the field to change, the first that a fault of this project's validators names; None for others."""
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """Return the fault to report: one that our own validators found, or that of the union member that fits best."""
+    """Return the fault to report: one of this project's validators, or that of the best fitting union member."""
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

@@ -28,14 +28,14 @@ class Format(Protocol):
     per_token: bool
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the whole answer to prompts with `n` choices each."""
+        """Return the JSON document that answers prompts with `n` choices each, without a stream."""
 
 
 class ChunkFormat(Format, Protocol):
     """Format of answers that stream as chunks, each with "choices"."""
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return the fields beside "choices"."""
+        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
         """Return one entry of a chunk's "choices"."""
@@ -54,14 +54,14 @@ class _Base(ABC):
 
     @abstractmethod
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return the fields beside "choices"."""
+        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
 
     @abstractmethod
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """Return one entry of a whole answer's "choices"."""
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the whole answer to prompts with `n` choices each."""
+        """Return the JSON document that answers prompts with `n` choices each, without a stream."""
         entries = [self.choice(index, choice) for index, choice in enumerate(choices)]
         return {**self.head(chunk=False), "choices": entries, **figures(choices, n=n)}
 
@@ -72,7 +72,7 @@ class CompletionFormat(_Base):
     shows_prompt = True
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return the fields beside "choices"."""
+        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
         return self._head("cmpl", "text_completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class ChatFormat(_Base):
         self._readers: dict[int, MessageReader | None] = {}
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return the fields beside "choices"."""
+        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
         return self._head("chatcmpl", "chat.completion.chunk" if chunk else "chat.completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
 
 
 def speculation(part: Part) -> dict[str, Any]:
-    """Return what a part reports on draft tokens; the last part of a pass adds its rejected text and its times."""
+    """Return the fields of a chunk about draft tokens; the last chunk of a pass adds its rejected text and times."""
     fields = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens, "token_ids": part.token_ids}
     if part.timings is None:
         return fields
@@ -215,7 +215,7 @@ def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_prompt: bool = False) -> dict[str, Any]:
-    """Return log-probabilities as completions have them, in parallel lists; `offset` is the first token's in the text.
+    """Return log-probabilities as completions have them, in parallel lists; `offset`: characters before the first.
 
     The first token of a prompt follows no other, so its values are null.
     """

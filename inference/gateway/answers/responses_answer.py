@@ -132,7 +132,7 @@ class ResponsesFormat:
         self._num_reasoning_tokens = 0
 
     def begun(self) -> dict[str, Any]:
-        """Return the response before its first token."""
+        """Return the response object before the first token, as clients see it in events."""
         return {**self._fields, "status": "in_progress", "output": []}
 
     def add(self, part: Part, choice: Choice) -> Iterator[JsonEvent]:
@@ -153,7 +153,7 @@ class ResponsesFormat:
         yield from self._items.complete(_status(choice))
 
     def ended(self, choice: Choice) -> dict[str, Any]:
-        """Return the response after its last token."""
+        """Return the response object after the last token, with its output and usage."""
         status = _status(choice)
         cut = {"incomplete_details": {"reason": "max_output_tokens"}} if status == "incomplete" else {}
         end = {"status": status, "completed_at": int(time.time()), "output": self._items.items, **cut}
@@ -161,7 +161,7 @@ class ResponsesFormat:
         return {**self._fields, **end, **chat, "usage": self._usage(chat["usage"])}
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """Return the response after a failure."""
+        """Return the response object after a failure, with the output so far and the error."""
         fault = {"code": error.code or "server_error", "message": error.message}
         return {**self._fields, "status": "failed", "output": self._items.items, "error": fault}
 

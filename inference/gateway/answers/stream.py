@@ -117,15 +117,15 @@ class AnswerStream(ABC):
 
     @abstractmethod
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:
-        """Return the events of a part of a choice."""
+        """Return the server-sent events for one part of a choice's text."""
 
     @abstractmethod
     def _end(self) -> bytes:
-        """Return the events after the last part."""
+        """Return the server-sent events that follow the last part, such as one with the usage."""
 
     @abstractmethod
     def _failure(self, error: ApiError) -> bytes:
-        """Return the events of a failure."""
+        """Return the server-sent events that report a failure to the client."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
         """Return the first chunk. A failure until then gets an HTTP status and no stream, and `events` are closed."""
@@ -167,7 +167,7 @@ class AnswerStream(ABC):
 
 
 class ChunkStream(AnswerStream):
-    """Chunks of completions and chats."""
+    """Server-sent events of a completion or a chat, one per chunk."""
 
     def __init__(self, answer: ChunkFormat, shape: StreamShape) -> None:
         super().__init__(num_choices=shape.num_choices, shows_prompt=answer.shows_prompt, per_token=shape.per_token)

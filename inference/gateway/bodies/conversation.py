@@ -103,7 +103,7 @@ ToolChoice: TypeAlias = Annotated[
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Refuse duplicate names, and a choice that is none of the tools.
+    """Refuse tools with duplicate names, and a choice of a tool that is not among them.
 
     Raises:
         ValueError: a name is duplicate, or the choice is no offered tool.

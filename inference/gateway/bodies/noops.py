@@ -108,7 +108,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def _refusal(name: str, value: Any, values: tuple[Any, ...]) -> PydanticCustomError:
-    """Return the fault of a field with an effect; its first word is the field's name."""
+    """Return the error for a field whose value would change the answer; its first word is the field's name."""
     taken = f", only {' or '.join(map(json.dumps, values))}, which changes nothing" if values else ""
     hint = f"; {_HINTS[name]}" if name in _HINTS else ""
     message = f"{name} {_shown(value)} is not supported here{taken}{hint}"

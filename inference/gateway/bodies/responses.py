@@ -145,7 +145,7 @@ _ITEM_HINT = f"it takes {', '.join(_KINDS)}, and stores nothing that an item cou
 
 
 def _tag(value: Any) -> str:
-    """Return the tag that chooses a union's member; error texts leave out the parts of a place that have a space."""
+    """Return the tag by which Pydantic chooses a union's member; its space keeps it out of paths in error messages."""
     if not isinstance(value, dict | _Item):
         return "a text" if isinstance(value, str) else "a list"
     return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"
@@ -275,5 +275,5 @@ class ResponsesBody(GenerationBody, TemplateBody):
 
 
 def _place(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Translate a fault's place in a chat's body to this body; messages do not correspond to items one by one."""
+    """Translate the path of a wrong field in a chat's body to this body; any message becomes the field `input`."""
     return ("body", "input") if place[:1] == ("messages",) else ("body", *place)

@@ -156,7 +156,7 @@ class HttpPort:
         self._server.should_exit = True
 
     async def close(self) -> None:
-        """Let running requests end within the grace."""
+        """Let running requests end within the server's grace period."""
         self._server.should_exit = True
         await asyncio.gather(self._task, return_exceptions=True)
 

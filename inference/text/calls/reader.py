@@ -42,7 +42,7 @@ class JsonEnd:
     def end_in(self, text: str) -> int | None:
         """Return how many characters of a piece belong to the object; None if it goes on.
 
-        "<" outside strings ends it.
+        A "<" outside of strings ends the object too.
         """
         for i, character in enumerate(text):
             if self._is_escaped:

@@ -71,7 +71,7 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
 
 @contextmanager
 def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
-    """End an open-ended call, in the block, once its caller would not be admitted any more or has lost a right."""
+    """Interrupt the block, a call without an end, once its caller would not be admitted now, or has lost a right."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None
     timer: asyncio.TimerHandle
@@ -124,7 +124,7 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
 
 
 def private_scope(peer: str) -> str:
-    """Return the prefix of a private worker's session names; it identifies the worker's access token and connection.
+    """Return the prefix of a private worker's session names: its caller's name and its connection's address.
 
     It does not contain the user, since one private worker drafts for the requests of all users of its process.
     """

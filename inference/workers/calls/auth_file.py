@@ -48,19 +48,19 @@ class AuthFile:
     certificates: dict[str, Caller]
 
     def of_token(self, token: str) -> Caller | None:
-        """Return the owner of a token.
+        """Return the caller that owns an access token; None if the file has no such token.
 
         The time that this takes reveals nothing about valid tokens, since only hashes are compared.
         """
         return self.tokens.get(hashlib.sha256(token.encode()).digest())
 
     def of_certificate(self, names: Sequence[str]) -> Caller | None:
-        """Return the owner of a certificate with one of these names."""
+        """Return the caller whose certificate has one of these names; None if the file has none of them."""
         return next((self.certificates[name] for name in names if name in self.certificates), None)
 
 
 def read_auth_file(path: Path) -> AuthFile:
-    """Return the callers of the file.
+    """Read the auth file; return the callers that it names.
 
     Raises:
         UnusableError: the file is invalid; nothing of a half-written file is used.

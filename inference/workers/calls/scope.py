@@ -205,7 +205,7 @@ class InFlight:
 
     @contextmanager
     def held(self, who: Caller, request: CompletionRequest) -> Generator[None, None, None]:
-        """Hold one of the caller's places during the block.
+        """Count a request as in flight for its caller during the block.
 
         Raises:
             CapacityError: the caller has as many requests in flight as it may.

@@ -73,7 +73,7 @@ class Output:
             self._limit = (started.defaults or NO_DEFAULTS).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
     def take(self, piece: Commit) -> None:
-        """Count the next tokens.
+        """Check and count the tokens of the next commit.
 
         A commit without tokens counts as one token; after a full output one such commit is allowed.
 

@@ -64,7 +64,7 @@ class LocalCodec:
             return self._read(prompt, special)
 
     def checked(self, token_ids: Ids) -> Ids:
-        """Return the ids; raise ContextLengthError, before any is read, if they are more than the context holds."""
+        """Return the token ids; raise ContextLengthError, before any is read, if the context cannot hold them."""
         if len(token_ids) > self._max_ids:
             message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"
             raise ContextLengthError(message, field="prompt")

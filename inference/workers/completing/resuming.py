@@ -147,7 +147,7 @@ class Resuming:
     async def events(
         self, attempt: Callable[[Replica], AsyncGenerator[TextEvent, None]], prefix: str
     ) -> AsyncGenerator[TextEvent, None]:
-        """Yield the answer's events to the last one.
+        """Yield the answer's events to the last one, from one server after another if need be.
 
         Args:
             attempt: function that requests the rest of the answer from one server, and yields its events.

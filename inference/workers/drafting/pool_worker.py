@@ -33,7 +33,7 @@ class DraftWork:
 
     @property
     def hangs(self) -> bool:
-        """Return whether the fault is a thread of the engine that may never end."""
+        """Return whether `fault` is due to a thread of the engine that may never end."""
         return self._engine.hangs
 
     @property

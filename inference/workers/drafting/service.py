@@ -101,7 +101,7 @@ class StreamWorker:
         self.outbox.put_nowait(message)
 
     async def write(self, call: Call) -> None:
-        """Write queued messages until cancelled."""
+        """Send the queued messages to the draft worker, until cancelled."""
         while True:
             message = await self.outbox.get()
             self._num_bytes -= message.ByteSize()
@@ -206,7 +206,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     @contextmanager
     def _place(self) -> Generator[None, None, None]:
-        """Hold one of the places for private workers during the block.
+        """Hold one of the limited places for private draft workers during the block.
 
         An account may hold as many places as are left free after it. So the first account gets half of them, and there
         is always a place for another account.

@@ -65,7 +65,7 @@ class ProposalSender:
         await self._send(message)
 
     def answered(self, commit: Commit) -> None:
-        """Record the arrival of a commit."""
+        """Record the arrival of a commit, from which the time of a round trip is measured."""
         self._echoes.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
 
 

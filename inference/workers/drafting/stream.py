@@ -58,7 +58,7 @@ AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistRe
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Offer of a worker to a target.
+    """What a draft worker tells a target when it attaches, and the security of their connection.
 
     Attributes:
         vocabulary: vocabulary of the ids in which the engine drafts.

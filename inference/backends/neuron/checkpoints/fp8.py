@@ -28,7 +28,7 @@ _IS_BEYOND = bytes((byte & _NAN) > _LARGEST for byte in range(256))
 
 
 def has_nan(data: bytes) -> bool:
-    """Return whether any value of E4M3 is NaN."""
+    """Return whether any of these bytes, values in E4M3, is NaN."""
     return _NAN in data or _NAN | _SIGN in data
 
 

@@ -90,7 +90,7 @@ def _is_done(note: Any, shard: Path, output: Path) -> bool:
 
 
 def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
-    """Write one file, verify it, and give it its final name; return its counts."""
+    """Write one file, verify it, and give it its final name; return how many values it has, and how many lost a bit."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -125,7 +125,7 @@ def _changed(name: str, tensor: Any, plan: Plan) -> Any:
 
 
 def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
-    """Compare a written file with its source; return its counts.
+    """Compare a written file with its source; return how many values it has, and how many of them lost a bit.
 
     Doubling a value and halving its scale are exact. If both are right, every product of value and
     scale is the source's.

@@ -1,8 +1,8 @@
 """Decoders with graphs that choose the tokens on the device and return no logits.
 
 Owns the refusal of requests that these graphs cannot serve. Greedy decoding is exact. Where the device samples (EAGLE,
-or the target alone), tokens keep the target's distribution,
-but not the seed: NxDI's random numbers take none, so a request with a seed is refused.
+or the target alone), tokens keep the target's distribution, but not the seed: NxDI's random numbers take none, so a
+request with a seed is refused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DeviceDecoder(GraphDecoder):
             raise InvalidRequestError(f"{fault}: {cannot}{self._remedy}", field=field)
 
     def _faults(self, request: GenerationRequest) -> Iterator[tuple[str, str]]:
-        """Yield (field, fault) for all that the device cannot do."""
+        """Yield (field of the request, what is wrong with it) for all that the device cannot do."""
         yield from _changed(request, REQUEST_FIELDS)
         yield from _changed(request.sampling, SAMPLING_FIELDS)
         if not request.sampling.greedy:

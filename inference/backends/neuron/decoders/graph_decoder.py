@@ -65,17 +65,17 @@ class GraphDecoder(CompiledModel, ABC):
         return [verdicts[turn.slot] for turn in turns]
 
     def _goes_on(self, turn: Turn) -> bool:
-        """Return whether the slot holds all of the turn's tokens but the last."""
+        """Return whether the slot of `turn` holds all of the sequence's tokens but the last."""
         return turn.start > 0 and self._held[turn.slot] == turn.start == len(turn.token_ids) - 1
 
     def _prompted(self, turn: Turn, sampling: tuple[float, float, float] = GREEDY) -> Any:
-        """Return the output of the prompt graph for a turn's tokens."""
+        """Run the prompt graph over the tokens of `turn`, one sequence's part in the step; return its output."""
         call = prompt_call(Row(turn.slot, 0, turn.token_ids, sampling), widest=self._shape.prompt_width)
         return self._application.forward(**call)
 
     @abstractmethod
     def _read_prompt(self, turn: Turn) -> Verdict:
-        """Read all of a turn's tokens; return the verdict with the one token that follows."""
+        """Read all tokens of `turn` by the prompt graph; return the verdict with the one token that follows."""
 
     @abstractmethod
     def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:

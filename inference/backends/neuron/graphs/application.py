@@ -66,7 +66,7 @@ class Compilation:
 
     @property
     def _has_own_graph(self) -> bool:
-        """Return whether our classes compile other graphs than NxDI's own, or graphs with other results."""
+        """Return whether this project's classes compile other graphs than NxDI's own, or graphs with other results."""
         host_chooses = self.arguments.get("enable_fused_speculation") and self.arguments.get("output_logits")
         verifies = self.model.neuron.method == "vanilla" and self.arguments["speculation_length"] > 0
         return bool(host_chooses or verifies)

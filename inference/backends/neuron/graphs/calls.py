@@ -43,10 +43,9 @@ def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
     """Return the tensors of a prefill: one slot's prompt, from position 0 and alone in its call.
 
     At position 0 NxDI takes every row of a call for a prompt. It pads positions with 1, and reads the logits of the
-    first
-    highest position. With one token these are the padding's, and with two only the order of equals separates the token
-    from the padding. So prompts this short are padded here with position 0, up to the widest prompt graph, where NxDI
-    adds nothing.
+    first highest position. With one token these are the padding's, and with two only the order of equals separates the
+    token from the padding. So prompts this short are padded here with position 0, up to the widest prompt graph, where
+    NxDI adds nothing.
 
     Args:
         row: the whole prompt; its start is 0.

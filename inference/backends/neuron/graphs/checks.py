@@ -27,7 +27,7 @@ MEDUSA_PARAMETERS = ("medusa_speculation_length", "num_medusa_heads", "medusa_tr
 
 
 def check_sharding(path: Path, model_config: PretrainedConfig, tp_degree: int) -> None:
-    """Raise ConfigError if a width cannot be split evenly over the cores; NxDI pads heads by itself."""
+    """Raise ConfigError if a layer's width cannot be split evenly over the cores; NxDI pads heads by itself."""
     for name in ("hidden_size", "intermediate_size"):
         size = getattr(model_config, name, tp_degree)
         if size % tp_degree:

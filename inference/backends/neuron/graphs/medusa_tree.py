@@ -20,7 +20,7 @@ def num_ranks(choices: Sequence[Sequence[int]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TreePass:
-    """Nodes of one pass.
+    """Nodes of one Medusa pass: committed tokens, then a tree of guesses.
 
     Attributes:
         token_ids: the token of every node.
@@ -75,7 +75,7 @@ class TreePass:
 def tree_pass(
     chain: Sequence[int], choices: Sequence[Choice], guesses: Sequence[Sequence[int]], *, width: int
 ) -> TreePass:
-    """Lay out a pass of at most `width` nodes.
+    """Lay out the nodes of a pass, at most `width` of them.
 
     Args:
         chain: committed tokens that the memory does not hold at their positions yet; at least the last one.

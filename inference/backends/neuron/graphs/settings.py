@@ -28,7 +28,7 @@ def verification_width(gamma: int) -> int:
 
 
 def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """Return the arguments of a slot model.
+    """Return the NeuronConfig arguments of a slot model, whose tokens the host chooses.
 
     Raises:
         ConfigError: neuron_config contradicts a flag, or breaks a rule of slot models.

@@ -68,7 +68,7 @@ def _cleaned(found: list[Publication], older_than_h: float) -> Iterator[tuple[st
 
 
 def _ready(where: Path, found: list[Publication]) -> Iterator[tuple[str, bool]]:
-    """Yield a line for a whole model of this toolchain; if there is none, each model's differences, as bad news."""
+    """Yield (line, is good news): a whole model that this toolchain compiled; if none, how each model differs."""
     ours, whole = toolchain(), [each for each in found if each.is_whole()]
     others = [(each, differences({name: (each.manifest or {}).get(name) for name in ours}, ours)) for each in whole]
     if of_ours := [each for each, differing in others if not differing]:
