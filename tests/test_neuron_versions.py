@@ -30,7 +30,7 @@ def table(text: str) -> dict[str, Row]:
 
 
 def fault(row: Row) -> str:
-    """Return AWS's rule that a row's runtime and driver break; empty if they start together."""
+    """Return AWS's compatibility rule that a row's runtime and driver break; empty if they fit."""
     runtime, driver = Version(row["runtime"]), Version(row["driver"])
     if driver >= Version("2.29") and runtime < Version("2.33"):
         return f"driver {driver} needs runtime 2.33, the image has {runtime}"
@@ -43,13 +43,13 @@ TABLE = table(PAGE)
 
 
 def base() -> str:
-    """Return the SDK version of the base image in deploy/images/neuron.Dockerfile."""
+    """Return the Neuron SDK version in the base image of deploy/images/neuron.Dockerfile."""
     (sdk,) = IMAGES.findall((ROOT / "deploy" / "images" / "neuron.Dockerfile").read_text())
     return str(sdk)
 
 
 def nodes(folder: str) -> str:
-    """Return the release of the AMI for a folder's nodes."""
+    """Return the release of the AMI that a folder's node class names."""
     (term,) = yaml.safe_load((KUBERNETES / "nodes" / folder / "node-class.yaml").read_text())["spec"][
         "amiSelectorTerms"
     ]

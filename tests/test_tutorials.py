@@ -57,7 +57,7 @@ LINES = [
 
 
 def check(words: Sequence[str]) -> None:
-    """Raise SystemExit, ConfigError, ValueError or AssertionError unless the program would accept the line."""
+    """Check a command line: raise SystemExit, ConfigError, ValueError or AssertionError if its program refuses it."""
     program, rest = words[0], list(words[1:])
     if program == "python":
         check_python(rest)
@@ -177,7 +177,7 @@ def test_requests_name_the_model_that_is_served(page: Path) -> None:
 
 
 def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
-    """Return a server's prefix_caching, and the temperature of requests that set none."""
+    """Return a server's `prefix_caching`, and its default temperature for requests, None if unset."""
     args = parser_of(arguments[1]).parse_args(arguments[2:])
     return args.prefix_caching, args.temperature
 
@@ -215,7 +215,7 @@ def option_strings(parser: ConfigFileParser) -> list[str]:
 
 
 def table_rows(heading: str) -> list[tuple[str, str]]:
-    """Return (theirs, ours) for each row of the table below a heading of docs/tutorials/README.md."""
+    """Return (AWS's cell, this project's cell) of each row in the table below a heading of docs/tutorials/README.md."""
     text = (ROOT / "docs" / "tutorials" / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     table = text.partition("\n\n|")[2].partition("\n\n")[0]
     rows = [tuple(cell.strip() for cell in row.strip("| ").split(" | ")) for row in table.splitlines()[2:]]

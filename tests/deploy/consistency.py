@@ -1,4 +1,4 @@
-"""Checks beyond schemas: the parts of a deployment refer to each other, and its command lines parse.
+"""Checks that no schema makes: manifests of one deployment refer to each other, and their command lines parse.
 
 `faults` reads the manifests of one namespace, and returns a sentence for each fault.
 """
@@ -29,7 +29,7 @@ BY_HAND = "access"
 
 
 def faults(documents: list[Manifest]) -> list[str]:
-    """Return a sentence for each fault of an overlay's manifests."""
+    """Return one sentence for each inconsistency in an overlay's manifests."""
     found = [*_unmatched_selectors(documents), *_missing_references(documents)]
     found += _impatience(documents)
     for workload in of_kind(documents, *WORKLOADS):
@@ -214,7 +214,7 @@ def check_arguments(arguments: Mapping[str, str]) -> None:
 
 
 def needed_s(arguments: Mapping[str, str]) -> float:
-    """Return the longest time that a server with these flags takes to end."""
+    """Return the most seconds that a server with these flags takes to end after SIGTERM."""
     return float(arguments.get("--drain_delay_s", 0)) + float(arguments.get("--grace_s", 0)) + FORCED_END_S
 
 
@@ -288,7 +288,7 @@ def _probe_faults(probe: Manifest, ports: Mapping[str, str]) -> Iterator[str]:
 
 
 def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each file of keys or tokens that no volume of its pod has."""
+    """Yield one sentence for each file of keys or access tokens in the flags that no volume of the pod has."""
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     files = {
         f"{mounts[volume['name']]}/{name}"
@@ -311,7 +311,7 @@ def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """Yield the faults of containers that claim another number of logical cores than their file of flags uses."""
+    """Yield one sentence if a container claims more or fewer logical cores than its configuration file uses."""
     if "--config" not in arguments or arguments["--compile"] == "only":
         return
     settings = tomllib.loads((ROOT / arguments["--config"]).read_text())

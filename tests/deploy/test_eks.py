@@ -49,7 +49,7 @@ def blocks(text: str) -> list[str]:
 
 
 class Walk:
-    """A shell in the project's root with an `aws` that calls moto, and a log of the calls."""
+    """A shell in the project's root where `aws` calls moto, and a log of these calls."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         need_kubectl()
@@ -82,7 +82,7 @@ class Walk:
 
     @property
     def refused(self) -> list[str]:
-        """Return the command line's complaints about its arguments."""
+        """Return the errors of `aws` about its arguments."""
         return [line for line in self.read("errors").splitlines() if line.startswith(REFUSED)]
 
     @property
@@ -109,7 +109,7 @@ def site() -> dict[str, str]:
 
 
 def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
-    """The page's last commands remove all that the ones before them have made.
+    """The last commands of the page remove all AWS resources that its earlier commands create.
 
     It was once otherwise: the walk had no cleanup, and a reserved trn2.48xlarge went on costing.
     """
@@ -237,7 +237,7 @@ def _overlap(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 
 def test_nodes_on_demand_are_for_claims() -> None:
-    """Pods that ask for Neuron devices by resource claims can run on nodes of either price, on demand or reserved.
+    """Pods that ask for Neuron devices by resource claims can run on both on-demand and reserved nodes.
 
     It was once otherwise: the only node pool for them took reserved instances, and on-demand ones needed an edit.
     """

@@ -203,7 +203,7 @@ def test_nothing_but_its_operator_moves_a_server_that_loads_for_an_hour(name: st
 
 
 def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
-    """Return the tags of our images by the image's name without its registry."""
+    """Return the tags of a deployment's images, by the image's name without its registry."""
     tags: dict[str, set[str]] = {}
     for workload in of_kind(documents, "StatefulSet", "Deployment", "Job"):
         for container in (*pod_of(workload)["containers"], *pod_of(workload).get("initContainers", [])):
@@ -213,10 +213,9 @@ def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
 
 
 def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
-    """One file sets the version of all of our images.
+    """One file, version.env, sets the tag of all images of this project.
 
-    It was once otherwise: tags were variants, so versions had none, and nodes did not pull a new image under an old
-    tag.
+    It was once otherwise: a tag named a variant and no version, so nodes kept an old image under the same tag.
     """
     copy = tmp_path / "deploy"
     shutil.copytree(KUBERNETES.parent, copy)
@@ -291,9 +290,10 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """A deployment builds with every component that gives its pods devices, and is faulty with a wrong number of them.
+    """A deployment may get its devices by another component, and a wrong number of devices is found.
 
-    Each component replaces claims/xl in turn. The file of flags uses 32 cores, and a whole instance has 64.
+    The component replaces claims/xl of the overlay trn2-fused, whose server uses 32 logical cores; a whole instance has
+    64.
     """
     overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
     copy = tmp_path / "overlay"
@@ -311,7 +311,7 @@ def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> No
 
 
 def built_with(folder: Path, overlay: str, component: str) -> list[Manifest]:
-    """Build an overlay with one more component, and check it as the overlays themselves are checked."""
+    """Build an overlay with one more component, check it as all overlays are checked, and return its manifests."""
     documents = with_components(folder, f"overlays/{overlay}", f"components/{component}")
     assert faults(documents) == []
     assert validated(core(documents), "1.34", folder) == ""
@@ -331,9 +331,9 @@ def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", ["cpu-demo", "gpu"])
 def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
-    """A route from outside of the cluster leads to the API, and its proxy cuts no stream by a time limit.
+    """With the component for a route, clients outside of the cluster reach the API, and no time limit cuts a stream.
 
-    There was once no such route.
+    It was once otherwise: no overlay could be reached from outside of its cluster.
     """
     documents = built_with(tmp_path, overlay, "route")
     [route] = of_kind(documents, "HTTPRoute")

@@ -100,7 +100,7 @@ def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def complaints_of_systemd(folder: Path, *, spoil: tuple[str, str] = ("", "")) -> list[str]:
-    """Return the complaints of `systemd-analyze verify` about the units, with programs and folders of this machine."""
+    """Return what `systemd-analyze verify` finds wrong in the units, with programs and folders of this machine."""
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("there is no systemd-analyze")
     for unit in UNITS:

@@ -32,7 +32,7 @@ FILES = {
 
 
 def _flags(models: ModelDirectories, output: Path) -> list[str]:
-    """Return the flags of a comparison that takes some seconds."""
+    """Return flags of a comparison that takes only seconds."""
     prompts = output / "structured.txt"
     prompts.parent.mkdir(exist_ok=True)
     prompts.write_text("1 2 3 and\nin the wing\n")
@@ -154,7 +154,7 @@ async def _until_measuring(process: asyncio.subprocess.Process) -> None:
 
 
 def _children(pid: int) -> dict[str, int]:
-    """Return the process ids of the servers, by name."""
+    """Return the process ids of the servers that the process `pid` has started, by name."""
     roles = {"target": "target", "fused_target": "fused", "draft": "draft"}
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

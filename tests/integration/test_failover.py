@@ -65,7 +65,7 @@ async def cluster(models: ModelDirectories) -> AsyncGenerator[Cluster, None]:
 
 
 async def over_http(port: int) -> str:
-    """Return the gateway's answer."""
+    """Return the text of a streamed answer of the gateway at this port."""
     return "".join([piece async for piece in pieces_over_http(port, BODY)])
 
 

@@ -76,7 +76,7 @@ async def gateway_process(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ports(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, int], None]:
-    """Yield HTTP ports: of gateways in front of target and draft worker, and the fused server's own."""
+    """Yield HTTP ports by topology: gateways in front of a target and of a draft worker, and a fused server."""
     http_port = free_port()
     async with AsyncExitStack() as stack:
         draft = draft_server(models.related, target)
@@ -271,7 +271,7 @@ async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], model
 
 @pytest.mark.long
 async def test_langchain(ports: dict[str, int]) -> None:
-    """LangChain's client is served: whole, streamed, in a batch, with a stop string, and with a full context."""
+    """LangChain's client gets right answers: whole, streamed, in a batch, with a stop string, at a full context."""
     from langchain_core.exceptions import ContextOverflowError
     from langchain_core.messages import AIMessage, HumanMessage
     from langchain_openai import ChatOpenAI
@@ -362,9 +362,9 @@ async def until_running(port: int, num_requests: int) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
-    """A client that leaves frees its slot, with a stream and with a whole answer.
+    """A client that disconnects frees its slot, whether its answer is streamed or not.
 
-    While it is held, others get a time to retry.
+    While the only slot is held, other requests are refused with a time to retry.
     """
     client = client_of(slow[1])
     for stream in (True, False):

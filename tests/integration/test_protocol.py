@@ -34,7 +34,7 @@ class Peer:
 
     @asynccontextmanager
     async def session(self, **fields: Any) -> AsyncGenerator[RawSession, None]:
-        """Send a request in rounds, unless `fields` set another schedule, with a worker of its own."""
+        """Send a request, in rounds unless `fields` change that, from a client with a draft worker of its own."""
         async with raw_worker(self.address) as worker:
             yield worker.request(asked(**fields)).send()
 
@@ -157,7 +157,7 @@ LIES = {
 @pytest.mark.parametrize("when", ["early", "late"])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 async def test_a_lie_ends_the_help_of_its_session_alone(peer: Peer, lie: list[pb.Branch], when: str) -> None:
-    """An invalid proposal ends the help for its request alone, and the answer is right; other requests get help."""
+    """After an invalid proposal, its request decodes without drafts and is right; other requests keep theirs."""
     async with raw_worker(peer.address) as worker:
         session, other = worker.request(asked()), worker.request(asked()).send()
         if when == "early":

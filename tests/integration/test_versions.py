@@ -87,7 +87,7 @@ def ids_in(output: str) -> list[list[int]]:
 
 
 async def test_clients_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """A client and a gateway of version 1 get our target's tokens; an edge draft gets an error that names a way out."""
+    """Clients of version 1 get this target's tokens; the error of a version 1 draft names the calls to use instead."""
     async with target_server(models.target, *SLOW) as target:
         expected = await complete(target, REQUEST)
         port = ("--port", str(target.port))

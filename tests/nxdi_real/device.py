@@ -107,7 +107,7 @@ def _weights_file(folder: Path) -> Path:
 
 
 def _share_memory(module: Any, first: Any) -> None:
-    """Let a graph use the first graph's keys and values; draft and target have their own, EAGLE hidden states too."""
+    """Let a graph use the KV cache of the application's first graph, model by model, and EAGLE's hidden states."""
     for name in ("", "draft_model", "target_model"):
         part, other = (getattr(module, name), getattr(first, name)) if hasattr(module, name) else (module, first)
         if hasattr(part, "kv_mgr"):

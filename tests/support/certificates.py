@@ -12,7 +12,7 @@ from tests.support.authority import Authority, Issued
 
 @dataclass(frozen=True)
 class Pki:
-    """A CA, and the folder of the certificates that it issued."""
+    """A certificate authority for tests, and the folder of the certificates that it issued."""
 
     folder: Path
     authority: Authority = field(default_factory=Authority)

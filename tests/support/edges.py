@@ -23,7 +23,7 @@ WORDS = Vocabulary("f", VOCAB_SIZE)
 
 @dataclass
 class Edge:
-    """The parts of such a client."""
+    """A client with a draft worker: its completer, worker, draft engine and scripted proposer."""
 
     completer: FailoverCompleter
     worker: PrivateWorker

@@ -64,7 +64,7 @@ def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]
 def _after_steps(
     decoder: Decoder, turns: list[Turn], number: int, within: tuple[str, ...]
 ) -> list[Sequence[int]] | None:
-    """Return each sequence's tokens after four steps; the third fails at point `number`, none if that is 0.
+    """Return each sequence's token ids after four steps, the third of which fails at point `number`, or not if 0.
 
     None means that the third step has no such point.
     """

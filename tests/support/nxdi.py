@@ -24,7 +24,7 @@ PYTHON_PATH = f"{Path(nxdi_real.__file__).parent / 'site'}{os.pathsep}{ROOT}"
 
 @dataclass(frozen=True)
 class Nxdi:
-    """NxDI as a test needs it, of either kind.
+    """The NxDI that this test run uses: the contract double, or its own sources.
 
     Attributes:
         is_real: whether these are NxDI's own sources.

@@ -1,4 +1,4 @@
-"""Measurements of a comparison, made up without servers."""
+"""Made-up measurements of a comparison, without servers."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ async def until_healthy(port: int) -> None:
 
 
 async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenerator[str, None]:
-    """Yield the text of a streamed completion, event by event."""
+    """Send a streaming completion request; yield the text of each event."""
     async with (
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
         client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer,
@@ -101,7 +101,7 @@ async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenera
 
 
 async def figure(metrics_port: int, name: str) -> float:
-    """Return the value of a metric that has no label but the model's name."""
+    """Return a metric's value from a server's metrics port, without labels but the model's name."""
     async with httpx.AsyncClient() as client:
         figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
     found = re.search(rf"^{name}{{.*}} (.*)$", figures, re.MULTILINE)
@@ -116,7 +116,7 @@ async def vocabulary_share(metrics_port: int) -> float:
 
 @dataclass
 class Completion:
-    """Outcome of one request; draft tokens that the target looked up do not count."""
+    """Outcome of one request; its counts of draft tokens leave out prompt lookup."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -171,7 +171,7 @@ async def interrupted(
     request: CompletionRequest,
     strikes: Mapping[int, Callable[[], Awaitable[None] | None]],
 ) -> Completion:
-    """Complete a request; call each strike as soon as the answer has so many tokens, of which it must have more."""
+    """Complete a request; call `strikes[n]` as soon as the answer has n tokens, before its end."""
     completion, due = Completion(), sorted(strikes)
     async with AsyncExitStack() as stack:
         if isinstance(server, ServerProcess | str):
@@ -189,7 +189,7 @@ async def interrupted(
 
 
 def cut_for(link: DelayProxy, seconds: float) -> Callable[[], None]:
-    """Return a strike that cuts a link for a time."""
+    """Return a function that cuts a link, and restores it after `seconds`."""
 
     def strike() -> None:
         link.cut()

@@ -1,4 +1,4 @@
-"""Frame of a suite: promises, a line of progress, a deadline, a table and one line of JSON."""
+"""Frame of a suite: its promises, line of progress, time limit, verdict and final line of JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUIET_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Row of the verdict: a promise, and whether it was kept."""
+    """A row of a suite's verdict: what was promised, measured, and whether it was kept."""
 
     name: str
     measured: str
@@ -76,7 +76,7 @@ class Trial:
 
 
 def parser_of(doc: str | None, **defaults: tuple[Any, str]) -> argparse.ArgumentParser:
-    """Return a suite's parser: a flag for each default and its help, which sets its type, and --seed."""
+    """Return a suite's parser: one flag per default, with the default's type and a help text, and --seed."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (default, text) in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (%(default)s)")

@@ -54,7 +54,7 @@ async def _patiently(recipe: Recipe, scene: Scene, seen: Seen) -> None:
 
 
 async def _tolerant(recipe: Recipe, scene: Scene, seen: Seen) -> None:
-    """Run an attack and count an error that ends it; only the effect on other clients matters."""
+    """Run an attack, and count the error that ends it, if any; only its effect on other clients matters."""
     try:
         await recipe(scene, seen)
     except (OSError, *BROKEN) as exc:

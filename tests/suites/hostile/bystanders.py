@@ -1,4 +1,4 @@
-"""Clients that must see nothing but a delay."""
+"""Ordinary clients of servers under attack, which must see nothing but a delay."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Prober:
         self._num_failed = 0
 
     async def watch(self, name: str, pid: int, check: Check) -> None:
-        """Check a server for ever; keep the seconds of its longest check, without waits for a core."""
+        """Check a server until cancelled; keep its longest check in seconds, less waits for a CPU core."""
         await check()  # makes the connection
         while True:
             before, own, began = vitals.waited_s(pid), _own_wait_s(), time.monotonic()
@@ -48,7 +48,7 @@ class Prober:
             await asyncio.sleep(PROBE_S)
 
     async def tell(self) -> None:
-        """Print the longest checks of each interval, until cancelled."""
+        """Print the longest check of each server as JSON, once per interval, until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             print(json.dumps({"worst": self._worst, "failed": self._num_failed}), flush=True)

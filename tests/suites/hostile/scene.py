@@ -1,4 +1,4 @@
-"""The attackers' knowledge: the servers' addresses, and requests that any client may send."""
+"""What the attackers know: addresses of the servers, and requests that any client may send."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Scene:
         return pb.GenerateRequest(**{**asked, "draft_session": NAME, **fields})
 
     def attach(self, num_slots: int, *, is_private: bool = False) -> pb.AssistRequest:
-        """Return a worker's first message."""
+        """Return the first message of a draft worker that claims `num_slots` slots."""
         words = pb.GetModelResponse(tokenizer_fingerprint=self.fingerprint, vocab_size=self.vocab_size)
         return attach(words, num_slots=num_slots, is_private=is_private)
 
@@ -70,7 +70,7 @@ async def dialled(address: str, options: list[tuple[str, int]] | None = None) ->
 
 
 async def observed(call: Any, seen: Seen, name: str) -> None:
-    """Read a call to its end, and note its status."""
+    """Read a call to its end, and count its status in `seen` under `name`."""
     with suppress(*BROKEN):
         while await call.read() != grpc.aio.EOF:
             pass
