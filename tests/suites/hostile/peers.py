@@ -114,7 +114,7 @@ async def dear_grammars(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_sampling(scene: Scene, seen: Seen) -> None:
-    """Ask for every sampling parameter that costs Python time in a pass, within its limits."""
+    """Ask for options that cost Python time in each pass: a penalty, 1024 biases, 64 draft tokens, logprobs."""
     biases = [pb.LogitBias(token_id=token_id, bias=0.5) for token_id in range(1024)]
     sampling = pb.SamplingParams(temperature=1, seed=1, repetition_penalty=1.01, logit_bias=biases)
     request = pb.GenerateRequest(

@@ -1,4 +1,4 @@
-"""Fixtures of backends: a folder for caches that only this test run uses."""
+"""Fixtures of all backends: a folder for caches that only this test run uses."""
 
 from __future__ import annotations
 

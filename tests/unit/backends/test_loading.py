@@ -159,7 +159,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_folders_without_a_model_name_the_way_out(tmp_path: Path, name: str) -> None:
-    """The error about a path without a model says what is there, and what to give instead.
+    """The error about a path without a model says what is there, and what to pass instead.
 
     It was once otherwise: a GGUF file that exists was reported as "no such directory".
     """

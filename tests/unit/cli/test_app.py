@@ -1,4 +1,4 @@
-"""A program's end, its lost output, and the lines of libraries that its log shows."""
+"""End of a program, output that nobody reads, and which log lines of libraries are shown."""
 
 from __future__ import annotations
 

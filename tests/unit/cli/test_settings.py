@@ -75,7 +75,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """Each name in a role's `without` is a flag, since a misspelt one would silently remove none."""
+    """Each setting that a role leaves out exists, since a misspelt name would silently leave out nothing."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -138,7 +138,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A draft that only completes prompts may have a --host that a server would refuse."""
+    """A plain-text --host beyond loopback is refused for a serving draft, not for one that completes prompts."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])
@@ -168,7 +168,7 @@ GUIDES = [ROOT / name for name in ("README.md", "docs/first_steps.md", "docs/com
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
 def test_guides_name_flags_that_exist(guide: Path) -> None:
-    """Every flag that a guide names exists, in either spelling, or is the beginning of one that exists."""
+    """Every flag that a guide names is a flag, with dashes or underscores, or the beginning of one."""
     parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
     known = {
         "--role",

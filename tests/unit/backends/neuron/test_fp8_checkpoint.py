@@ -90,7 +90,7 @@ def logits_of(model: Path) -> np.ndarray[Any, Any]:
 
 
 def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
-    """Return the settings of CONFIG that `TAKEN` names, for a model of `NUM_LAYERS` layers."""
+    """Return the neuron_config fields of CONFIG that `TAKEN` names, for a model of `NUM_LAYERS` layers."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     found = {name: values[name] for name in TAKEN}
     found["modules_to_not_convert"] = [
@@ -126,7 +126,7 @@ async def test_a_fused_pair_answers_as_the_rescaled_target(rescaled: Path, tmp_p
 
 
 def test_the_walk_leaves_out_what_the_public_checkpoint_does() -> None:
-    """AWS's list of modules without quantization has the attention of all 126 layers, and the MLPs of the outer two."""
+    """AWS's list of layers not to quantize has the attention of all 126 layers, and the MLPs of the outer two."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     attention = {f"layers.{layer}.self_attn" for layer in range(LAST_OF_405B + 1)}
     assert set(values["modules_to_not_convert"]) == {

@@ -1,4 +1,4 @@
-"""Refusals before anything is compiled, models that are compiled once, and Python without NxDI."""
+"""Models are refused before anything is compiled, and compiled only once; Python without NxDI works."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_no_module_imports_a_neuron_package_by_statement() -> None:
 
 
 def quantized(path: Path, kind: str, **more: Any) -> dict[str, Any]:
-    """Return the options of a model with weights quantized in this way, and written to this path."""
+    """Return settings of a model with weights of the quantization type `kind`, stored at `path`."""
     given = {"quantized": True, "quantized_checkpoints_path": str(path), "quantization_type": kind}
     return {"overrides": {**given, **more}}
 
@@ -70,7 +70,7 @@ def test_a_draft_may_take_fewer_cores(models: ModelDirectories, artifacts: Path)
 
 
 def _draft_degrees(artifacts: Path) -> Iterator[tuple[int, int]]:
-    """Return the tp_degree of target and draft as NxDI got them."""
+    """Yield (tp_degree of the target, of the draft) from the configuration of each compiled pair."""
     for file in artifacts.glob("*/*/neuron_config.json"):
         config = json.loads(file.read_text())
         draft = config["fused_spec_config"]["draft_config"]

@@ -40,7 +40,7 @@ class TestContract(BackendContract):
 
 
 class TestContractWithoutDrafts(TestContract):
-    """The contract of backends where no pass has room for draft tokens."""
+    """The contract of backends, for models compiled with gamma 0: their passes have one token per slot."""
 
     families = ("llama",)
 
@@ -132,7 +132,7 @@ LONG = tuple(20 + position * 7 % 260 for position in range(300))
 
 
 def assert_exact(lengths: Sequence[int], widths: Sequence[int], **options: Any) -> None:
-    """Compare prompts of these lengths, and passes of these widths after each, with a forward without a cache."""
+    """Compare the logits of prompts of these lengths, each followed by passes of these widths, with Transformers'."""
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, **options))
     model = AutoModelForCausalLM.from_pretrained(path).eval()

@@ -1,4 +1,4 @@
-"""Effect of `--compile` on backend torch, mostly with makers that compile nothing."""
+"""Effect of `--compile` on backend torch; in most tests nothing is really compiled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPAN = Span(1, 0, range(40), 1)
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace the compilers by functions that record their names and leave the passes uncompiled; return that list."""
+    """Replace compilers by stand-ins that leave passes uncompiled; return the list of the names asked for."""
     asked: list[str] = []
 
     def compiler(name: str, **_: object) -> Uncompiled:
