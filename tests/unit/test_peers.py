@@ -1,4 +1,4 @@
-"""Comparison with other programs: its race and its tables, from known times and tokens."""
+"""The benchmark against other programs: its race and tables, from known times and tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
 
 
 class Clockwork:
-    """Engine with variants that take known seconds and answer with counting token ids; one of them fails."""
+    """Engine of a peer, whose variants take known times and count up from the prompt; one variant fails."""
 
     def __init__(self, peer: Peer, tokens_per_s: float, variants: Sequence[str], step: int = 1) -> None:
         self.peer, self.variants, self._rate, self._step = peer, list(variants), tokens_per_s, step

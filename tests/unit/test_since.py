@@ -1,4 +1,4 @@
-"""Comparison of this checkout with an earlier commit, from results of several turns."""
+"""Comparison with an earlier commit: the results of several runs of a checkout become one."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ async def test_adapters_tools_and_beams_are_those_of_vllm_without_our_file(pair:
 
 
 async def _greedy(site: Site) -> dict[str, Any]:
-    """Return greedy answers: a plain one, and those with a tool call, an adapter, and a beam search."""
+    """Return greedy answers: with a forced tool call, from an adapter, from the model, and by beam search."""
     asked: dict[str, Any] = {
         "model": "target",
         "messages": [{"role": "user", "content": "2, 3, 5"}],

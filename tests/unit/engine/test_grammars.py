@@ -1,4 +1,4 @@
-"""Grammars in the engine: compiled off the event loop, within bounds; a failure ends one request with an error."""
+"""Grammars in the engine are compiled in bounded threads; a failure ends one request, with an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, gram
 
 
 class SlowCompiler(GrammarCompiler):
-    """Compiler that waits for a test's permission."""
+    """Compiler that waits until the test lets it go on."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER, DEFAULT_VOCAB_SIZE)

@@ -34,7 +34,7 @@ GREEDY = SamplingParams()
 
 
 class BreakingDecoder(ScriptedDecoder):
-    """Decoder that raises in each pass for which `breaks` returns True."""
+    """Decoder that raises in each pass for which `breaks` returns an exception."""
 
     def __init__(self, breaks: Callable[[Sequence[Turn]], Exception | None]) -> None:
         super().__init__(num_slots=8)
@@ -82,7 +82,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
 
 
 class PoisonedProposer:
-    """Proposer that branches everywhere, and raises for sequences that begin with 0."""
+    """Proposer that begins a branch at every token, and raises for sequences that begin with token 0."""
 
     num_slots, num_branches, max_length = 4, 2, 100
 

@@ -1,4 +1,4 @@
-"""OpenAI's shapes, errors and limits, without a model."""
+"""OpenAI's formats, errors and limits at a gateway, without a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = "Once upon a time!"
 async def client_of(
     completer: ScriptedCompleter, card: ModelCard = CARD, *, raises: bool = False, **settings: Any
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Yield a client of a gateway in front of a completer; the gateway's own errors are answers unless it `raises`."""
+    """Yield an HTTP client of a gateway over a completer; with `raises`, the gateway's own errors are raised."""
     served = gateway(completer, **settings)
     served.card = card
     transport = httpx.ASGITransport(create_app(served), raise_app_exceptions=raises)
@@ -48,7 +48,7 @@ async def post(
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return a stream's documents; check that it has data lines only, and [DONE] at the end."""
+    """Return the JSON documents of a stream, which must have only data lines and end with [DONE]."""
     lines = response.text.split("\n\n")
     assert lines.pop() == ""
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
@@ -103,7 +103,7 @@ async def test_choices_are_summed_up_and_no_draft_has_no_metrics() -> None:
 
 
 class Undrafted(ScriptedCompleter):
-    """A completer of a server without a draft."""
+    """Completer whose answers have no draft tokens."""
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         async for event in super().complete(request):
@@ -247,7 +247,7 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> Non
 
 
 async def test_choices_of_one_request_do_not_fill_the_queue() -> None:
-    """The choices of one request run a few at a time, so that they never fill slots and queue.
+    """The choices of one request are generated a few at a time, so that they never fill slots and queue.
 
     It was once otherwise: 2 prompts with n 64, within the limits, exceeded slots and queue, and got status 429.
     """
@@ -514,7 +514,7 @@ async def test_health_is_that_of_the_next_server() -> None:
 
 
 async def test_a_refusal_leaves_the_connection_whole() -> None:
-    """A refused request leaves its connection usable.
+    """After a refused request its connection can be used again.
 
     It was once otherwise: an exception that rejects a traceback broke the connection after the answer was sent.
     """

@@ -195,7 +195,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault that the server behind the gateway finds is reported by the field that the client has sent.
+    """An error about a grammar, found by the server behind the gateway, names the field that the client has sent.
 
     It was once otherwise: a fault of guided_regex was reported as one of response_format, which the client had not
     sent.
@@ -217,9 +217,9 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_reasoning_stands_apart(begun: bool) -> None:
-    """Reasoning gets a field of its own in an answer, apart from the content.
+    """A model's reasoning is in the field `reasoning_content`, and not in the content.
 
-    The end of the prompt shows whether it has begun, so the gateway asks the completer to echo the prompt.
+    The end of the prompt shows whether reasoning has begun there, so the gateway has the prompt echoed.
     """
     card = replace(CARD, chat_template=THINKING)
     texts = ["<think>"] * (not begun) + ["\nI ", "think", "\n</think", ">\n\n", "So", "!"]

@@ -1,4 +1,4 @@
-"""A client's errors at an address without a gRPC server."""
+"""Errors of a gRPC client whose address has no gRPC server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's reports of health."""
+"""Health that a server reports, and clients that watch it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_health_follows_the_server_behind() -> None:
 
 
 class Cut(HealthServicer):
-    """Health service that ends each watch soon after its start."""
+    """Health service that ends each watch at once, or after its first message."""
 
     status = grpc.StatusCode.UNAVAILABLE
 

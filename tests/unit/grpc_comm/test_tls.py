@@ -38,7 +38,7 @@ async def serving(credentials: grpc.ServerCredentials | None) -> AsyncGenerator[
 
 
 async def dial(address: str, tls: ClientTls | None) -> bool:
-    """Return whether the server can be reached and reports SERVING."""
+    """Return whether a client with this TLS configuration reaches the server, and it reports SERVING."""
     async with open_channel(address, None if tls is None else Credentials(tls)) as channel:
         await wait_until_ready(channel, address, timeout_s=2.0, tls=tls)
         return await is_serving(channel)

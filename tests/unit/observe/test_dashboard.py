@@ -32,9 +32,9 @@ def test_every_variable_reads_a_series_that_every_process_has() -> None:
 
 
 def test_two_services_stand_side_by_side() -> None:
-    """Two services can be shown side by side.
+    """The dashboard can compare variants of a service; "All" also matches series without the label `variant`.
 
-    Not every Prometheus adds the label for a variant, so "All" must match series without it.
+    Not every Prometheus adds that label.
     """
     for name in ("variant", "topology"):
         assert VARIABLES[name]["allValue"] == ".*"

@@ -28,7 +28,7 @@ def request(
     counts: Counts = NOTHING_COUNTED,
     accepted: int = 3,
 ) -> RequestStats:
-    """Return the figures of a request with 5 tokens per commit, 4 of them drafted."""
+    """Return the figures of a request with a commit after each gap: 4 draft tokens, of which `accepted` were kept."""
     stats = RequestStats(started=started, num_prompt_tokens=7)
     for end in np.cumsum(gaps) + started:
         stats.take(Commit(0, (7,) * (accepted + 1), 4, accepted, timings, counts=counts), at=float(end))

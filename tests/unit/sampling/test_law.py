@@ -50,7 +50,7 @@ ALPHA_WRONG = ALPHA * 1e-6
 
 
 def label(sampling: SamplingParams) -> str:
-    """Return the parameters that differ from their defaults, for test ids."""
+    """Return a test id: the parameters that differ from their defaults."""
     values = asdict(sampling)
     return " ".join(f"{name}={value}" for name, value in values.items() if value != asdict(SamplingParams())[name])
 
@@ -67,7 +67,7 @@ def target_choices(sampling: SamplingParams = ASKED, noise_key: law.NoiseKey = l
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingParams) -> None:
-    """Speculation keeps both promises of shared noise: the target's distribution, and its very tokens."""
+    """With shared noise, speculation has the target's distribution, and for each seed the target's own tokens."""
     target = choices("target", sampling)
     alone = law.decode(target)
     assert law.law_p_value(alone, TARGET, sampling) > ALPHA

@@ -50,7 +50,7 @@ def backend() -> TorchBackend:
 
 
 async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], int]:
-    """Return the tokens, and the number of accepted draft tokens."""
+    """Return the tokens of a request, and its number of accepted draft tokens."""
     engine.start()
     commits = await commits_of(engine.generate(request))
     await engine.stop()

@@ -1,4 +1,4 @@
-"""Round trips from acknowledgements: the target's hold is subtracted; unacknowledged messages do not count."""
+"""Round trips measured from acknowledgements, less the target's time; unacknowledged messages do not count."""
 
 from __future__ import annotations
 

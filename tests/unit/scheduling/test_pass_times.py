@@ -17,7 +17,7 @@ PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60
 
 
 def stairs(num_draft_tokens: int) -> float:
-    """Return the seconds of passes with kernels that run six rows at a time."""
+    """Return the seconds of a pass; kernels compute six rows at a time, so time rises with every sixth token."""
     return 0.004 + 0.002 * (num_draft_tokens // 6)
 
 
@@ -104,7 +104,7 @@ def test_a_single_slow_pass_is_forgotten_sooner() -> None:
 
 
 def test_the_first_pass_over_each_number_is_ignored() -> None:
-    """The first pass of each width is not measured, since a backend allocates memory in it."""
+    """The first pass with each number of draft tokens does not count, since a backend allocates memory in it."""
     times = PassTimes()
     assert not times.of(1).is_known
     times.record(1, 0, 0.01)

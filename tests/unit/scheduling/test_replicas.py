@@ -113,7 +113,7 @@ def test_a_pause_is_bounded_and_forgotten() -> None:
 
 
 def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
-    """Requests that fail together, as when a replica is killed, count as one failure for the length of its pause."""
+    """Thirty requests that fail at once, as when a replica is killed, lengthen its pause no more than one."""
     found = replicas(*ADDRESSES)
     for _ in range(30):
         found.ended("a:1", 5.0, failed=True)

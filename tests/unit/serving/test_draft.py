@@ -62,7 +62,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Server that fails the first calls of GetModel, with one of the given errors each."""
+    """Servicer whose GetModel raises one of `errors` per call, then works."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)

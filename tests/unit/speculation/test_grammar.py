@@ -58,7 +58,7 @@ class Counting(SlotDecoder):
 
 
 def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Grammar = GRAMMAR) -> list[int]:
-    """Generate one sequence to its end, with the decoder's own draft tokens if it makes any."""
+    """Generate a whole output under a grammar; the decoder proposes its own draft tokens, if it can."""
     matcher, tokens, start = COMPILER.compile(grammar), list(PROMPT), 0
     while EOS_TOKEN_ID not in tokens and len(tokens) < MAX_LENGTH - gamma - 1:
         turn = Turn(0, start, list(tokens), sampling, gamma=gamma, output_start=len(PROMPT), grammar=matcher)

@@ -32,7 +32,7 @@ PREAMBLES = {Preamble.REASONING: "<think>", Preamble.REST_OF_REASONING: ""}
 
 
 def is_kept(grammar: Grammar, text: str) -> bool:
-    """Return whether the text is an output of the grammar."""
+    """Return whether a grammar allows the text as a whole output."""
     proposal = [*TOKENIZER.encode(text, special=False), EOS_TOKEN_ID]
     return COMPILER.compile(grammar).num_allowed((), proposal) == len(proposal)
 

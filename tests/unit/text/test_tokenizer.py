@@ -207,7 +207,7 @@ def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) ->
 
 
 def test_marks_of_calls_are_text_where_calls_are_read() -> None:
-    """Llama's <|python_tag|> is a special token, which has text only here; the text around it is unchanged."""
+    """The special token <|python_tag|> has text only if calls are read; text around it stays the same."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     (mark,) = tokenizer.call_markers
     token_ids = [*tokenizer.encode("a\u00e9"), mark, *tokenizer.encode(" the\u00e9"), mark]
@@ -221,7 +221,7 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
 
 
 def test_a_character_that_a_mark_cuts_comes_once() -> None:
-    """After the marker a new text begins; bytes of a character before it are not repeated."""
+    """A character that a marker cuts is written once, as a replacement character, before the marker."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     (mark,) = tokenizer.call_markers
     first_half = tokenizer.encode("\u00e9")[:1]

@@ -1,4 +1,4 @@
-"""Choice of tokens in vLLM's workers: requests with logits that are not finite. Needs no vLLM."""
+"""Choice of tokens in vLLM's workers finds requests whose logits are not finite; vLLM is not needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group of a server's processes: all of them end, those too that Python has only just spawned."""
+"""The processes of a server form a group, all of which ends, also those that Python has just spawned."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ REASON = "_C::static_scaled_fp8_quant() expected\nat most 0 arguments"
 
 
 def fail() -> None:
-    """Log what vLLM's processes do at a start that fails, and raise what its front does."""
+    """Log errors as vLLM's processes do when a start fails, and raise what its front then raises."""
     logger = logging.Logger("vllm")
     logger.addHandler(handler := logging.StreamHandler(log))
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

@@ -32,7 +32,7 @@ NAME = "targets.example"
 
 
 class Resolver:
-    """Addresses of a name; None if the name is unknown."""
+    """Stand-in for DNS: `hosts` are the addresses of the name NAME, None if it does not exist."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.hosts: tuple[str, ...] | None = hosts

@@ -112,7 +112,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Target that answers each request by the next recipe, then always by the last; it accepts draft workers."""
+    """Target that answers each request by the next of `recipes`, the last one again and again."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -154,14 +154,14 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
 
 @asynccontextmanager
 async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield the completer that a gateway and a fused client call a server with."""
+    """Yield the completer by which gateways and clients call a server."""
     async with listening(target) as server, client_of(server.port) as completer:
         yield completer
 
 
 @asynccontextmanager
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
-    """Yield a fleet of one server that is ready; a request to an unknown server would not be sent again."""
+    """Yield a fleet of one server, once it is ready: before that, a failed request would not be sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
         async with asyncio.timeout(60), aclosing(fleet.serves()) as changes:
             async for serves in changes:

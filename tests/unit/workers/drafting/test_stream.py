@@ -1,4 +1,4 @@
-"""A worker of the pool and its targets: the loss of one target does not affect the others."""
+"""A pool worker and its targets: what happens to one target does not affect the others."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch
 
 
 class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """The target's end of an Assist stream, which sends a test's messages."""
+    """Stand-in for a target's Assist call: it sends the messages that a test sets, and keeps those it gets."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -255,7 +255,7 @@ async def test_a_broken_tokenizer_is_a_refusal() -> None:
 
 
 async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
-    """A session takes its target's number of ids up to a limit, since counts of tokens have an entry per id."""
+    """A worker drafts for a target with a larger vocabulary, but declines one of four billion ids."""
     target = Target()
     async with attached(target) as worker:
         target.opens("absurd", 1, 2, vocab_size=2**32 - 1)
