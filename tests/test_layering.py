@@ -1,4 +1,4 @@
-"""Imports point downwards: the rooms of docs/architecture.md, read from the sources.
+"""Modules import only from their own layer and lower ones; these are the layers of docs/architecture.md:
 
 main.py, compare_architectures.py, specdec/*.py
 specdec.comparison                          knows servers by their command line, their API, and the foundation
@@ -171,7 +171,7 @@ def test_imports_point_downwards() -> None:
 def test_no_module_imports_itself_by_a_detour() -> None:
     """No module imports itself through other modules, also not by imports inside functions.
 
-    Such a cycle works only until the statement is moved.
+    A cycle of imports inside functions works only until one of them is moved to the top of its file.
     """
     names = {module_name(file): file for file in sources()}
     graph = {

@@ -1,4 +1,4 @@
-"""Versions of AWS's software in our files and pages form one row of the table in docs/neuron.md."""
+"""Versions of AWS's software in all files and pages are those of one row of the table in docs/neuron.md."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_image_that_is_named_is_in_the_table() -> None:
 
 
 def test_the_drivers_chart_is_pinned_and_knows_the_claims() -> None:
-    """The chart of the driver has a pinned version, which knows our resource claims.
+    """The Helm chart of the Neuron driver has a pinned version, which supports the manifests' resource claims.
 
     It was once otherwise: claims had the version of the private beta, and the chart had no pinned version.
     """

@@ -1,7 +1,7 @@
 """Every command line in docs/tutorials is valid for its program.
 
-Our parsers check our own commands, the gateway's schema bodies of requests, and a list arguments of curl and LLMPerf.
-Any other program needs a line here.
+This project's parsers check its own commands, the gateway's schema the bodies of requests, and a list the arguments of
+curl and LLMPerf. Any other program must be named here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_
 
 
 def command_lines(page: Path) -> list[list[str]]:
-    """Return the lines of all blocks of bash, split into words as by a shell."""
+    """Return the commands in all bash blocks of a page, each split into words as a shell does."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
     return [words for line in lines if (words := shlex.split(line, comments=True))]

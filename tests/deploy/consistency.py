@@ -1,6 +1,6 @@
-"""Checks that no schema makes: manifests of one deployment refer to each other, and their command lines parse.
+"""Checks that no schema makes: manifests of a deployment refer to what exists, and their command lines parse.
 
-`faults` reads the manifests of one namespace, and returns a sentence for each fault.
+`faults` reads the manifests of one namespace, and returns a sentence for each inconsistency.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def needed_s(arguments: Mapping[str, str]) -> float:
 
 
 def _argument_faults(arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """Yield the faults that the role's parser finds in the flags, and hosts that no Service has."""
+    """Yield one sentence for each wrong flag, each unset variable, and each target host without a Service."""
     role = arguments["--role"]
     complaint = io.StringIO()
     try:

@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 @cache
 def _why_not() -> str | None:
-    """Return the reason for which this machine's kubectl cannot build our folders; None where it can."""
+    """Return why this machine's kubectl cannot build the kustomizations; None if it can."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         return "there is no kubectl"
@@ -56,7 +56,7 @@ def text_of(folder: Path) -> str:
 
 
 def complaints(*command: str | Path) -> str:
-    """Return what a checking program writes about its input; empty if it finds no fault."""
+    """Run a checking program; return what it writes about its input, empty if it finds no error."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr or f"exit code {done.returncode}"
 

@@ -22,7 +22,7 @@ from tests.support.cluster import Member
 
 @dataclass(frozen=True)
 class Site:
-    """Files on this machine in place of those that the manifests mount into pods.
+    """Files on this machine that stand for the ones mounted into pods, and the pods' manifests.
 
     Attributes:
         access: folder of the tokens.

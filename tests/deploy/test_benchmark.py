@@ -151,7 +151,7 @@ def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Pa
 def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subprocess.CompletedProcess[str]]:
     """Run the Job's command with a stand-in for LLMPerf, which writes down the arguments that it gets.
 
-    The Job finds LLMPerf already installed, and the stand-in in the place of its Python.
+    The Job finds LLMPerf installed already, with the stand-in as its Python.
     """
     (folder / "venv").mkdir()
     stand_in(folder / "venv", "python", program)

@@ -111,7 +111,7 @@ def site() -> dict[str, str]:
 def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
     """The last commands of the page remove all AWS resources that its earlier commands create.
 
-    It was once otherwise: the walk had no cleanup, and a reserved trn2.48xlarge went on costing.
+    It was once otherwise: the page had no cleanup, and a reserved trn2.48xlarge went on costing.
     """
     steps, _, removal = WALK.partition("**Remove**")
     walk.run("\n".join(blocks(steps)[1:]))
@@ -150,7 +150,7 @@ def test_every_pushed_image_is_one_that_pods_name(walk: Walk) -> None:
 
 
 def aws_lines(page: Path) -> list[str]:
-    """Return the page's commands of the AWS CLI but for those of the walk, also those within sentences."""
+    """Return the `aws` commands on a page, also those within sentences, without the ones that `walk` runs."""
     text = page.read_text(encoding="utf-8")
     lines = [line for block in blocks(text.replace(WALK, "")) for line in block.splitlines()]
     spoken = re.findall(r"`(aws [a-z0-9]+ [^`]+ [^`]+)`", text)

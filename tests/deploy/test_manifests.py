@@ -1,6 +1,6 @@
 """Every kustomization in deploy/kubernetes builds, fits the schemas of Kubernetes, and is consistent in itself.
 
-No cluster is needed, and none has run these manifests: schemas and our own parsers check them.
+No cluster is needed, and none has run these manifests: schemas and this project's parsers check them.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def validated(documents: list[Manifest], version: str, folder: Path) -> str:
-    """Return the complaints of kubernetes-validate, except about kinds of resources that the program does not know."""
+    """Return the errors of kubernetes-validate, except those about custom resources, which it does not know."""
     file = folder / "all.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     return complaints("kubernetes-validate", "--strict", "--quiet", "--no-warn", "-k", version, file)
 
 
 def custom_faults(kind: str, documents: list[Manifest]) -> str:
-    """Return what breaks the schema of a kind that another project defines, a line each, with the resource's number."""
+    """Return one line for each custom resource of this kind that breaks its schema; empty if none does."""
     schema = json.loads((SCHEMAS / f"{kind}.json").read_text())
     checker = jsonschema.validators.validator_for(schema)(schema)
     found = ((number, error) for number, each in enumerate(documents) for error in checker.iter_errors(each))
@@ -75,7 +75,7 @@ def custom(documents: list[Manifest]) -> list[Manifest]:
 
 
 def check_custom(documents: list[Manifest]) -> set[str]:
-    """Check all custom resources, and that their schemas notice a field that does not exist; return the kinds."""
+    """Check all custom resources by their schemas, which must also find an unknown field; return the kinds."""
     kinds = {each["kind"] for each in custom(documents)}
     for kind in sorted(kinds):
         found = of_kind(documents, kind)
@@ -376,7 +376,7 @@ MISTAKES: dict[tuple[str, str, object], str] = {
 
 
 def spoil(documents: list[Manifest], place: str, value: object) -> None:
-    """Change one field of the first resource of a kind, or of the one with KIND/NAME; "+" appends to a list."""
+    """Change one field of a manifest; `place` names the resource, by kind or KIND/NAME, and the path of the field."""
     kind, *path = place.split()
     kind, _, name = kind.partition("/")
     holder: Any = next(each for each in of_kind(documents, kind) if name in ("", each["metadata"]["name"]))

@@ -189,7 +189,7 @@ def place() -> Iterator[Town]:
 
 
 def pids(place: Town, word: str) -> set[int]:
-    """Return the ids of processes with this word in their command lines."""
+    """Return the ids of the processes with `word` in their command lines."""
     return {pid for pid, words in processes_of(place).items() if word in words}
 
 
@@ -259,8 +259,8 @@ def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
 def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
     """A gateway or draft worker that hangs is replaced, and no request is refused.
 
-    It was once otherwise: a gateway or draft worker that hung was never replaced, since its supervisor noticed its end
-    alone.
+    It was once otherwise: a gateway or draft worker that hung was never replaced, since its supervisor noticed only
+    processes that had ended.
     """
     hung = min(pids(place, f"--role {role}"))
 

@@ -115,7 +115,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
-    """The draft worker of a server that sends requests for users helps these requests.
+    """A server that sends requests in the names of users has its own draft worker draft for them.
 
     It was once otherwise: session names were looked up in the user's account, and the worker attaches without a user.
     """
@@ -270,7 +270,7 @@ async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -
 
 @pytest.mark.parametrize("end", ["silence", "leaving", "a lie"])
 async def test_rounds_whose_worker_fails(end: str) -> None:
-    """A request in rounds decodes alone once its worker is silent for too long, leaves, or sends a fault."""
+    """A request in rounds decodes without drafts after its worker is silent too long, detaches or sends an error."""
     async with serving(idle_timeout_s=0.3) as target, raw_worker(target.address, is_private=False) as worker:
         session = worker.request(IN_ROUNDS).send()
         help_id = (await opened(worker)).session_id

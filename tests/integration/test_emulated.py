@@ -31,7 +31,7 @@ def results_of(*arguments: str) -> dict[str, Any]:
 
 
 def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_path: Path) -> None:
-    """The capacity found ends where passes become too long for the promised time per token.
+    """The capacity found is the most streams whose passes are short enough for the promised time per token.
 
     A pass over five sessions takes 45 ms, so five streams cannot have 41 ms a token; a pool of two drafts helps.
     """

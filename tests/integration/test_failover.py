@@ -113,9 +113,9 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 
 
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
-    """Clients of every kind get whole answers although a target is killed.
+    """When a target is killed, all clients still get whole answers.
 
-    There are thin clients, a gateway, an edge draft, and a command line that starts before or after the kill.
+    These are thin clients, a gateway, an edge draft, and command lines started before and after the kill.
     """
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)

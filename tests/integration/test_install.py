@@ -33,7 +33,7 @@ BYTECODE = shutil.ignore_patterns("__pycache__")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build our wheel."""
+    """Build this project's wheel."""
     home = tmp_path_factory.mktemp("wheel")
     source = home / "source"
     source.mkdir()
@@ -56,10 +56,10 @@ def environment_with(home: Path, *asked: str | Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an environment with our wheel.
+    """Make a virtual environment with this project's wheel.
 
-    A path file adds the packages that it depends on from the tests' environment; tests/unit/test_requirements.py checks
-    that the wheel declares all of them.
+    Its dependencies come from the tests' environment by a path file; tests/unit/test_requirements.py checks that the
+    wheel declares them.
     """
     made = environment_with(tmp_path_factory.mktemp("install"), "--no-deps", "--no-index", wheel)
     packages = next(made.glob("lib/python*/site-packages"))
@@ -201,9 +201,9 @@ def test_no_module_has_the_name_of_its_folder(
 
 
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:
-    """Another project's package `inference` works beside our wheel.
+    """Another project's package `inference` works beside this project's wheel.
 
-    It was once otherwise: if Roboflow's `inference` and our wheel were both installed, one of them did not work.
+    It was once otherwise: if Roboflow's `inference` and this wheel were both installed, one of them did not work.
     """
     (tmp_path / "inference").mkdir()
     (tmp_path / "inference" / "__init__.py").write_text("raise ImportError('never run')")

@@ -134,7 +134,7 @@ def test_a_misspelt_parameter_names_the_one_meant(llm: specdec.LLM) -> None:
 
 
 def test_names_show_themselves_before_they_are_used() -> None:
-    """Completion and help show the names and parameters of the library.
+    """Tab completion and help() show the names and parameters of the library before it is first used.
 
     It was once otherwise: completion by Tab found `Path` and `sys` but no LLM, and help showed `**parameters`.
     """
@@ -152,7 +152,7 @@ def test_names_show_themselves_before_they_are_used() -> None:
 
 
 def test_a_result_shows_itself_shortly(llm: specdec.LLM) -> None:
-    """A notebook shows a result in a few words.
+    """The repr of a result, which a notebook shows, is short.
 
     It was once otherwise: a notebook printed every time of every pass, some 3,000 characters.
     """

@@ -49,7 +49,7 @@ LAST = 267
 
 @dataclass(frozen=True)
 class Kind:
-    """Vocabularies of targets and drafts, as sizes; None stands for the vocabulary of the other tokenizer.
+    """A case: vocabulary sizes of targets and drafts, where None is the vocabulary of the other tokenizer.
 
     Attributes:
         draft: draft of `target` in a distributed and a fused pair.

@@ -202,7 +202,7 @@ async def test_a_call_that_ends_without_a_message(method: str) -> None:
 
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
-    """A pool worker that reads nothing is detached.
+    """A pool worker that does not read its messages is detached.
 
     It was once otherwise: messages to such a worker piled up as long as it answered pings, and its sessions had no
     drafts.

@@ -1,4 +1,4 @@
-"""A client with a draft worker in this process, at a target of any kind; the worker proposes the scripted tokens."""
+"""A client with a draft worker in this process; the worker proposes scripted tokens."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from tests.support.scripted import until
 
 
 def onnx_engine(path: Path, max_length: int) -> TargetEngine:
-    """Return an engine on backend onnx with four slots and two places in the queue; the caller starts it."""
+    """Return an engine on backend onnx with four slots and a queue of two requests; the caller starts it."""
     config = ModelConfig(path, backend="onnx", sequence_length=max_length, num_slots=4, num_threads=1)
     backend, tokenizer = load_backend(config), Tokenizer.load(path)
     limits = EngineLimits(max_waiting=2, eos_token_ids=tokenizer.eos_token_ids, lookup=False)
@@ -118,7 +118,7 @@ async def completed(
 class EngineContract:
     """Tests of an engine over a tiny model.
 
-    A subclass overrides the fixture `engine`: four slots, two places in the queue, a context of MAX_LENGTH.
+    A subclass overrides the fixture `engine`: four slots, a queue of two requests, a context of MAX_LENGTH.
     """
 
     MAX_LENGTH = 128

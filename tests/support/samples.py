@@ -89,7 +89,7 @@ def samples(config: ComparisonConfig) -> list[Sample]:
 
 
 def slowed(sample: Sample, *factors: float) -> Sample:
-    """Return a sample with answers that take as many times as long as the contender's own; the factors take turns."""
+    """Return a sample whose answers take `factors` times as long, each answer the next factor in turn."""
     cell = sample.cell
     records = (
         record(cell.contender, rtt_ms=cell.rtt_ms, prompt_index=it.prompt_index, slowdown=factor)

@@ -240,7 +240,7 @@ class CommandResult:
 async def command(
     *arguments: str | Path, program: str = "main.py", cwd: Path = ROOT, variables: Mapping[str, str] = NO_VARIABLES
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run `main.py`, another program of ours, or a module by "-m NAME"; kill it when the block ends.
+    """Run `main.py`, another program of this project, or a module ("-m NAME"); kill it when the block ends.
 
     The process gets `variables` beside those of ENVIRONMENT.
     """

@@ -248,7 +248,7 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
 
 
 async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
-    """Propose wrong tokens for one session after the other, until the target ends the stream.
+    """Propose wrong tokens for one session after another, until the target ends the stream.
 
     A second write could meet an ended stream, which would then have a status of the client's library.
     """

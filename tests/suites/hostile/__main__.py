@@ -82,7 +82,7 @@ async def lines_of(process: asyncio.subprocess.Process) -> Lines:
 
 @asynccontextmanager
 async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None]:
-    """Run a module of this suite in a process until the block is left; yield its lines."""
+    """Run a module of this suite as a process until the block is left; yield its lines of JSON."""
     words = (json.dumps(argument) for argument in arguments)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"tests.suites.hostile.{module}", *words, stdout=asyncio.subprocess.PIPE

@@ -78,7 +78,7 @@ async def early_names(scene: Scene, seen: Seen) -> None:
 
 
 async def flood(scene: Scene, seen: Seen) -> None:
-    """Send many more requests at once than a server has slots and places in its queue."""
+    """Send many more requests at once than the server can run and queue."""
     for server in scene.grpc_servers:
         async with dialled(server) as channel:
             stub = rpc.GenerationServiceStub(channel)

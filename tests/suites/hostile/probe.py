@@ -83,7 +83,7 @@ class Prober:
 
 
 def waited_between(before: dict[int, float], after: dict[int, float], *, first: int) -> float:
-    """Return the wait for a core of a server's first thread, plus that of the other thread that waited most.
+    """Return the seconds for which a server waited for a core: its first thread, plus the worst other thread.
 
     A thread that began meanwhile counts from its start; the waits of one that ended are unknown.
     """

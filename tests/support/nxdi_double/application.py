@@ -1,4 +1,4 @@
-"""Base class of every model's class: the choice of graphs, and NxDI's silent faults."""
+"""Base class of compiled models in the double: it chooses graphs as NxDI does, silent errors included."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class NeuronApplication:
         attention_mask: Tensor | None,
         sampling_params: Tensor,
     ) -> SimpleNamespace:
-        """Choose the graph as NxDI does: by position 0, then by width. A mask is left out for single tokens alone."""
+        """Run the graph that NxDI would choose: by position 0, then by width; only single tokens need no mask."""
         self._check_call(input_ids, position_ids, seq_ids, sampling_params)
         mask = attention_mask
         if mask is None:

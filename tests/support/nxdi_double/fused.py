@@ -97,10 +97,10 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [accepted, accepted.gather(1, matches - 1), kept, (position_ids + matches).int()]
 
     def split(self, outputs: list[Any]) -> list[Any]:
-        """Return a call's outputs without the states, after a check of their places against NxDI's table of aliases.
+        """Return a call's outputs without KV states, whose indices must be those in NxDI's table of aliases.
 
         Raises:
-            RuntimeError: they are elsewhere.
+            RuntimeError: the states are at other indices.
         """
         states = [*self.draft_model.kv_mgr.past_key_values, *self.target_model.kv_mgr.past_key_values]
         num_heads = 6 if self.neuron_config.output_logits else 4

@@ -251,7 +251,7 @@ def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path:
 
 
 def test_packed_experts_of_gpt_oss_are_unpacked(tmp_path: Path) -> None:
-    """Experts in MXFP4, as gpt-oss is published, are read and unpacked by our own code.
+    """Experts in MXFP4, as gpt-oss is published, are read and unpacked by this project's code.
 
     Transformers refuses to read them without further packages.
     """

@@ -65,7 +65,7 @@ def written_to(stdout: int) -> tuple[int, str]:
 
 
 def test_a_reader_that_left_is_no_failure() -> None:
-    """A command ends without an error if the reader of its output has left.
+    """A command whose output is closed by its reader ends without an error.
 
     It was once otherwise: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError.
     """

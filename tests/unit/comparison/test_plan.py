@@ -1,4 +1,4 @@
-"""Plans of comparisons, searches and studies: flags and their meaning, refusals with value, limit and way out."""
+"""Plans of comparisons, searches and studies from flags; errors name value, limit and what to use instead."""
 
 from __future__ import annotations
 

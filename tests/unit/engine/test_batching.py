@@ -39,7 +39,7 @@ def waits(choice: Batching, *sessions: TargetSession) -> bool:
 
 @pytest.mark.parametrize(("num_left", "expected"), [(1, False), (2, True)])
 def test_no_wait_for_tokens_that_find_no_room(num_left: int, expected: bool) -> None:
-    """The target does not wait for draft tokens that have no room before the end of the answer.
+    """The target does not wait for draft tokens that an answer has too few tokens left to use.
 
     It was once otherwise: before the last token of an answer, the target waited for draft tokens that it could not use.
     """

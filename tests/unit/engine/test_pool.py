@@ -134,7 +134,7 @@ async def test_no_worker_gets_more_than_the_operator_allows() -> None:
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
-    """A worker that reports less room keeps as many sessions as fit; another worker gets the rest."""
+    """A worker that reports fewer slots keeps that many sessions; the rest goes to another worker."""
     first, second = GoodWorker("first", 8, pool), GoodWorker("second", 8, pool)
     pool.attach(first)
     asking = [asyncio.create_task(drafted(pool, length)) for length in (3, 4, 5)]

@@ -33,7 +33,7 @@ def decoder() -> ScriptedDecoder:
 
 @pytest.fixture
 async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]:
-    """Start an engine with two slots and two places in the queue."""
+    """Start an engine with two slots and a queue of two requests."""
     async with running(TargetEngine(decoder, EngineLimits(max_waiting=2))) as engine:
         yield engine
         decoder.gate.open()

@@ -1,4 +1,4 @@
-"""Work before a slot, such as grammars and long texts, has bounded threads, for which accounts take turns."""
+"""Work before a request gets a slot, such as compiling grammars, has bounded threads, which accounts share."""
 
 from __future__ import annotations
 

@@ -598,7 +598,7 @@ async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
     ],
 )
 async def test_a_body_that_is_no_json_is_named(content_type: str, body: str, words: str) -> None:
-    """A body that is no JSON is named as such, for example the form that `curl -d` sends without a header."""
+    """The error about a body that is not JSON says so, for example for a form, as `curl -d` sends by default."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post("/v1/completions", content=body, headers={"content-type": content_type})
     assert response.status_code == 400
@@ -624,7 +624,7 @@ async def test_usage_so_far_as_guidellm_asks_for_it() -> None:
 
 
 async def test_llmperf_reads_a_stream() -> None:
-    """LLMPerf can read our streams: each event has a choice and one token.
+    """LLMPerf can read this gateway's streams: each event has a choice and one token.
 
     Its requests have a path as model, and an empty system message.
     """

@@ -261,9 +261,9 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for the tool that has a fault in its schema has one time limit for all tools.
+    """The search for the tool whose schema is invalid has one time limit for all tools.
 
-    It was once otherwise: for a fault outside the tools each schema was compiled: minutes of a thread that others need.
+    It was once otherwise: if no tool was at fault, each schema was compiled, which occupied a thread for minutes.
     """
     looked: list[Any] = []
 

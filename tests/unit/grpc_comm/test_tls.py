@@ -1,4 +1,4 @@
-"""TLS over real sockets: trust, errors that name the fault, and certificates that are replaced while in use."""
+"""TLS over real sockets: trust, errors that name the cause, and certificates replaced while in use."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
 async def test_a_broken_pair_leaves_the_one_before(
     trust: Pki, caplog: pytest.LogCaptureFixture, spoil: Callable[[Pki], object], words: str
 ) -> None:
-    """A certificate file that becomes bad leaves the earlier one in use; the fault is logged once and shown in metrics.
+    """If a certificate file becomes invalid, the earlier one stays in use; the error is logged once, and in metrics.
 
-    A bad file is an error at start. The next good version is used.
+    The next valid version is used. At the start, an invalid file is an error.
     """
     cert, key = trust.pair("server", "127.0.0.1", "first.example")
     tls = ServerTls(cert, key)

@@ -142,9 +142,9 @@ def goes_on_after_a_mismatch(chosen: Sequence[int], proposal: Sequence[int]) -> 
     ],
 )
 def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
-    """Each wrong variant of verification is noticed.
+    """Each wrong variant of verification fails the G-test with a far draft, and changes tokens with a near one.
 
-    A near draft hides some faults in the distribution; the comparison with the target's tokens finds them.
+    With a draft near to its target, some errors do not show in the distribution, but in the tokens.
     """
     target = choices("target", ASKED)
     generated = law.speculate(target, choices("far", ASKED), gamma=gamma, verify=wrong)
@@ -164,7 +164,7 @@ def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     ],
 )
 def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
-    """Noise with a wrong key is noticed.
+    """Noise whose key lacks a part of the seed or of the position fails the G-test.
 
     Each token has the right distribution then, but pairs over positions and seeds do not.
     """
@@ -185,7 +185,7 @@ def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
     ids=label,
 )
 def test_verification_with_other_parameters_than_asked_fails(used: SamplingParams) -> None:
-    """A target that verifies with other parameters than the request's is noticed."""
+    """Verification with other sampling parameters than the request's fails the G-test."""
     generated = law.speculate(choices("target", used), choices("near", ASKED), gamma=3, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
 

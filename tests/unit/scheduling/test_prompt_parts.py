@@ -39,7 +39,7 @@ def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: fl
 
 
 def test_costs_follow_the_latest_parts() -> None:
-    """The room for prompt tokens follows the cost of the latest parts, which grows with the position in a prompt."""
+    """How many prompt tokens a pass takes follows from the latest costs, which grow with the position in a prompt."""
     known = PromptParts(2.0)
     rooms = []
     for token_s in (1e-4, 1e-3):

@@ -38,7 +38,7 @@ BUSY = replace(CARD, name="busy")
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:
-    """Gateway and server both count a request over its deadline as DEADLINE_EXCEEDED.
+    """Gateway and server both count a request that exceeds its deadline as DEADLINE_EXCEEDED.
 
     It was once otherwise: gateway and server counted a request over its deadline as CANCELLED, as if the client had
     left.

@@ -71,9 +71,9 @@ def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Gra
 
 
 def test_a_step_that_fails_anywhere_costs_no_token() -> None:
-    """A step with a grammar that fails at any point changes no token of later steps.
+    """Wherever a step with a grammar fails, later steps give the same tokens.
 
-    It was once otherwise: an error between a matcher's move and the note of its place made later masks wrong.
+    It was once otherwise: an error after a matcher had advanced, but before this was recorded, made later masks wrong.
     """
 
     def begun() -> list[Turn]:
@@ -129,9 +129,9 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """Tokens that a grammar forces are proposed in place of tokens that it refuses.
+    """Where a grammar refuses a proposed token, the tokens that it forces there are proposed instead.
 
-    It was once otherwise: the grammar refused proposals in their middle, and what it forced there was not proposed.
+    It was once otherwise: proposals were cut at the refused token, and forced tokens were left out.
     """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')

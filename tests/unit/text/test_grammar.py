@@ -306,7 +306,7 @@ def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[
 
 
 def test_a_trial_that_cannot_be_held_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial that the machine cannot run, or kills, is an internal error, not a fault of the grammar."""
+    """If the trial process of a grammar cannot start or is killed, the error is internal, and not of the client."""
     started = started_processes(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere")

@@ -172,8 +172,8 @@ def test_an_artifact_of_another_format_is_not_taken(
 ) -> None:
     """A compiled model is not taken if a version with other graphs made it.
 
-    It was once otherwise: after a change of our graphs, which no setting records, a new version loaded models of the
-    old one.
+    It was once otherwise: after a change of the code of graphs, which no setting records, a new version loaded models
+    of the old one.
     """
     load_and_run(checkpoint("llama"))
     monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)

@@ -151,7 +151,7 @@ def assert_exact(lengths: Sequence[int], widths: Sequence[int], **options: Any) 
     ids=["NxDI's own", "named"],
 )
 def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, overrides: dict[str, Any]) -> None:
-    """Each bucket, a length that graphs are compiled for, gives the logits of a pass without a cache.
+    """For every bucket (a length that graphs are compiled for), logits are those of a forward without a cache.
 
     Lengths lie on both sides of each bucket's end, up to the last position; some prompts have one or two tokens.
     """

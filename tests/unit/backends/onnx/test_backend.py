@@ -213,7 +213,7 @@ def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: py
 
 
 def test_windows_that_never_apply_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window as long as the slots is left out, since the operator is slower with one."""
+    """A sliding window as long as the slots is left out of the graph, since attention is slower with one."""
     path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH + 1)
     monkeypatch.setattr(PackedDecoder, "narrowed", None)
     load(path)

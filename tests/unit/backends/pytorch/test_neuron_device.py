@@ -1,4 +1,4 @@
-"""Device neuron without such a device: the contract of backends over the stand-in compiler, and checks at loading."""
+"""`--device neuron` without a Neuron device: the backend contract with a stand-in compiler, and checks at loading."""
 
 from __future__ import annotations
 

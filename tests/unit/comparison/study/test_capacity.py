@@ -32,7 +32,7 @@ def config(*flags: str) -> ComparisonConfig:
 
 @given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 5000))
 def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> None:
-    """The search finds the capacity up to its resolution; it tries no number of streams twice, and at most 30."""
+    """The search finds the capacity within its resolution, in at most 30 probes, all with different streams."""
     steps, tried = search(limit, first), list[int]()
     streams = next(steps)
     try:
@@ -67,7 +67,7 @@ def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, hold
 
 
 def test_an_unfinished_stream_breaks_the_promise() -> None:
-    """A stream that was cut off breaks the promise: it has no record, and the other streams alone would look fast."""
+    """Limits do not hold if a stream is cut off: without its record, the other streams would look fast."""
     assert not probed(*[answer(30.0, 0.2)] * 19).holds
     assert not probed(*[answer(30.0, 0.2)] * 20, failures=(answer(30.0, 0.2),)).holds
     assert not probed().holds
@@ -115,7 +115,7 @@ class SlowServers:
 
 
 async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topology that was not measured, since the time was over, is left out.
+    """A topology that was not measured before the study's time ended is left out of the report.
 
     It was once otherwise: the time was over after two probes of 65 streams, and the page had "at least 0".
     """
@@ -128,7 +128,7 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
 
 
 def test_no_capacity_found_has_no_figures(tmp_path: Path) -> None:
-    """A study that measured no capacity has a report without figures of capacity.
+    """A study that measured no capacity still writes a report, without figures of capacity.
 
     It was once otherwise: if the time was over before the first probe, the picture raised ValueError, and no report
     came.

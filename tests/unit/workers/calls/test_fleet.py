@@ -154,7 +154,7 @@ async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a replaced certificate no request is lost, and drains are still noticed.
+    """When a certificate is replaced, no request is lost, and later drains are still noticed.
 
     It was once otherwise: a replaced certificate closed the old channel with its health watch, and later drains went
     unseen.

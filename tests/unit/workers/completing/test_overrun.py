@@ -243,7 +243,7 @@ async def test_an_open_length_takes_the_servers_default() -> None:
 async def test_a_text_that_no_pass_could_make_is_refused(
     num_characters: int, error: type[Exception], words: str
 ) -> None:
-    """A message of a server with more text than a pass can make is refused as the server's fault.
+    """A server's message whose text is too long for any pass is refused as an error of that server.
 
     It was once otherwise: gRPC's words for both directions are alike, and a client learned that its request was too
     long.

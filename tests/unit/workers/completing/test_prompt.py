@@ -58,7 +58,7 @@ def codec() -> LocalCodec:
 
 
 async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
-    """Between prompts that come together other requests have their turn on the event loop.
+    """While many prompts are tokenized, other tasks of the event loop run in between.
 
     It was once otherwise: a long prompt with 32 choices was tokenized 32 times in a row on the event loop.
     """

@@ -153,7 +153,7 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
-    """An answer that is cut within a stop string goes on right: the next server holds back such text too."""
+    """An answer cut within a stop string goes on with the same text: the next server also holds back its beginning."""
     async with server(model) as first, server(model) as second:
         plain = CompletionRequest("the wind", HOT, seed=11, max_new_tokens=12, ignore_eos=True)
         text = "".join(each.text for each in await events_of(first, plain) if isinstance(each, Delta))

@@ -86,7 +86,7 @@ async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> 
 
 
 async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool worker dials again after any fault of a link.
+    """A pool worker dials its target again whenever the link breaks, for any reason.
 
     It was once otherwise: a malformed frame counted as an internal error, and the worker left all of its targets.
     """
