@@ -1,4 +1,4 @@
-"""Modules import only from their own layer and lower ones; these are the layers of docs/architecture.md:
+"""Modules import only from their own layer and lower ones, as in docs/architecture.md, here highest first.
 
 main.py, compare_architectures.py, specdec/*.py
 specdec.comparison                          knows servers by their command line, their API, and the foundation
