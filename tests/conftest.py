@@ -30,7 +30,7 @@ NEVER = 100_000
 
 @dataclass(frozen=True)
 class ModelDirectories:
-    """Folders of the tiny models.
+    """Directories of the tiny models.
 
     Attributes:
         target: the target model.

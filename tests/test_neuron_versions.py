@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 
 def table(text: str) -> dict[str, Row]:
-    """Return the rows of the table "What fits what", by the container's SDK."""
+    """Return the rows of the table "What fits what" in docs/neuron.md, by SDK version of the container."""
     lines = text.partition("### What fits what")[2].partition("\n\n|")[2].partition("\n\n")[0].splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
     found = [dict(zip(head, row, strict=True)) for row in rows]

@@ -184,7 +184,7 @@ def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that a tutorial compares differ in nothing but drafts.
+    """Servers that a tutorial compares differ only in their drafts.
 
     It was once otherwise: the baseline kept prefixes, which a fused graph cannot, so that its TTFT was that of one
     pass. LLMPerf's '{}' sampled at the checkpoint's temperature 0.6, while AWS's command was greedy.

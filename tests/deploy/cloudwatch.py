@@ -46,13 +46,13 @@ def python_with_boto3() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CloudWatch:
-    """CloudWatch on loopback: an environment for programs that makes boto3 use it, and its log, a line per request."""
+    """A stand-in for CloudWatch: environment variables that point boto3 to it, and its log of requests."""
 
     environment: dict[str, str]
     log: Path
 
     def reset(self) -> None:
-        """Forget all metrics, buckets and repositories."""
+        """Delete all metrics, buckets and repositories."""
         httpx.post(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset", timeout=START_S).raise_for_status()
 
     def metrics(self, namespace: str) -> list[dict[str, Any]]:

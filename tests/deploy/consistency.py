@@ -39,13 +39,13 @@ def faults(documents: list[Manifest]) -> list[str]:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """Return the specification of a workload's pods."""
+    """Return the pod specification of a Deployment, StatefulSet or Job."""
     spec: Manifest = workload["spec"]["template"]["spec"]
     return spec
 
 
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """Return a server's flags with variables expanded; {} where the container runs another program."""
+    """Return a server's flags with variables expanded, by flag; {} if the container runs no specdec server."""
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
@@ -65,7 +65,7 @@ def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    """Replace variables as the kubelet does: unknown variables stay as they are."""
+    """Replace $(NAME) in a word as the kubelet does; variables that are not set stay as they are."""
     return re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), word)
 
 
@@ -75,7 +75,7 @@ def _labels(workload: Manifest) -> dict[str, str]:
 
 
 def _chosen(selector: Manifest, documents: list[Manifest]) -> list[Manifest]:
-    """Return the workloads that have pods with the labels of a selector."""
+    """Return the workloads whose pods have all labels of a selector."""
     wanted = selector.get("matchLabels", {})
     among = selector.get("matchExpressions", [])
     return [
@@ -208,7 +208,7 @@ def _pod_faults(pod: Manifest) -> Iterator[str]:
 
 
 def check_arguments(arguments: Mapping[str, str]) -> None:
-    """Check the flags of a role; see `check_role`."""
+    """Check the flags of a role as `check_role` does."""
     rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
     check_role(["--role", arguments["--role"], *rest])
 
@@ -238,7 +238,7 @@ def _dialled(arguments: Mapping[str, str]) -> set[str]:
 
 
 def _replicas(documents: list[Manifest]) -> set[str]:
-    """Return HOST:PORT of all gRPC ports, by replica. One address of a Service stands for all its replicas."""
+    """Return HOST:PORT of each gRPC port: the name of each replica, or a headless Service's for all of them."""
     served = set()
     for service in of_kind(documents, "Service"):
         name, ports = service["metadata"]["name"], [port["port"] for port in service["spec"]["ports"]]

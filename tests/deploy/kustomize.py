@@ -48,7 +48,7 @@ def need_kubectl() -> None:
 
 @cache
 def text_of(folder: Path) -> str:
-    """Return the YAML that a folder builds."""
+    """Return the YAML that kustomize builds from a folder."""
     need_kubectl()
     built = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -62,7 +62,7 @@ def complaints(*command: str | Path) -> str:
 
 
 def manifests(folder: Path) -> list[Manifest]:
-    """Return a copy of the manifests that a folder builds, which the caller may change."""
+    """Return the manifests that kustomize builds from a folder, as a copy that the caller may change."""
     return [each for each in yaml.load_all(text_of(folder), yaml.CSafeLoader) if each]
 
 
@@ -71,7 +71,7 @@ def of_kind(documents: list[Manifest], *kinds: str) -> list[Manifest]:
 
 
 def with_components(folder: Path, resource: str, *components: str) -> list[Manifest]:
-    """Build `resource` with further components after it, from a kustomization written into `folder`."""
+    """Build a kustomization, written into `folder`, of a resource and further components."""
     up = Path(*[".."] * len(folder.resolve().relative_to("/").parts))
     root = up / KUBERNETES.relative_to("/")
     lines = ["resources:", f"  - {root / resource}", "components:", *(f"  - {root / each}" for each in components)]

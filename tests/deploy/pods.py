@@ -77,7 +77,7 @@ class Site:
         )
 
     def issue(self, name: str) -> None:
-        """Write new certificates into the files of a Secret, as cert-manager does."""
+        """Write new certificates to the files that stand for a Secret, as cert-manager does."""
         assert self.trust is not None
         issued = self.trust.authority.issue(["target", "api", "localhost", "127.0.0.1"])
         (secret := self.folder / name).mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ async def running(*members: Member) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def service(pods: Sequence[Member]) -> AsyncGenerator[int]:
-    """Yield one port for several pods, as kube-proxy has it: each new connection goes to the next pod that is ready."""
+    """Yield one port for several pods, like kube-proxy: each new connection goes to the next pod that is ready."""
     order = list(pods)
 
     async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -83,7 +83,7 @@ class Pod:
 
 @asynccontextmanager
 async def both_servers() -> AsyncGenerator[str]:
-    """Run a target alone and one with its draft; yield the value of ENDPOINTS that names both."""
+    """Run a target without and one with its draft; yield an ENDPOINTS value that names both."""
     base, sd, *ports = (free_port() for _ in range(4))
     flags = ["--threads=1", "--log_level=warning"]
     async with (
@@ -120,7 +120,7 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
 
 
 def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
-    """The Job publishes nothing if no endpoint answers, not even the files of an earlier run."""
+    """If no endpoint answers, the Job publishes nothing, not even files of an earlier run."""
     pod = Pod("measure", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "results.json").touch()

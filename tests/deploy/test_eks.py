@@ -43,7 +43,7 @@ case "$*" in *--config-file\\ -*) cat > "$LOG/cluster.yaml" ;; *--password-stdin
 
 
 def blocks(text: str) -> list[str]:
-    """Return the blocks of bash, at any indentation."""
+    """Return the bash blocks of a page, at any indentation."""
     found = re.findall(r"^( *)```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
 
@@ -63,7 +63,7 @@ class Walk:
         self._environment = environment | {"PATH": path, "LOG": str(self._log), "AWS_PAGER": ""}
 
     def run(self, script: str) -> None:
-        """Run lines of the page; lines after a failed line still run."""
+        """Run lines of the page in the shell; a failed line does not stop the next ones."""
         site = blocks(WALK)[0]
         done = subprocess.run(
             ["bash", "-u", "-c", f"{site}\n{script}"],
@@ -87,12 +87,12 @@ class Walk:
 
     @property
     def failed(self) -> set[tuple[str, ...]]:
-        """Return service and operation of the commands that failed."""
+        """Return (service, operation) of each `aws` command that failed."""
         lines = (line.split() for line in self.read("aws").splitlines())
         return {tuple(words[1:3]) for words in lines if words[0] != "0"}
 
     def ask(self, *words: str) -> Any:
-        """Return what `aws` answers, as JSON."""
+        """Return the JSON answer of an `aws` command."""
         command = [str(shutil.which("aws")), *words, "--output", "json"]
         done = subprocess.run(command, env=self._environment, capture_output=True, check=True)
         return json.loads(done.stdout or "null")

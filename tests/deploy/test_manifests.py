@@ -66,7 +66,7 @@ def custom_faults(kind: str, documents: list[Manifest]) -> str:
 
 
 def core(documents: list[Manifest]) -> list[Manifest]:
-    """Return the manifests of kinds that Kubernetes itself defines."""
+    """Return the manifests whose kind is built into Kubernetes."""
     return [each for each in documents if not (SCHEMAS / f"{each['kind']}.json").exists()]
 
 
@@ -103,7 +103,7 @@ def test_custom_resources_fit_their_schemas() -> None:
 
 
 def test_every_kind_has_a_schema() -> None:
-    """Every kind of resource in the manifests has a schema here: kubernetes-validate only warns of an unknown kind."""
+    """Every kind of manifest has a schema, since kubernetes-validate only warns of an unknown kind."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
     groups = "v1 apps/v1 batch/v1 policy/v1 autoscaling/v2 networking.k8s.io/v1 resource.k8s.io/v1 scheduling.k8s.io/v1"
     assert known <= set(groups.split())
@@ -173,7 +173,7 @@ def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
-    """Every server of every overlay requires a token; only the demo's gateway is open.
+    """Every server of every overlay requires an access token; only the demo's gateway does not.
 
     It was once otherwise: three overlays had no tokens, and relied on network policies, which EKS does not enforce.
     """
@@ -263,7 +263,7 @@ def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixt
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
-    """Services that the benchmark compares differ in nothing but drafts: none of them keeps prefixes.
+    """Servers that the benchmark compares differ only in their drafts; none of them caches prefixes.
 
     It was once otherwise: the baseline reused a kept prefix, and the fused graph read each prompt whole.
     """
@@ -422,7 +422,7 @@ KARPENTERS_RULES: tuple[tuple[str, object], ...] = (
 def test_karpenters_rules_between_fields_are_kept(place: str, value: object) -> None:
     """The node pools keep Karpenter's rules between fields, such as no limit of CPUs beside `replicas`.
 
-    A plain schema takes what these rules refuse.
+    A JSON schema without these rules would accept what Karpenter refuses.
     """
     documents, kind = manifests(KUBERNETES / "nodes" / "reserved"), place.split()[0]
     spoil(documents, place, value)

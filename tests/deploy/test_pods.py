@@ -127,7 +127,7 @@ async def scrape(pod: Member, token: str = "") -> httpx.Response:
 
 @pytest.mark.deploy
 async def test_it_answers_with_the_help_of_its_draft(site: Site) -> None:
-    """The demo answers, its target accepts draft tokens, and a draft pod is ready only once a target has taken it.
+    """The demo answers, its target accepts draft tokens, and a draft pod is ready once its target has accepted it.
 
     It was once otherwise: draft pods had no port for probes, so a rollout of drafts that every target refused
     succeeded.

@@ -41,7 +41,7 @@ class Clock:
 
 
 async def let_pass(clock: Clock, leases: Leases, seconds: float) -> None:
-    """Move the clock in ten steps, and let the registry expire leases at each, as followers do by asking."""
+    """Advance the clock in ten steps, at each of which the registry expires leases, as when followers ask it."""
     for _ in range(10):
         clock.now += seconds / 10
         await leases.leases()
@@ -161,9 +161,9 @@ def test_every_command_line_is_one(application: dict[str, Any]) -> None:
 
 
 async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None:
-    """A stopped child process does not count as alive.
+    """A child process that is stopped (SIGSTOP) does not count as alive.
 
-    The probe asks a port for probes, since a gateway and a pool worker have no port of gRPC.
+    The check uses the port for probes, since gateways and pool workers have no gRPC port.
     """
     target = ("--model", str(models.target), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
     child = await Child.start("target", target)
@@ -231,7 +231,7 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 @pytest.mark.ray
 @pytest.mark.release
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
-    """Targets go on while the registry hangs, and after the registry has ended.
+    """Targets keep running while the registry hangs, and after it has ended.
 
     It was once otherwise: a lease that the registry did not renew made a target count as hung, and Serve ended all of
     them.

@@ -26,7 +26,7 @@ UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
 def with_defaults(text: str) -> str:
-    """Expand variables in a text of compose.yaml to their defaults, as without an .env file."""
+    """Replace variables in compose.yaml by their defaults, as without an .env file."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 

@@ -1,4 +1,4 @@
-"""The bundled pair, run as in the README, with neither a model nor a prompt named."""
+"""The bundled models, run as in the README, without flags for models or prompts."""
 
 from __future__ import annotations
 

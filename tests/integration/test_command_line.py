@@ -1,4 +1,4 @@
-"""The commands that users type, as processes of their own: what is on stdout, on stderr, and in the exit code."""
+"""Commands run as processes: what they write to stdout and stderr, and their exit codes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
 
 
 async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> None:
-    """A draft worker refuses a server that is no target at its start.
+    """At its start, a draft worker refuses a server that is not a target.
 
     It was once otherwise: the worker loaded its model, and every prompt failed with "Method not found!".
     """

@@ -27,7 +27,7 @@ SEED = 11
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Start a target with defaults, a draft worker that is given no defaults, and a fused server with the target's."""
+    """Start a target and a fused server with equal default parameters, and a draft worker without flags for them."""
     async with AsyncExitStack() as stack:
         http = {name: free_port() for name in ("target", "draft", "fused")}
         ports = {name: ("--http_port", str(port)) for name, port in http.items()}

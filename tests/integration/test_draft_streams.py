@@ -95,7 +95,7 @@ async def answered_without(session: RawSession) -> bool:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
-    """A session name belongs to one account on one connection: no other can draft for the request."""
+    """Only the account and connection of a session may draft for it, though others know its name."""
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -258,7 +258,7 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 @REQUESTS
 @pytest.mark.parametrize("version", [1, 2])
 async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -> None:
-    """The request sets the schedule; a worker of version 1, which has no rounds, runs ahead."""
+    """A pool worker gets the schedule that the request names; one of protocol version 1 always runs ahead."""
     async with serving() as target, raw_worker(target.address, is_private=False, protocol_version=version) as worker:
         session = worker.request(request_).send()
         opening = await opened(worker)
@@ -328,7 +328,7 @@ async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int
 
 
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target sends Attached once the worker can get sessions, not before.
+    """A target sends Attached only when the worker can be assigned sessions.
 
     It was once otherwise: a target sent Attached too early, so a request right after it got no draft worker.
     """

@@ -1,4 +1,4 @@
-"""A server dies or drains during answers: every client that knows another one gets the undisturbed answer.
+"""A server dies or drains during answers: clients that know another one still get the right answer.
 
 Real processes over real sockets. The tests run in this order, since each ends a server.
 """
@@ -79,7 +79,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
         completer = FailoverCompleter(fleet, connection)
 
         async def stream() -> list[int]:
-            """Return an answer's first tokens, until 20 deltas have come after the server's end."""
+            """Read a stream until 20 deltas after the target has ended; return the tokens so far."""
             token_ids: list[int] = []
             num_more = 20
             async with aclosing(completer.complete(request)) as events:

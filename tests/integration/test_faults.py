@@ -132,7 +132,7 @@ async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
 
 
 async def until_load(server: ServerProcess, *, running: int = 1, waiting: int = 0) -> None:
-    """Wait until so many requests run at the server, and so many wait."""
+    """Wait until the server has `running` running and `waiting` waiting requests."""
     async with asyncio.timeout(60):
         while ((load := await load_of(server.address)).num_running, load.num_waiting) != (running, waiting):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -147,7 +147,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_client_comes_again_when_the_server_was_full(small: ServerProcess, tmp_path: Any) -> None:
-    """The command line retries where a full server refuses: four prompts are answered by a server that holds two."""
+    """The command line retries at a full server: four prompts are answered by one that has room for two."""
     file = tmp_path / "prompts.txt"
     file.write_text("one\ntwo\nthree\nfour\n")
     flags = ("--port", str(small.port), "--prompt_text", file, "--max_new_tokens", "400", "--format", "json")

@@ -1,4 +1,4 @@
-"""The official openai package at live gateways, with equal text from every topology."""
+"""The official openai package with real gateways; every topology gives the same text."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
 
 
 async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """A prompt gets the scores of one forward over it on every topology; lm-eval asks for them without output."""
+    """On every topology, prompt log-probabilities equal those of one forward; lm-eval asks for them without output."""
     token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
     with torch.no_grad():
         rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)
@@ -348,7 +348,7 @@ async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """Start a server with one slot, no queue, and texts that do not end."""
+    """Start a server with one slot, no queue, and a model whose texts do not end."""
     port = free_port()
     flags = ("--http_port", str(port), "--batch", "1", "--max_waiting", "0", "--grace_s", "20")
     async with fused_server(models.endless, models.endless, *flags) as server:

@@ -68,7 +68,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Return environment variables without any path of this project."""
+    """Return environment variables that do not lead Python to this checkout."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
@@ -79,7 +79,7 @@ TESTED = ("--constraint", ROOT / "requirements.txt")
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
 async def test_a_wheel_serves_what_it_brings(wheel: Path, tmp_path: Path) -> None:
-    """The wheel with its extra `server` serves, in an environment that was empty."""
+    """The wheel with the extra `server`, in an otherwise empty environment, serves the bundled models."""
     home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(

@@ -177,7 +177,7 @@ def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
 
 
 async def test_an_asynchronous_one_opens_without_a_block(models: ModelDirectories) -> None:
-    """An asynchronous model opens without a block, as a notebook needs: an `async with` cannot span cells."""
+    """An AsyncLLM can be opened without `async with`, which cannot span the cells of a notebook."""
     llm = specdec.AsyncLLM(models.target, "none", threads=1)
     try:
         assert await llm.open() is await llm.open()

@@ -138,7 +138,7 @@ def test_models_compiled_ahead_are_found(started: Servers, environment: Path) ->
 
 
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
-    """NxDI's own messages take few lines of a server's log.
+    """NxDI's own messages are only few lines of a server's log.
 
     It was once otherwise: 8 of 250 log lines were the draft's own, since NxDI writes hundreds per model to the root
     logger.

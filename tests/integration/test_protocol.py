@@ -1,4 +1,4 @@
-"""The protocol as docs/protocol.md and the .proto describe it, with a client made of nothing else."""
+"""The protocol as in docs/protocol.md and the .proto, with a client made of these alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB_SIZE = 288
 
 @dataclass(frozen=True)
 class Peer:
-    """A target, its card, and its answer of 24 tokens to PROMPT without draft tokens."""
+    """A target, its model card, and its 24 tokens for PROMPT without draft tokens."""
 
     address: str
     card: pb.GetModelResponse
@@ -78,7 +78,7 @@ async def test_accepts_while_equal(peer: Peer) -> None:
 
 
 async def test_the_surviving_branch_is_verified_next(peer: Peer) -> None:
-    """A pass verifies the first child; the target's own token then selects the branch that begins with it."""
+    """After a pass over the first branch, the target's own token selects the branch that the next pass verifies."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(

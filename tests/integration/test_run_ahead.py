@@ -47,7 +47,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """Start a draft worker at the far end of the link; some of its tokens are accepted."""
+    """Start a draft worker whose connection to the target leads through the link; some of its tokens are accepted."""
     flags = ("--schedule", "async", "--branches", "3", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server
@@ -60,7 +60,7 @@ async def _healthy(link: DelayProxy) -> None:
 
 
 def some_requests(num_tokens: int = 40) -> list[CompletionRequest]:
-    """Return greedy and sampled requests, of several lengths."""
+    """Return greedy and sampled requests of several lengths."""
     settings = [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=1.0, top_p=0.9)]
     return [
         CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens + i)

@@ -89,7 +89,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(target: Server) -> list[Completion]:
-    """Return the answers of the target alone, one token a pass, without draft and forced tokens."""
+    """Return the answers of the target alone: gamma 0, one token per pass, no forced tokens."""
     return await complete_at(target, [replace(request, gamma=0) for request in some_requests()])
 
 

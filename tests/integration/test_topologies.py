@@ -61,7 +61,7 @@ def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
 
 
 def greedy_requests() -> list[CompletionRequest]:
-    """Return requests in rounds, in which the number of verified draft tokens does not depend on chance."""
+    """Return requests in rounds: run-ahead would verify a number of draft tokens that depends on timing."""
     return [CompletionRequest(prompt, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC) for prompt in PROMPTS]
 
 
@@ -92,7 +92,7 @@ def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]
 
 
 def uncached(requests: list[CompletionRequest]) -> list[CompletionRequest]:
-    """Return the requests with salts of their own, so that no slot has their prefixes."""
+    """Return the requests, each with a cache_salt of its own, so that no cached prefix is used."""
     return [replace(request, cache_salt=secrets.token_hex()) for request in requests]
 
 
@@ -167,7 +167,7 @@ async def test_a_chats_next_turn_reuses_the_last(topologies: Topologies, target:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies, temperature: float) -> None:
-    """Draft tokens of the target itself are all accepted, also if the limit of tokens is no multiple of a round's."""
+    """If draft and target are the same model, all draft tokens are accepted, also in a last, shorter round."""
     requests = [
         CompletionRequest(
             PROMPTS[number],

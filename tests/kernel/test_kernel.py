@@ -1,4 +1,4 @@
-"""The kernel's tokens equal numpy's, bit for bit, in Triton's interpreter on a CPU; `make test-vllm` runs this."""
+"""Tokens of the Triton kernel, run by Triton's interpreter on a CPU, equal numpy's; `make test-vllm` runs this."""
 
 from __future__ import annotations
 

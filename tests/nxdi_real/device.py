@@ -117,7 +117,7 @@ def _share_memory(module: Any, first: Any) -> None:
 
 
 def _join_ranks(application: Any) -> None:
-    """Join the process groups of NxD: of this process alone, or of torchrun's."""
+    """Create the process groups of NxD, for this process alone or for all that torchrun has started."""
     from neuronx_distributed.parallel_layers import parallel_state
 
     if not torch.distributed.is_initialized():

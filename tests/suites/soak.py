@@ -42,7 +42,7 @@ class Enough(Exception):
 
 @dataclass
 class Tally:
-    """Outcomes of the sessions.
+    """Outcomes of all sessions so far.
 
     Attributes:
         ends: number of sessions by server and outcome.

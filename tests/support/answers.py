@@ -32,7 +32,7 @@ def tokens(commits: Iterable[Commit]) -> list[int]:
 
 
 async def each_commit(events: AsyncIterable[TokenEvent]) -> AsyncIterator[Commit]:
-    """Yield the commits of an answer as they come."""
+    """Yield the commits of an answer as they arrive."""
     async for event in events:
         if isinstance(event, Commit):
             yield event

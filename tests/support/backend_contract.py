@@ -68,7 +68,7 @@ histories = st.lists(passes(), min_size=1, max_size=5)
 
 
 class Reference:
-    """Plain Transformers without a cache: one forward over all tokens."""
+    """Plain Transformers without a KV cache: logits come from one forward over all tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -186,7 +186,7 @@ class BackendContract:
         check()
 
     def test_greedy_text_is_that_of_generate(self, family: str) -> None:
-        """Passes of one and of four tokens read the text of `generate`, and choose its next token at each position."""
+        """Passes of one and of four tokens over Transformers' greedy text choose its next token at each position."""
         backend, text = self.shared(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
         for width in (1, 4):
             parts = [(start, text[start : start + width]) for start in range(0, MAX_LENGTH, width)]

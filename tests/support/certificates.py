@@ -36,7 +36,7 @@ class Pki:
         return cert, key
 
     def client(self, *names: str) -> ClientTls:
-        """Return a client's TLS that trusts this CA, with a certificate for `names` if there are any."""
+        """Return TLS settings of a client that trusts this CA, with a client certificate if `names` are given."""
         return ClientTls(self.ca, *(self.pair("client", *names) if names else ()))
 
 

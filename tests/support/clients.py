@@ -122,7 +122,7 @@ async def ask_on(
 async def ask_http(
     client: httpx.AsyncClient, question: Question, told: Progress | None = None, *, deadline_s: float = 120.0
 ) -> Answer:
-    """Ask over HTTP; the client has the server's URL as its base."""
+    """Ask over HTTP by a client whose base URL is the server's; call `told` with the number of tokens as they come."""
     body = {
         "prompt": question.prompt,
         "max_tokens": question.num_tokens,
@@ -163,7 +163,7 @@ async def _read_events(response: httpx.Response, answer: Answer, told: Progress 
 
 
 async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a stream, without its end mark."""
+    """Yield the JSON events of a stream, without [DONE]."""
     async for line in response.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))

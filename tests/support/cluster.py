@@ -41,7 +41,7 @@ SETTLE_S = 60.0
 
 @dataclass
 class Member:
-    """One server, on ports that it keeps.
+    """A server of the cluster, whose ports stay the same after a restart.
 
     Attributes:
         port: port of gRPC; 0 if it has none.
@@ -135,7 +135,7 @@ class Member:
         return vitals(self.pid)
 
     async def gauges(self) -> dict[str, float]:
-        """Return the server's metrics by name, without labels; of several with one name, the last."""
+        """Return the metrics by name, without labels; if several series have a name, the last one."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         async with httpx.AsyncClient(timeout=60) as client:
             lines = (await client.get(url)).text.splitlines()

@@ -14,7 +14,7 @@ from specdec.inference.model.decoder import Decoder, Turn, Verdict
 
 
 def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) -> bool:
-    """Run `call` with a MemoryError at one point; return whether the call reached the point, and failed there.
+    """Run `call` with a MemoryError at one point; return True if the point was reached, and `call` failed there.
 
     Args:
         number: number of the point, from 1 on, in the order in which lines run: the error comes before the line.

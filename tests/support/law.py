@@ -31,7 +31,7 @@ NoiseKey: TypeAlias = Callable[[int, int], tuple[int, int]]
 
 
 def both(seed: int, position: int) -> tuple[int, int]:
-    """Return the noise's key from both seed and position; wrong variants drop one of them."""
+    """Return the key of the noise, (seed, position); wrong variants leave one of them out."""
     return seed, position
 
 
@@ -171,7 +171,7 @@ def total_variation(p: FloatArray, q: FloatArray) -> float:
 
 
 def shared_noise_match(p: FloatArray, q: FloatArray) -> float:
-    """Return P[match] when p and q are sampled with the same Gumbel noise.
+    """Return the probability that samples of p and q, drawn with the same Gumbel noise, are equal.
 
     exp(-G) is a standard exponential E_v, and v wins on both sides if E_v/p_v and E_v/q_v are both the least: if
     E_w > E_v * max(p_w/p_v, q_w/q_v) for every other w. Hence the sum over v of 1 / sum over w of that maximum.

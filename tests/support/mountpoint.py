@@ -27,7 +27,7 @@ CHANGING = ("w", "x", "a", "+")
 
 
 class Killed(BaseException):
-    """Stands for the kill of a process that publishes a model."""
+    """Raised where a process that publishes a model is killed."""
 
 
 class Mountpoint:
@@ -51,7 +51,7 @@ class Mountpoint:
         self._uploads.mkdir(exist_ok=True)
 
     def mount(self, patch: pytest.MonkeyPatch) -> None:
-        """Enforce the rules until the patch is undone."""
+        """Patch file functions so that they obey the rules, until `patch` is undone."""
         self._open, self._rename, self._fsync = io.open, os.rename, os.fsync
         for name, number in REFUSED.items():
             patch.setattr(os, name, self._refusing(getattr(os, name), number))

@@ -40,7 +40,7 @@ class Nxdi:
 
     @property
     def application_class(self) -> Any:
-        """The base class of every model's class, with `compile` and `save_quantized_state_dict`."""
+        """The NxDI class that all applications derive, with `compile` and `save_quantized_state_dict`."""
         if not self.is_real:
             from tests.support.nxdi_double.application import NeuronApplication
 

@@ -1,4 +1,4 @@
-"""A server with all of its ports, in this process, with real sockets, and without a model by default."""
+"""A server in this process with all of its ports and real sockets, without a model by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client and its draft worker, made of grpcio and the .proto alone, without code of inference/."""
+"""A client and its draft worker, made of grpcio and the .proto alone, without this project's code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def below(parent_node: int, *token_ids: int) -> pb.Branch:
 
 
 def proposing(session_id: str, *branches: pb.Branch) -> pb.AssistRequest:
-    """Return a worker's proposal for a session."""
+    """Return the AssistRequest that proposes branches for a session."""
     return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
 
 

@@ -43,7 +43,7 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 
 
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a `draft --serve` that verifies at `target`."""
+    """Start a server by `draft --serve`, whose requests `target` verifies."""
     port = free_port()
     arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1")
     return server_process("draft", "draft", *arguments, *PATIENT, *flags, port=port)
@@ -63,7 +63,7 @@ def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContext
 async def pool_worker(
     model: Path, *addresses: str, flags: tuple[str, ...] = ()
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Start a worker of the pool and wait until it has attached to every address."""
+    """Start a pool worker, and wait until it has attached to the targets at all addresses."""
     words = ("--role", "draft", "--model", model, "--threads", "1", *PATIENT, "--attach", ",".join(addresses))
     async with command(*words, *flags) as process, asyncio.timeout(60):
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Pages that are made from docs/performance.json have its figures, and name scripts that exist."""
+"""Pages generated from docs/performance.json have its figures, and the scripts that they name exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture at the head of README has its race's figures, and is small."""
+"""The picture at the top of README shows the figures of its race, and is a small file."""
 
 from __future__ import annotations
 

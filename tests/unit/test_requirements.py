@@ -1,4 +1,4 @@
-"""pyproject.toml alone names packages; all other files follow from it."""
+"""All package lists follow from pyproject.toml."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
 
 
 def closure(names: set[str]) -> set[str]:
-    """Return packages and all that they depend on."""
+    """Return the packages `names` and all of their dependencies."""
     found: set[str] = set()
     while names:
         found |= names

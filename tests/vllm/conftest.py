@@ -1,4 +1,4 @@
-"""Fixtures of the tests on the real vLLM, in an environment of its own: `make test-vllm`."""
+"""Fixtures of tests that run the real vLLM, in a separate environment: `make test-vllm`."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any,
 
 
 async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: Any, onnx: TargetEngine) -> None:
-    """Requests that vLLM takes out for lack of memory, and computes again, have the same tokens.
+    """Requests that vLLM preempts for lack of KV blocks, and computes again, have the same tokens.
 
     Four requests of 100 tokens need more blocks than there are.
     """

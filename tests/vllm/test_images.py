@@ -33,7 +33,7 @@ WAYS: Sequence[dict[str, Any]] = ({"temperature": 0.0}, {"temperature": 0.8, "se
 
 
 def save_seeing(target: Path, draft: Path) -> None:
-    """Write a tiny model that reads images, and a draft of the part of it that reads text."""
+    """Write a tiny model that reads images, and a draft of its text model."""
     from safetensors.torch import load_file, save_file
     from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, PaliGemmaProcessor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil

@@ -62,7 +62,7 @@ class Watch:
 
 
 def longest(checks: Checks, *, calm: bool) -> tuple[float, str]:
-    """Return the seconds of the slowest check, before or during the attacks, and the recipe that ran then."""
+    """Return the slowest check in seconds, before the attacks if `calm`, else during them, and which attack ran."""
     chosen = [(took, phase) for phase, seen in checks.items() for took in seen.values() if (phase == "calm") is calm]
     return max(chosen, default=(0.0, "nothing"))
 

@@ -1,4 +1,4 @@
-"""The attackers' process: runs every recipe for its share of the time, and prints each as a JSON line."""
+"""The process of the attackers: it runs every attack for a share of the time, and prints a JSON line for each."""
 
 from __future__ import annotations
 

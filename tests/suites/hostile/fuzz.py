@@ -1,4 +1,4 @@
-"""Hundreds of thousands of mutated messages on every method, and mutated bodies on every path."""
+"""Sends hundreds of thousands of mutated messages to every gRPC method, and mutated bodies to every HTTP path."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
-    """Return a stream that often begins well, and goes on well, badly, or in any order."""
+    """Return serialized messages of a stream: mostly a valid first one, then valid, mutated or misplaced ones."""
     first, then = seeds
     messages = [first.SerializeToString()] if draw.random() < 0.8 else [mutator.message(draw.choice(seeds))]
     manner = draw.choice(("well", "well", "badly", "in any order"))

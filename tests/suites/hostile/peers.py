@@ -34,7 +34,7 @@ SETTINGS, PING, RESET = (
 
 
 async def gzip_bombs(scene: Scene, seen: Seen) -> None:
-    """Send 10 KB that unzip to millions of empty elements."""
+    """Send messages of 10 KB that gunzip to millions of empty elements."""
     for server in scene.grpc_servers:
         async with dialled(server, ANY_SIZE) as channel:
             for bomb in BOMBS.values():
@@ -87,7 +87,7 @@ async def flood(scene: Scene, seen: Seen) -> None:
 
 
 async def long_texts(scene: Scene, seen: Seen) -> None:
-    """Tokenize the longest text that the server accepts, many times at once."""
+    """Have the longest text that a server accepts tokenized many times at once."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
 

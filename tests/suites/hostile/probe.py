@@ -30,7 +30,7 @@ Check = Callable[[], Awaitable[bool]]
 
 
 class Prober:
-    """Prober of servers, which keeps the longest check of each since the last printed line."""
+    """Times health checks of servers; keeps the longest one of each server since the last printed line."""
 
     def __init__(self) -> None:
         self._worst: dict[str, float] = defaultdict(float)
@@ -55,7 +55,7 @@ class Prober:
             self._worst.clear()
 
     async def watch_grpc(self, name: str, address: str, pid: int) -> None:
-        """Check the liveness of a gRPC server for ever."""
+        """Check the liveness of a gRPC server until cancelled."""
         async with open_channel(address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
 
@@ -70,7 +70,7 @@ class Prober:
             await self.watch(name, pid, check)
 
     async def watch_http(self, name: str, url: str, pid: int) -> None:
-        """Check the liveness of an HTTP server for ever."""
+        """Check the liveness of an HTTP server until cancelled."""
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
 
             async def check() -> bool:

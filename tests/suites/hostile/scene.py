@@ -31,7 +31,7 @@ RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": byt
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Addresses of gRPC servers, ports of HTTP servers, and the target's card."""
+    """Addresses of the gRPC servers, ports of the HTTP servers, and what the target's model card says."""
 
     target: str
     draft: str
@@ -51,7 +51,7 @@ class Scene:
         return self.gateway_port, self.fused_port
 
     def request(self, **fields: Any) -> pb.GenerateRequest:
-        """Return a request with schedule sync, for which its client drafts under the name NAME; `fields` change it."""
+        """Return a request in rounds, for whose session, named NAME, its client drafts; `fields` change it."""
         asked = {"token_ids": pb.TokenIds(ids=[5, 6, 7]), "max_new_tokens": 500, "schedule": pb.SCHEDULE_SYNC}
         return pb.GenerateRequest(**{**asked, "draft_session": NAME, **fields})
 
@@ -78,6 +78,6 @@ async def observed(call: Any, seen: Seen, name: str) -> None:
 
 
 def note_status(seen: Seen, name: str, code: grpc.StatusCode, details: str | None) -> None:
-    """Count a status by its name; a status that the client's library made of a failed write has its own name."""
+    """Count a status in `seen` under `name`; one that grpcio made of a failed write is counted apart."""
     is_ours = code is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
     seen[f"{name} {'(write failed)' if is_ours else code.name}"] += 1

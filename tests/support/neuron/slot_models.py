@@ -1,4 +1,4 @@
-"""Neuron slot backends over the double, in the sizes that the tests of histories use."""
+"""Neuron slot backends in the sizes that the tests of histories use."""
 
 from __future__ import annotations
 

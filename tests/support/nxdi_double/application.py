@@ -26,7 +26,7 @@ from tests.support.nxdi_double.rooms import (
 
 
 class NeuronModel:
-    """Class that `_model_cls` refers to."""
+    """Stand-in for a model's class, which NxDI finds by the attribute `_model_cls` of an application."""
 
 
 class NeuronApplication:
@@ -53,7 +53,7 @@ class NeuronApplication:
         self.enable_context_encoding()
 
     def _check(self) -> None:
-        """Raise where NxDI raises when it makes an application."""
+        """Raise for the settings for which NxDI raises when an application is created."""
         neuron, pair = self.neuron_config, self.config.fused_spec_config
         if neuron.enable_fused_speculation and (neuron.on_device_sampling_config is None or pair is None):
             raise ValueError("fused speculation needs on-device sampling and a draft")

@@ -1,4 +1,4 @@
-"""Architectures that slots of plain keys and values cannot carry are refused, by name and with the reason."""
+"""Architectures whose state is more than keys and values per position are refused, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint's directory becomes a backend, or one clear line of refusal."""
+"""A checkpoint directory is loaded as a backend, or refused with one clear line."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ sys.exit(app.main(["--role", "fused_client"]))
 
 
 def written_to(stdout: int) -> tuple[int, str]:
-    """Return exit code and stderr of a client that writes to `stdout` from a task group, as for prompts."""
+    """Run a client that writes to the file descriptor `stdout`; return its exit code and stderr."""
     done = subprocess.run([sys.executable, "-c", WRITER], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     return done.returncode, done.stderr
 

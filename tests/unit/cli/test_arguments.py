@@ -1,4 +1,4 @@
-"""Flags of each role; a value that cannot work is named with its limit, in one line, before any work."""
+"""Flags of each role: an impossible value is refused in one line with its limit, before any work."""
 
 from __future__ import annotations
 

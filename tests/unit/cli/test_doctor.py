@@ -1,4 +1,4 @@
-"""`specdec doctor` reports what loading then does."""
+"""`specdec doctor` predicts what loading a model will do."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_reads_its_defaults(role: str) -> None:
-    """Each role can read its settings from their defaults.
+    """Each role can parse its flags from their defaults alone.
 
     It was once otherwise: a role that lacked a group of flags crashed at its start.
     """
@@ -151,7 +151,7 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return the first two cells of each row in README's table below a heading, without links in parentheses."""
+    """Return a table of README, below a heading, as second cell by first cell, without links in parentheses."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}
@@ -187,7 +187,7 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
     for line in re.findall(r"^specdec (?!diff)(.*)$", guide.read_text(encoding="utf-8"), re.M)
 ])  # fmt: skip
 def test_commands_of_guides_are_accepted(line: str) -> None:
-    """The commands of guides parse, and commands that attach to a target have a token.
+    """Commands in guides parse, and those that attach to a target pass an access token.
 
     It was once otherwise: README's command of a pool worker had no token, so a target on a network refused it.
     """

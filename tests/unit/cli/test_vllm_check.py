@@ -1,4 +1,4 @@
-"""Role vllm-check on trees of sources, whole and broken; tests/vllm runs it on the installed vLLM."""
+"""Role vllm-check on made-up packages that have all needed names or lack some; tests/vllm uses the real vLLM."""
 
 from __future__ import annotations
 

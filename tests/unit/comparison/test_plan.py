@@ -306,7 +306,7 @@ def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
 def test_the_written_configuration_asks_the_same_again(
     endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
 ) -> None:
-    """The config.toml that a run writes gives the run's flags again."""
+    """The config.toml that a run writes gives the same configuration when it is read."""
     flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://localhost/v1", *endpoints]]
     flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
     flags += [f"--seed={seed}", *(f"--{name}" for name in switches)]
@@ -381,7 +381,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
 
 
 def test_a_study_repeats_and_takes_a_comparisons_file(tmp_path: Path) -> None:
-    """A study takes a comparison's file, and writes a file that repeats it.
+    """A study accepts the config.toml of a comparison, and writes one that repeats the study.
 
     It was once otherwise: a study's defaults replaced flags of the file, and a study wrote no file that repeats it.
     """

@@ -1,4 +1,4 @@
-"""The draft engine's loop: rounds, commits that agree or disagree, and full contexts."""
+"""The draft engine's loop: rounds, commits that keep or drop the chain, and full contexts."""
 
 from __future__ import annotations
 

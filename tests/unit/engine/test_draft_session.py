@@ -40,7 +40,7 @@ actions = st.one_of(
 
 
 def survivors(paths: Sequence[list[int]], committed: list[int]) -> list[list[int]]:
-    """Return the paths that agree with all committed tokens, without these."""
+    """Return the paths that begin with all committed tokens, each without them."""
     return [path[len(committed) :] for path in paths if path[: len(committed)] == committed]
 
 
@@ -318,7 +318,7 @@ async def test_a_growing_chain_goes_out_in_chunks() -> None:
 
 
 async def test_a_doubtful_token_ends_the_first_message() -> None:
-    """A doubtful token ends the first message of a proposal.
+    """The first message of a proposal ends at a token that is unlikely to be accepted.
 
     Tokens after it are worth less than the time for which the target waits for them.
     """

@@ -149,7 +149,7 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("asked", REQUESTS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -> None:
-    """Tokens with prompt lookup are those of plain passes; no pass verifies both looked-up tokens and a worker's."""
+    """Prompt lookup changes no token, and no pass verifies looked-up tokens beside a worker's."""
     request = REQUESTS[asked]
     expected = await plainly(request)
     commits = await TOPOLOGIES[topology](request)

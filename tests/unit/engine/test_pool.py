@@ -92,7 +92,7 @@ async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool:
 
 
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
-    """A worker with tokens that are never accepted loses its sessions to an idle better one.
+    """A worker whose tokens are never accepted loses its sessions to an idle, better worker.
 
     It was once otherwise: a worker with nonsense, attached first, got and kept each session, beside an idle good
     worker.
@@ -275,7 +275,7 @@ async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
 
 
 class CrowdedEngine(TargetEngine):
-    """Engine with so many sessions that rounds pay."""
+    """Engine that always chooses rounds, as one with many sessions does."""
 
     schedule = Schedule.SYNC
 
@@ -283,7 +283,7 @@ class CrowdedEngine(TargetEngine):
 @pytest.mark.parametrize("num_slots", [2, 8])
 @pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
 async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots: int) -> None:
-    """A crowded target drafts in rounds with a worker whose tokens were often accepted, if a request leaves it open.
+    """A crowded target drafts in rounds with a worker whose tokens were often accepted, if a request allows it.
 
     A request that asks to run ahead does so.
     """

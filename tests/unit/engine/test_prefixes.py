@@ -307,7 +307,7 @@ REFERENCE: list[TorchBackend] = []
 
 
 def reference() -> TorchBackend:
-    """Return the target's model in a backend of its own."""
+    """Return a separate backend with the target's model."""
     if not REFERENCE:
         REFERENCE.append(torch_backend(num_slots=1))
     return REFERENCE[0]

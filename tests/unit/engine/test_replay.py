@@ -1,4 +1,4 @@
-"""A failed pass ends only the session that causes it, and loses no other token; a broken engine reports it."""
+"""A failed pass ends only the session that causes it, and a broken engine reports that it is broken."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("run_out", SHORTAGES.values(), ids=SHORTAGES)
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
-    """A pass that lacks memory is replayed in halves.
+    """A pass that runs out of memory is repeated in halves.
 
     It was once otherwise: ONNX Runtime and torch raise RuntimeError for it, so passes were replayed one by one.
     """

@@ -146,7 +146,7 @@ async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
 
 
 class SlowReader(ScriptedDecoder):
-    """A decoder that reads a prompt token in a fifth of the time of a decoding pass."""
+    """A decoder that takes a fifth of the time of a decoding pass for each prompt token."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(1e-3 + 2e-4 * sum(turn.num_unread for turn in turns))

@@ -636,7 +636,7 @@ async def test_llmperf_reads_a_stream() -> None:
 
 
 async def test_a_silent_stream_may_send_empty_chunks() -> None:
-    """A silent stream may send empty chunks, since some proxies end silent streams.
+    """A stream without tokens sends empty chunks if so configured, since some proxies end silent streams.
 
     Comments would not do: LLMPerf and sglang cannot read them.
     """
@@ -660,7 +660,7 @@ async def test_a_refusal_has_a_status_before_a_ping() -> None:
 
 
 async def test_an_answer_in_one_piece_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that is sent in one piece has a limit of memory.
+    """An answer that is not streamed has a limit of memory.
 
     It was once otherwise: 128 choices with 20 log-probabilities each took 3 GB and ten seconds of the event loop.
     """

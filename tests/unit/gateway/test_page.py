@@ -107,7 +107,7 @@ class TestInBrowser:
     pytestmark = in_browser
 
     async def test_tokens_per_second_counts_all_time(self, browser: Page) -> None:
-        """The page counts all tokens and all of the time for tokens/s.
+        """The page computes tokens/s from all tokens and the whole time.
 
         It was once otherwise: tokens/s counted the tokens of the first message, but not the time until it.
         """

@@ -239,7 +239,7 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 @pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
-    """Servers of the tutorials send a model's thoughts as text of the answer, which LLMPerf reads.
+    """Servers in the tutorials send a model's reasoning as content, since LLMPerf reads nothing else.
 
     It was once otherwise: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended.
     """

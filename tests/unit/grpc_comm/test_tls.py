@@ -45,7 +45,7 @@ async def dial(address: str, tls: ClientTls | None) -> bool:
 
 
 async def test_a_server_is_what_its_certificate_names(trust: Pki, tmp_path: Path) -> None:
-    """The error about a wrong certificate has the certificate's names, and the flag to accept one of them.
+    """The error about a certificate with other names shows these, and the flag that accepts one of them.
 
     It was once otherwise: the error was "IP address mismatch", without the certificate's names and the flag to accept
     one.
@@ -182,7 +182,7 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 
 
 def test_names_of_a_certificate_keep_their_types() -> None:
-    """A name of a certificate counts only as a name of its type.
+    """A name in a certificate is matched only as its own type: a mail address is no host.
 
     It was once otherwise: grpcio's names have no types and end at a zero byte: a mail address was admitted as a host.
     """

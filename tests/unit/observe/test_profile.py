@@ -1,4 +1,4 @@
-"""The profile's parts add up, its percentiles are numpy's, and its files agree."""
+"""The profile's times add up, percentiles equal numpy's, and its files agree."""
 
 from __future__ import annotations
 

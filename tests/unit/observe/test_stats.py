@@ -1,4 +1,4 @@
-"""Figures of one request, computed from arrivals at known times."""
+"""Figures of one request, from messages that arrive at known times."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.N
 
 
 def mix(x: int) -> int:
-    """Return SplitMix64's finalizer of x, as published."""
+    """Apply the published finalizer of SplitMix64 to a 64-bit integer."""
     x &= MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -78,7 +78,7 @@ def mix(x: int) -> int:
 
 
 def unmix(x: int) -> int:
-    """Undo `mix`."""
+    """Return the integer that `mix` maps to x."""
 
     def unshift(y: int, bits: int) -> int:
         z = y
@@ -166,7 +166,7 @@ def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], 
 
 
 def test_numpy_and_torch_noise_is_equal() -> None:
-    """Numpy and torch compute the same bits of noise for 400,000 values, which cover both logarithms."""
+    """Numpy and torch compute the same noise bits for 400,000 values, over all branches of the logarithm."""
     keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
     token_ids = np.arange(100_000)
     by_numpy = gumbel_noise(np.array(keys)[:, None], token_ids)

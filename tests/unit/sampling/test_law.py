@@ -86,7 +86,7 @@ def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingP
     ],
 )
 def test_a_draft_that_samples_otherwise_changes_nothing(drafted: SamplingParams) -> None:
-    """A worker that draws its proposals wrongly lowers the acceptance, and changes no token."""
+    """A draft that samples with other parameters lowers the acceptance, and changes no token."""
     target, near = choices("target", ASKED), choices("near", drafted)
     for gamma in GAMMAS:
         for proposed in (near, near[::-1]):  # the second has the noise of other seeds
@@ -191,7 +191,7 @@ def test_verification_with_other_parameters_than_asked_fails(used: SamplingParam
 
 
 def test_acceptance_is_what_shared_noise_promises() -> None:
-    """Draft and target choose equal tokens as often as theory has it for shared noise (arXiv 2408.07978)."""
+    """Draft tokens are accepted as often as the theory of shared Gumbel noise says (arXiv 2408.07978)."""
     rng = np.random.default_rng(4)
     num_pairs, num_seeds = 16, 3000
     sampling = [SamplingParams(temperature=1.0, seed=seed) for seed in range(num_seeds)]

@@ -1,4 +1,4 @@
-"""min_new_tokens changes the distribution: tokens that end a sequence have probability 0 before that length."""
+"""min_new_tokens gives end-of-sequence tokens the probability 0 before that length."""
 
 from __future__ import annotations
 

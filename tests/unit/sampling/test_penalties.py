@@ -181,7 +181,7 @@ def test_a_resumed_output_begins_where_it_did() -> None:
 
 
 def test_penalties_without_the_tokens_before_are_refused() -> None:
-    """Penalties without the tokens before a row are refused, since they would silently have no effect."""
+    """Penalties without the earlier tokens of a row are refused, since they would silently have no effect."""
     with pytest.raises(ValueError, match="look back"):
         choose_tokens(random_logits(0, 1), [SamplingParams(presence_penalty=1.0)], [3])
     assert choose_tokens(random_logits(0, 1), [SamplingParams(logit_bias=((7, 100.0),))], [3]) == [7]

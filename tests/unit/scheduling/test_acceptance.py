@@ -1,4 +1,4 @@
-"""Estimates of acceptance, by session and by margin, follow the truth and forget."""
+"""Estimates of acceptance, per session and per margin, follow the true rate and forget old observations."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
 
 @pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
 def test_the_length_is_the_best_one(step_s: float) -> None:
-    """The rule's length gives the most tokens per second of all lengths, for equal acceptance at every token."""
+    """If all tokens have equal acceptance, the chosen length gives the most tokens per second."""
     length = learned(step_s=step_s)
     token = DraftToken(5, 6, margin=1.2)
     for _ in range(500):
@@ -140,9 +140,9 @@ def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
-    """A pass over many sessions takes fewer draft tokens of each.
+    """In a pass over many sessions, each session has fewer draft tokens.
 
-    With 16 sessions a draft token gains one of them a token and delays all, so it must be more certain.
+    A draft token can gain one session a token, but delays all 16, so it must be likely to be accepted.
     """
     alone, crowded = learned(), learned(num_sessions=16)
     unsure = DraftToken(5, 6, margin=0.8)

@@ -82,7 +82,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
 
 
 def test_a_slow_width_is_tried_again() -> None:
-    """A width that was slow once is tried again, since a width that is not used is not measured."""
+    """A number of draft tokens that was slow once is tried again, since otherwise it would never be measured."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]
     for _ in range(MAX_AGE):
@@ -91,7 +91,7 @@ def test_a_slow_width_is_tried_again() -> None:
 
 
 def test_a_single_slow_pass_is_forgotten_sooner() -> None:
-    """A single slow pass has an effect on the length of drafts for a short time alone.
+    """One slow pass shortens drafts only for a short time.
 
     It was once otherwise: one delayed pass over 5 draft tokens kept a server at 4 for 300 passes of right drafts.
     """

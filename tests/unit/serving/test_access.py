@@ -113,7 +113,7 @@ async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
 
 
 async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
-    """A call with two tokens is refused.
+    """A call with two access tokens is refused.
 
     It was once otherwise: the server used the last of two tokens, and a proxy in front of it may have checked the
     first.
@@ -128,7 +128,7 @@ async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
 
 
 async def refusal(begin: Any) -> str | None:
-    """Return the refusal of a call that sends an empty message; None if the call is admitted."""
+    """Begin a call with an empty message; return its refusal, or None if it is admitted."""
 
     async def nothing() -> AsyncGenerator[bytes, None]:
         yield b""

@@ -127,7 +127,7 @@ def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
 def test_a_long_prompt_is_read_in_parts_and_a_full_slot_proposes_nothing(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long prompt is read in parts, counted in the draft's tokens; a prompt that fills the slot gets no proposal."""
+    """A long prompt is read in parts of a number of draft ids; one that fills the slot gets no proposal."""
     prompt = tuple(range(2, 32))
     draft = Draft(0, prompt, SAMPLED, limit=1, token_map=SPELLING)
     whole = ModelProposer(backend).extend([draft])

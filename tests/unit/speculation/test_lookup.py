@@ -42,7 +42,7 @@ def test_lookup_is_its_definition(token_ids: list[int], limit: int) -> None:
 
 @given(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), max_size=6), st.integers(1, 8))
 def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[int], list[int]]], limit: int) -> None:
-    """An index that grows with the sequence finds what a search of all its tokens finds, and no draft tokens."""
+    """An index that grows with the sequence finds what an exhaustive search finds, and ignores draft tokens."""
     index = NgramIndex()
     proposer = NgramProposer(num_slots=1, max_length=1000)
     for committed, drafts in steps:

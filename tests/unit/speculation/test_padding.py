@@ -231,7 +231,7 @@ def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch
 
 
 class _Tolerant(SlotDecoder):
-    """A target that cuts a proposal before an id that it lacks, where the real one refuses it."""
+    """Target that drops the rest of a proposal from an id that it lacks on; a real target refuses that."""
 
     def __init__(self, logits: FloatArray) -> None:
         super().__init__(bigrams(logits))

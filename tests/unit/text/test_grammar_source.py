@@ -127,7 +127,7 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "schema"), ANSWERS.items())
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
-    """A grammar for tools allows a call of one, or the JSON that the request asks for.
+    """A grammar for tools and a JSON schema allows either a call of a tool, or JSON by that schema.
 
     It was once otherwise: after the first brace, which a Llama call has too, the grammar allowed no other JSON.
     """

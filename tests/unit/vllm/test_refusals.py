@@ -1,4 +1,4 @@
-"""Lines of failed starts: the first error that a process of vLLM has logged, and the flag whose value it names."""
+"""The line that a failed start of vLLM becomes: the first logged error, and the flag whose value it names."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def calls(nxdi: Nxdi) -> list[tuple[str, tuple[int, ...]]]:
 
 @pytest.fixture
 def compiled_in(nxdi: Nxdi) -> list[str]:
-    """Return the list of work directories of every compilation."""
+    """Return the list of the work directories of all compilations in this process."""
     return nxdi.compiled_in
 
 

@@ -1,4 +1,4 @@
-"""Models, pairs and settings that cannot be are refused by name, before anything is compiled."""
+"""Impossible models, pairs and settings are refused before anything is compiled; the error names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled models in a store on a local disk, and in one with the rules of S3 Mountpoint."""
+"""The store of compiled models, on a local disk and on a double of S3 Mountpoint."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_settings_of_a_family_are_respected(variant: str, tmp_path: Path) -> Non
 
 @pytest.fixture
 def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
-    """Record the memory of the slots of each backend that is loaded."""
+    """Return the list of memory maps that backends allocate for slots, which later loads extend."""
     made: list[mmap.mmap] = []
 
     def recorded(num_bytes: int) -> mmap.mmap:
@@ -176,7 +176,7 @@ def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.M
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph with other logits than the model's is refused at loading.
+    """A graph whose logits differ from those of Transformers is refused at loading.
 
     A later version of Transformers with another arithmetic for a family could cause this.
     """

@@ -73,7 +73,7 @@ def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: Patch) 
 
 
 def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirectories) -> None:
-    """Weights with other content are packed again, even if size and date are the same; the old form is deleted.
+    """Changed weights are packed again, even if size and date are equal; the old packed form is deleted.
 
     It was once otherwise: the cache went by size and date, so the old model answered under the new one's model_id.
     """

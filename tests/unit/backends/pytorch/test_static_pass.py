@@ -1,4 +1,4 @@
-"""Passes of fixed shapes give the logits of other passes, uncompiled or compiled without code generation."""
+"""Passes of fixed shapes, uncompiled or compiled without code generation, give the logits of ordinary passes."""
 
 from __future__ import annotations
 

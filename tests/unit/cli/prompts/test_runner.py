@@ -1,4 +1,4 @@
-"""Many prompts at once: results in order, each failure apart, and retries at full servers."""
+"""Many prompts at once: results keep their order, a failure affects one prompt, and full servers are retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Confidence intervals are right: a real difference is found, and none is invented."""
+"""Confidence intervals find a real difference, and none where there is none."""
 
 from __future__ import annotations
 

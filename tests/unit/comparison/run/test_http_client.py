@@ -57,7 +57,7 @@ async def test_a_late_answer_is_a_record_with_a_code() -> None:
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """A refused prompt does not change the fields of the requests after it.
+    """After a refused prompt, later requests have the same fields as before.
 
     It was once otherwise: one prompt that was too long made the client drop seed and counts for all requests after it.
     """
@@ -192,9 +192,9 @@ data: unfinished"""
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
-    """The events of a stream are the same wherever its parts end.
+    """The events read from a stream are the same however its bytes are split into packets.
 
-    That may be within a character, or between carriage return and line feed.
+    A packet may end within a character, or between carriage return and line feed.
     """
     stream = STREAM.replace("\n", line_end).encode()
     for at in range(len(stream) + 1):
@@ -226,7 +226,7 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """Times count from the moment when a request leaves, which a busy loop delays here.
+    """Times count from the moment when a request is really sent, which a busy event loop delays.
 
     It was once otherwise: the clocks of 32 streams started before their requests were sent.
     """

@@ -1,4 +1,4 @@
-"""Load generators, with the imports of Locust's process and the records that it returns as JSON."""
+"""Load generators, what Locust's process imports, and the records that it returns as JSON."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_steady_load_never_falls(count: int, streams: int) -> None:
 
 
 async def test_steady_load_ends_in_time() -> None:
-    """A steady load ends in time: a server that does not answer gives no record, and its requests are cancelled."""
+    """A steady load ends at its time limit: unanswered requests are cancelled, and have no record."""
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
         await asyncio.sleep(3600)

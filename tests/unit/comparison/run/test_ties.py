@@ -73,7 +73,7 @@ def answered(contender: Contender, *texts: str) -> Sample:
 
 @pytest.mark.parametrize("silent", [BASE, SD])
 async def test_either_server_is_asked_once_for_each_prompt_that_parted(silent: Contender, tmp_path: Path) -> None:
-    """Each server is asked once for scores of each prompt whose answers differ; a server without scores is no failure.
+    """Servers are asked once for scores of each prompt whose answers differ; one that has none is no failure.
 
     It was once otherwise: Job measure failed at any near-tie, since a graph that chooses on the device has no scores.
     """

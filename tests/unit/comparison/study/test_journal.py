@@ -76,7 +76,7 @@ async def test_every_graph_is_served_once_and_the_target_alone_once(servers: Ser
 
 
 async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) -> None:
-    """The continued study has the same trials; lengths that could not be compiled are not tried again."""
+    """A study that goes on after an interruption has the same trials; what could not be compiled is not retried."""
     servers.broken = 5
     with pytest.raises(UnavailableError, match="the compiler was killed"):
         await conducted(study(tmp_path))

@@ -335,7 +335,7 @@ CHUNKED = (
 
 @pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["after the body", "beside a chunk"])
 async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
-    """Fields after a body have the limits of headers.
+    """Trailer fields after a body, and extensions of its chunks, have the limits of headers.
 
     It was once otherwise: fields after a body had no limit, and a cost that grows with the square of their length.
     """
@@ -344,9 +344,9 @@ async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
 
 
 async def test_fields_after_a_body_are_no_headers() -> None:
-    """Fields after a body do not count as headers.
+    """Trailer fields after a body do not count as headers.
 
-    It was once otherwise: fields after a body counted as headers, so a token could change behind a proxy that had
+    It was once otherwise: they counted as headers, so a request could change its access token behind a proxy that had
     checked it.
     """
     body = b'{"prompt": "x"}'
@@ -360,7 +360,7 @@ async def test_fields_after_a_body_are_no_headers() -> None:
 
 @pytest.mark.parametrize("name", ["Host", "Authorization"])
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
-    """A request with two Host headers or two tokens is refused.
+    """A request with two Host headers or two access tokens is refused.
 
     It was once otherwise: the first of two Host headers was checked, the last of two tokens used; a proxy may check
     others.
@@ -376,7 +376,7 @@ async def test_a_request_has_one_host_and_one_token(name: str) -> None:
 async def test_bodies_that_have_not_ended_have_a_total(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
 ) -> None:
-    """Unfinished bodies have a limit of memory together; here it admits two, and refuses the third.
+    """All unfinished bodies together have a limit of memory, which here allows two and refuses a third.
 
     It was once otherwise: unfinished bodies of one account took 1.2 GB.
     """
@@ -409,7 +409,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
 
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
 async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    """A partial request on a connection does not end the answer before it.
+    """A partial next request on a connection does not end the answer that is being sent.
 
     It was once otherwise: the time limit of a client's next request ran during the answer, and cut a stream after 10 s.
     """

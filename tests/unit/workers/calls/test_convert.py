@@ -172,7 +172,7 @@ def test_event(event: Started | Delta | Finished) -> None:
 
 
 def test_a_preamble_becomes_part_of_the_grammar() -> None:
-    """A preamble becomes a part of the grammar, so that targets without a field for it mask the same tokens."""
+    """A grammar's preamble is sent as part of the grammar, so that a target without that field masks alike."""
     grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
     request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())
     message = convert.open_to_message(request, fingerprint="f", vocab_size=9)

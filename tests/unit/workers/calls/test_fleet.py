@@ -129,7 +129,7 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 
 
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
-    """A gateway with as many streams as it may have is ready.
+    """A gateway that has as many streams open as its connection allows stays ready.
 
     It was once otherwise: a busy gateway's health check waited for a free HTTP/2 stream, and it was taken out of
     service.

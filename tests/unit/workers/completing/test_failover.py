@@ -244,7 +244,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
-    """A burst of requests that one server refuses is served by another: refused requests wait for the retry budget."""
+    """Requests that a full server refuses wait for the retry budget, and are then served by another server."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):
         assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)

@@ -59,7 +59,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield deltas without an end."""
+    """Yield deltas endlessly."""
     return one_by_one(position, range(left))
 
 

@@ -119,7 +119,7 @@ async def test_each_round_waits_for_its_verdict() -> None:
 
 
 async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> None:
-    """Wasted draft tokens are counted with the commit that makes them useless.
+    """Draft tokens that a commit makes useless are counted with that commit.
 
     It was once otherwise: a pool worker's counter stayed at 0, since commits were counted before their figures were
     known.
