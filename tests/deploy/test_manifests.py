@@ -420,7 +420,7 @@ KARPENTERS_RULES: tuple[tuple[str, object], ...] = (
 
 @pytest.mark.parametrize(("place", "value"), KARPENTERS_RULES)
 def test_karpenters_rules_between_fields_are_kept(place: str, value: object) -> None:
-    """The node pools keep Karpenter's rules between fields, such as no limit of CPUs beside `replicas`.
+    """Node pools that break a rule between fields, such as a limit of CPUs beside `replicas`, are found.
 
     A JSON schema without these rules would accept what Karpenter refuses.
     """

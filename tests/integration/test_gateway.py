@@ -113,7 +113,7 @@ async def test_every_topology_gives_the_same_text_and_every_parameter_matters(cl
 
 
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
-    """The profile has a row per choice, whole or streamed; a refused request has no row."""
+    """A gateway's profile has a row for each choice, whole or streamed, and none for a refused request."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)

@@ -91,7 +91,7 @@ async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Serve
 
 
 async def reference(models: ModelDirectories, requests: Sequence[CompletionRequest]) -> list[list[int]]:
-    """Return the answers of the torch target alone."""
+    """Return the token ids that the target alone gives on backend torch."""
     config = ModelConfig(models.target, backend="torch", sequence_length=76, num_slots=2, num_threads=1)
     async with target_engine(config, max_waiting=64) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)

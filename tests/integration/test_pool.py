@@ -24,7 +24,7 @@ LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3
 
 
 def some_requests() -> list[CompletionRequest]:
-    """Return one list of requests with both schedules."""
+    """Return six requests, alternately with schedules async and sync."""
     schedules = [Schedule.ASYNC, Schedule.SYNC] * 3
     common = replace(LONG, max_new_tokens=60)
     return [replace(common, prompt=f"the {i} wind", seed=i, schedule=each) for i, each in enumerate(schedules)]

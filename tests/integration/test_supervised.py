@@ -1,4 +1,4 @@
-"""Supervision of servers, as by Ray, Kubernetes or a script: real processes with free ports.
+"""Servers under a supervisor, such as Ray, Kubernetes or a script; real processes on free ports.
 
 A supervisor reads the ports from one line of output, writes them to a file that clients follow, asks for the load and
 drains; its servers end when it ends.

@@ -63,7 +63,7 @@ class Gate:
         assert self._reached.wait(TIMEOUT_S)
 
     def go_through(self) -> None:
-        """Wait until the gate is open; each step calls this."""
+        """Wait until the gate is open; scripted decoders and proposers call this in every step."""
         self._reached.set()
         assert self._open.wait(TIMEOUT_S)
         if self._errors:

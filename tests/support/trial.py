@@ -32,7 +32,7 @@ class Promise:
 
 
 class Trial:
-    """One run of a suite.
+    """One run of a suite, which ends with a verdict on its promises.
 
     Attributes:
         results: figures for the JSON line.
@@ -46,7 +46,7 @@ class Trial:
         self._spoke = -QUIET_S
 
     def say(self, text: str) -> None:
-        """Print the current step over the last one, in the line of progress."""
+        """Print the current step in the line of progress, over the previous one."""
         now = time.monotonic()
         line = f"[{now - self._began:4.0f} s] {self.name}: {text}"
         if sys.stderr.isatty():
@@ -56,7 +56,7 @@ class Trial:
             print(line, file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that the line of progress does not overwrite."""
         print(("\r\x1b[K" if sys.stderr.isatty() else "") + text, file=sys.stderr, flush=True)
 
     def promise(self, name: str, measured: object, limit: object, *, kept: bool) -> None:
@@ -64,7 +64,7 @@ class Trial:
         self._promises.append(Promise(name, str(measured), str(limit), kept))
 
     def conclude(self) -> int:
-        """Print the verdict; return the exit code."""
+        """Print the table of promises and the line of JSON; return the exit code."""
         if sys.stderr.isatty():
             print(file=sys.stderr)
         rows = [[one.name, one.measured, one.limit, "kept" if one.kept else "BROKEN"] for one in self._promises]

@@ -1,4 +1,4 @@
-"""Comparison with an earlier commit: the results of several runs of a checkout become one."""
+"""Comparison with an earlier commit: results of several runs of one checkout are joined into one result."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return the API fields of a mode; those that vLLM cannot combine with drafts are in `vllm_xargs`."""
+    """Return vLLM's request fields of a mode in `MODES`; those it cannot combine with drafts are in `vllm_xargs`."""
     fields = dict(MODES[mode])
     xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
     if "logit_bias" in fields:

@@ -578,7 +578,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """The page shows conditions and verdict, each picture its conditions, and none an emulation that was not there."""
+    """The page shows conditions and verdict, and each picture its conditions; here no emulation is named."""
     text = (sweep / "report.html").read_text()
     assert "EMULATED" not in text
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):

@@ -169,7 +169,7 @@ async def test_tokens_sampled_on_the_device_are_not_computed_again() -> None:
 
 
 async def test_steps_that_all_fail_break_the_engine() -> None:
-    """An engine on which every step fails reports that it is broken.
+    """An engine whose steps all fail reports that it is broken.
 
     It was once otherwise: a device was lost and every step failed at once, but health stayed SERVING and attracted
     requests.
@@ -188,7 +188,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 
 
 async def test_an_engine_with_a_broken_loop_reports_it() -> None:
-    """An engine with a loop that has ended by an error reports that it is broken.
+    """An engine whose loop has ended by an error reports that it is broken.
 
     It was once otherwise: a missing verdict ended the loop, and every request got the error of a shutdown.
     """
@@ -227,7 +227,7 @@ async def test_an_endless_pass_delays_no_other_work() -> None:
 
 
 class NanBackend:
-    """Slot model with NaN for logits from some position on."""
+    """Slot model whose logits are NaN from some position on."""
 
     vocab_size, num_slots, max_length, slot_bytes = 32, 4, 64, 0
 

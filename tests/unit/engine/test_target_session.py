@@ -94,7 +94,7 @@ async def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 
 
 def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
-    """Branches that lost, since other tokens were committed, do not keep a session's slot.
+    """Proposals that contradict committed tokens do not count as activity that keeps a slot.
 
     It was once otherwise: one late branch a minute counted as a proposal, and so kept a slot for ever.
     """

@@ -250,7 +250,7 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 
 
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
-    """A drained server lets its last pass end, and exits with code 0.
+    """A drained server lets its last pass end, and exits with code 0, though all sessions have moved away.
 
     It was once otherwise: a drain moved all requests while their last pass ran, and the process ended with code 1.
     """

@@ -104,7 +104,7 @@ def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) ->
 
 
 def test_forced_tokens_cost_no_pass() -> None:
-    """Tokens that a grammar forces need no pass of their own.
+    """Tokens that a grammar forces need no pass of their own, since they are verified as draft tokens.
 
     In `{"name":"..."`, the model chooses three times: the name, its end, and once in the rest.
     """
@@ -162,7 +162,7 @@ def test_rows_without_a_grammar_are_not_touched() -> None:
 
 
 class NoModel(ModelProposer):
-    """Proposer with a model that must not run."""
+    """Proposer whose model must not run."""
 
     def _forward(self, readings: Any) -> Any:
         raise AssertionError("the model was asked")
@@ -182,7 +182,7 @@ def test_a_draft_takes_forced_tokens_without_its_model() -> None:
 
 @pytest.mark.parametrize("device_tokens", [1, 2])
 def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
-    """A draft's token and its runner-up are ones that the grammar allows."""
+    """The grammar allows a draft model's token, and its runner-up."""
     proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
     draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
     (tokens,) = proposer.extend([draft], ranked=True)

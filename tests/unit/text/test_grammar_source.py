@@ -1,4 +1,4 @@
-"""Grammars with reasoning and calls allow exactly what the readers of answers can read."""
+"""Grammars with reasoning and tool calls allow exactly the outputs that the parsers of answers can read."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 
 
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that was compiled here is sent on in its final syntax, without converting it again.
+    """A grammar that a server has compiled is sent on in its final syntax, and not converted again.
 
     It was once otherwise: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for
     0.7 s.

@@ -94,7 +94,7 @@ def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
 @relaxed
 @given(st.lists(st.integers(0, 262), max_size=20))
 def test_broken_bytes_never_fail_a_stream(token_ids: list[int]) -> None:
-    """Broken bytes never fail a request, though `tokenizers` raises if later bytes change the text of earlier ones."""
+    """No bytes fail a stream, though the library `tokenizers` raises if later bytes change earlier text."""
     streamed(SENTENCEPIECE, token_ids)
 
 
@@ -169,7 +169,7 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 
 
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
-    """Arguments of a tool call that were cut off are accepted, and stay as they are.
+    """A tool call whose arguments were cut off is accepted in a chat, with the arguments as they are.
 
     It was once otherwise: an agent sent back a tool call that the model had not finished, and got status 400.
     """

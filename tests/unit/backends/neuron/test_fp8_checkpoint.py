@@ -73,7 +73,7 @@ def rescaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantized(checkpoint: Path, folder: Path) -> Path:
-    """Save the same model in float32, for Transformers."""
+    """Save the quantized model in float32, as Transformers can load it."""
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
@@ -105,7 +105,7 @@ def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
 def test_nxdi_computes_what_the_public_checkpoint_stands_for(
     rescaled: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
-    """NxDI's logits for a rescaled checkpoint are those of Transformers for it and for the public checkpoint.
+    """NxDI's logits for the rescaled checkpoint equal Transformers' for it and for the public one.
 
     Halving loses no bit here, since no value is near 0. Logits reach 10, and scales stay in float32.
     """

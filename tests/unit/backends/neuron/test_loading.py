@@ -170,7 +170,7 @@ def test_an_artifact_names_its_origin(artifacts: Path) -> None:
 def test_an_artifact_of_another_format_is_not_taken(
     artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiled model is not taken if a version with other graphs made it.
+    """A model compiled by a version of this project with other graphs is not loaded.
 
     It was once otherwise: after a change of the code of graphs, which no setting records, a new version loaded models
     of the old one.

@@ -55,7 +55,7 @@ E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
 async def test_offsets_count_the_text_that_tokens_have(
     token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
 ) -> None:
-    """Offsets count the characters of the text that tokens have together.
+    """A token's text offset counts the characters that all tokens before it have together.
 
     It was once otherwise: offsets of the bytes of single tokens drifted: half characters and special tokens have no
     text.

@@ -298,7 +298,7 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """A new request waits for a server that was ready a short time ago.
+    """If no server is ready, a new request waits for one that was ready a short time ago.
 
     It was once otherwise: of two restarted servers one was not reconnected and one ejected, and new requests were
     refused.
@@ -313,7 +313,7 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
 
 
 async def test_each_server_has_its_own_sums() -> None:
-    """A gateway's figures are kept for each server.
+    """A gateway keeps figures for each of its servers separately.
 
     It was once otherwise: a gateway's figures were sums over all replicas, so they did not show which one was slow or
     failed.

@@ -27,7 +27,7 @@ from tests.unit.serving.test_host import Recorder
 
 @dataclass
 class Load:
-    """Load of a server with four slots, all taken, and two waiting requests."""
+    """Load of a server: four slots, four running requests, two waiting ones."""
 
     num_slots: int = 4
     num_running: int = 4

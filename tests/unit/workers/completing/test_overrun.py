@@ -255,7 +255,7 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """A count of a server that no pass can have is refused.
+    """A count of draft tokens that no pass can have is refused when a server sends it.
 
     It was once otherwise: a count in 30 bytes of a target became a list of 80 million numbers, and blocked a gateway
     for 7 s.

@@ -42,7 +42,7 @@ async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["content", "tool_call_id", "name", "reasoning"])
 async def test_every_part_of_a_message_counts(tmp_path: Path, field: str) -> None:
-    """Every part of a chat's message counts for the limit of length.
+    """Every field of a chat message counts towards the limit of length.
 
     It was once otherwise: no limit counted the id of a call, so megabytes of it were tokenized, and on the event loop.
     """

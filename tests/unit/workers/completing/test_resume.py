@@ -233,7 +233,7 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Converting the scores of a prompt lets other requests run.
+    """While a prompt's log-probabilities are converted to a message, other requests run.
 
     It was once otherwise: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s.
     """
