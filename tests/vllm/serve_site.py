@@ -58,7 +58,7 @@ class Site:
 
     Attributes:
         folder: folder of the configuration and of keys; servers of one folder have one pool.
-        config: flags of `specdec vllm-config`; None for vLLM without our file.
+        config: flags of `specdec vllm-config`; None for vLLM without this project's file.
     """
 
     folder: Path
