@@ -1,4 +1,4 @@
-"""Fixtures of every kind of test: tiny models, written once per test process."""
+"""Fixtures that all tests share: tiny models, saved once per pytest process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEVER = 100_000
 
 @dataclass(frozen=True)
 class ModelDirectories:
-    """Folders of the tiny models.
+    """Directories of the tiny models.
 
     Attributes:
         target: the target model.
@@ -104,6 +104,6 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _modules_exist_once() -> Generator[None, None, None]:
-    """Fail if a test imported one of our modules by its folder's name, which makes a second copy of the module."""
+    """Fail if a test imported a module of this project by its folder's name, which makes a second copy of it."""
     yield
     assert {name.split(".")[0] for name in sys.modules} & {"inference", "grpc_comm", "comparison"} == set()

@@ -52,7 +52,7 @@ def committed() -> File:
 
 
 def bare(file: File) -> File:
-    """Remove comments, and the JSON names of fields, which one of two compared descriptors spells out."""
+    """Remove comments and `json_name` from a descriptor, so that two can be compared."""
     file = File.FromString(file.SerializeToString())
     file.ClearField("source_code_info")
     for message in file.message_type:
@@ -66,7 +66,7 @@ def test_stubs_are_those_of_the_proto(fresh: File) -> None:
 
 
 def test_a_changed_proto_makes_the_stubs_stale(tmp_path: Path) -> None:
-    """The comparison with the stubs notices one more field, and a renamed one."""
+    """A .proto with one more field, or a renamed one, no longer equals the stubs."""
     for number, (old, new) in enumerate(
         [
             ("uint64 seed = 2;", "uint64 seed = 2;\n  uint32 one_more = 99;"),
@@ -108,7 +108,7 @@ def undocumented(file: File) -> list[str]:
 
 
 def _elements(file: File) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Yield (path in the descriptor, name) of each element that needs a comment; numbers are descriptor.proto's."""
+    """Yield (path in the file descriptor, name) of each element that needs a comment."""
     for i, message in enumerate(file.message_type):
         yield (4, i), message.name
         for j, field in enumerate(message.field):

@@ -90,7 +90,7 @@ HOLE = re.compile(r"^\|.*\n\n(?=\|.*\n(?!\|[ :|-]+$))|^(?:- |  ).*\n\n(?=- )", r
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tables_and_lists_are_whole(page: Path) -> None:
-    """No empty line parts a table or a list.
+    """No empty line splits a table or a list of a page.
 
     It was once otherwise: rows of four tables were shown as text, after an empty line.
     """

@@ -1,4 +1,4 @@
-"""Imports point downwards: the rooms of docs/architecture.md, read from the sources.
+"""Modules import only from their own layer and lower ones, as in docs/architecture.md, here highest first.
 
 main.py, compare_architectures.py, specdec/*.py
 specdec.comparison                          knows servers by their command line, their API, and the foundation
@@ -83,10 +83,10 @@ PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
 
 
 def layer_of(module: str) -> int:
-    """Return the height of a module of inference; modules of equal height may import each other.
+    """Return the layer number of a module of `inference`; a module may import its own layer and lower ones.
 
     Raises:
-        KeyError: the module is in no room.
+        KeyError: the module is in no layer.
     """
     name = f"{module}..".split(".")[2]
     return 0 if name in FOUNDATION or not name or name == "VERSION" else HEIGHTS[name]
@@ -111,12 +111,12 @@ def is_in(name: str, package: str) -> bool:
 
 
 def violations(module: str, source: str) -> list[str]:
-    """Return the imports of a module that point upwards, or to a place that its layer must not know."""
+    """Return the imports in `source` that the layers forbid to `module`."""
     return [f"{module} imports {name}" for name in imports_of(module, source) if not is_allowed(module, name)]
 
 
 def floors_of(module: str, name: str) -> tuple[int, int]:
-    """Return the floors of two modules within one package; two zeros if they have no package in common."""
+    """Return the levels of two modules within one package, lowest 0; (0, 0) if no package has both."""
     for package, rooms in FLOORS.items():
         if is_in(module, package) and is_in(name, package):
             of_module, of_name = (
@@ -169,9 +169,9 @@ def test_imports_point_downwards() -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """No module imports itself through others; imports inside functions count too.
+    """No module imports itself through other modules, also not by imports inside functions.
 
-    Such a cycle works only until the statement is moved.
+    A cycle of imports inside functions works only until one of them is moved to the top of its file.
     """
     names = {module_name(file): file for file in sources()}
     graph = {
@@ -185,7 +185,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 
 
 def _module_of(imported: str, modules: Container[str]) -> str | None:
-    """Return the module of an imported name, or the name itself if it is a module; None for other projects'."""
+    """Return the module of `modules` that an imported name is, or is in; None for names of other projects."""
     parent = imported.rpartition(".")[0]
     return next((name for name in (imported, parent) if name in modules), None)
 
@@ -296,7 +296,7 @@ def names_parsed_flags(source: str) -> bool:
 
 
 def test_parsed_flags_stop_at_the_command_line() -> None:
-    """Only the command line knows parsed flags; other rooms take configurations.
+    """Only the command line uses `argparse.Namespace`; other packages take typed configurations.
 
     A forgotten flag is then a type error, not a default.
     """
@@ -310,7 +310,7 @@ FEW_PARAMETERS = re.compile(r"(Engine|Servicer|Server|Host|Front|Worker|(Draft|T
 
 
 def test_objects_of_many_parts_take_configurations() -> None:
-    """Constructors of engines, their sessions, servicers and hosts have five parameters at most."""
+    """Constructors of engines, sessions, servicers and hosts have at most five parameters."""
     long = [
         f"{node.name} in {file.name}: {len(parameters)}"
         for file in sources()

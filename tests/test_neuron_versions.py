@@ -1,4 +1,4 @@
-"""Versions of AWS's software in our files and pages form one row of the table in docs/neuron.md."""
+"""Versions of AWS's software in all files and pages are those of one row of the table in docs/neuron.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 
 def table(text: str) -> dict[str, Row]:
-    """Return the rows of the table "What fits what", by the container's SDK."""
+    """Return the rows of the table "What fits what" in docs/neuron.md, by SDK version of the container."""
     lines = text.partition("### What fits what")[2].partition("\n\n|")[2].partition("\n\n")[0].splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
     found = [dict(zip(head, row, strict=True)) for row in rows]
@@ -30,7 +30,7 @@ def table(text: str) -> dict[str, Row]:
 
 
 def fault(row: Row) -> str:
-    """Return AWS's rule that a row's runtime and driver break; empty if they start together."""
+    """Return AWS's compatibility rule that a row's runtime and driver break; empty if they fit."""
     runtime, driver = Version(row["runtime"]), Version(row["driver"])
     if driver >= Version("2.29") and runtime < Version("2.33"):
         return f"driver {driver} needs runtime 2.33, the image has {runtime}"
@@ -43,13 +43,13 @@ TABLE = table(PAGE)
 
 
 def base() -> str:
-    """Return the SDK version of the base image in deploy/images/neuron.Dockerfile."""
+    """Return the Neuron SDK version in the base image of deploy/images/neuron.Dockerfile."""
     (sdk,) = IMAGES.findall((ROOT / "deploy" / "images" / "neuron.Dockerfile").read_text())
     return str(sdk)
 
 
 def nodes(folder: str) -> str:
-    """Return the release of the AMI for a folder's nodes."""
+    """Return the release of the AMI that a folder's node class names."""
     (term,) = yaml.safe_load((KUBERNETES / "nodes" / folder / "node-class.yaml").read_text())["spec"][
         "amiSelectorTerms"
     ]
@@ -99,7 +99,7 @@ def test_every_image_that_is_named_is_in_the_table() -> None:
 
 
 def test_the_drivers_chart_is_pinned_and_knows_the_claims() -> None:
-    """The chart of the driver has a pinned version, which knows our resource claims.
+    """The Helm chart of the Neuron driver has a pinned version, which supports the manifests' resource claims.
 
     It was once otherwise: claims had the version of the private beta, and the chart had no pinned version.
     """

@@ -1,7 +1,7 @@
 """Every command line in docs/tutorials is valid for its program.
 
-Our parsers check our own commands, the gateway's schema bodies of requests, and a list arguments of curl and LLMPerf.
-Any other program needs a line here.
+This project's parsers check its own commands, the gateway's schema the bodies of requests, and a list the arguments of
+curl and LLMPerf. Any other program must be named here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_
 
 
 def command_lines(page: Path) -> list[list[str]]:
-    """Return the lines of all blocks of bash, split into words as by a shell."""
+    """Return the commands in all bash blocks of a page, each split into words as a shell does."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
     return [words for line in lines if (words := shlex.split(line, comments=True))]
@@ -57,7 +57,7 @@ LINES = [
 
 
 def check(words: Sequence[str]) -> None:
-    """Raise SystemExit, ConfigError, ValueError or AssertionError unless the program would accept the line."""
+    """Check a command line: raise SystemExit, ConfigError, ValueError or AssertionError if its program refuses it."""
     program, rest = words[0], list(words[1:])
     if program == "python":
         check_python(rest)
@@ -177,14 +177,14 @@ def test_requests_name_the_model_that_is_served(page: Path) -> None:
 
 
 def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
-    """Return a server's prefix_caching, and the temperature of requests that set none."""
+    """Return a server's `prefix_caching`, and its default temperature for requests, None if unset."""
     args = parser_of(arguments[1]).parse_args(arguments[2:])
     return args.prefix_caching, args.temperature
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that a tutorial compares differ in nothing but drafts.
+    """Servers that a tutorial compares differ only in their drafts.
 
     It was once otherwise: the baseline kept prefixes, which a fused graph cannot, so that its TTFT was that of one
     pass. LLMPerf's '{}' sampled at the checkpoint's temperature 0.6, while AWS's command was greedy.
@@ -215,7 +215,7 @@ def option_strings(parser: ConfigFileParser) -> list[str]:
 
 
 def table_rows(heading: str) -> list[tuple[str, str]]:
-    """Return (theirs, ours) for each row of the table below a heading of docs/tutorials/README.md."""
+    """Return (AWS's cell, this project's cell) of each row in the table below a heading of docs/tutorials/README.md."""
     text = (ROOT / "docs" / "tutorials" / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     table = text.partition("\n\n|")[2].partition("\n\n")[0]
     rows = [tuple(cell.strip() for cell in row.strip("| ").split(" | ")) for row in table.splitlines()[2:]]

@@ -1,7 +1,7 @@
-"""A table limits the weight of each room: lines of code, and words of pages.
+"""Limits on size: lines of code per folder, and words of all pages, must match a table.
 
-Blank lines, docstrings, comments and imports weigh nothing. A room above its number fails: make it lighter, or raise
-the number and give the reason in the commit. A room 10 % below its number fails too: it could grow back unseen.
+Blank lines, docstrings, comments and imports do not count. A folder above its number fails: make it smaller, or raise
+the number and give the reason in the commit. A folder 10 % below its number fails too: it could grow back unseen.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def num_code_lines(source: str) -> int:
 
 
 def weights() -> dict[str, int]:
-    """Return the weight of every room in this checkout, by folder."""
+    """Return the lines of code of each folder, and the words of all pages."""
     found: Counter[str] = Counter()
     for file in ROOT.glob("[!.]*/**/*.py"):
         folders = file.relative_to(ROOT).parts[:-1]
@@ -67,7 +67,7 @@ def weights() -> dict[str, int]:
 
 
 def complaints(found: Mapping[str, int], table: Mapping[str, int]) -> list[str]:
-    """Return a sentence for each room that is heavier than its number, or 10 % lighter."""
+    """Return one sentence for each folder that is above its limit in `table`, or 10 % below it."""
     heavy = (
         "{} weighs {}, {} more than its number: make it lighter, or raise the number and give the reason in the commit"
     )

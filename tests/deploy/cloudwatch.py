@@ -1,4 +1,4 @@
-"""CloudWatch's API, which the library moto serves on loopback, and boto3 of the deploy extra to ask it with."""
+"""A stand-in for AWS on loopback (the library moto), and functions that read the metrics published to it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(json.dumps([metrics, [each["Values"] for each in found]]))
 
 
 def python_with_boto3() -> Path:
-    """Return the Python of the deploy extra, which is on PATH with its programs."""
+    """Return the path of the Python with the extra `deploy`, in the folder of the program moto_server on PATH."""
     server = shutil.which("moto_server")
     assert server is not None, "moto_server is missing: make manifests installs it"
     return Path(server).with_name("python")
@@ -46,13 +46,13 @@ def python_with_boto3() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CloudWatch:
-    """CloudWatch on loopback: an environment for programs that makes boto3 use it, and its log, a line per request."""
+    """A stand-in for CloudWatch: environment variables that point boto3 to it, and its log of requests."""
 
     environment: dict[str, str]
     log: Path
 
     def reset(self) -> None:
-        """Forget all metrics, buckets and repositories."""
+        """Delete all metrics, buckets and repositories."""
         httpx.post(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset", timeout=START_S).raise_for_status()
 
     def metrics(self, namespace: str) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ class CloudWatch:
         return list(self._ask(namespace, "None")[0])
 
     def values(self, namespace: str, unit: str) -> dict[tuple[str, str, str], list[float]]:
-        """Return the answer of CloudWatch's call GetMetricData in that unit, by variant, test case and metric."""
+        """Return the answer of GetMetricData: values in `unit`, by (variant, test case, metric)."""
         metrics, values = self._ask(namespace, unit)
         return {_place(metric): found for metric, found in zip(metrics, values, strict=True) if found}
 
@@ -76,7 +76,7 @@ def _place(metric: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def credentials(url: str) -> dict[str, str]:
-    """Return an environment with a region, keys and the service's `url` for boto3."""
+    """Return environment variables for boto3: a region, made-up keys, and `url` as the service's address."""
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
     return without_credentials() | keys | {"AWS_ENDPOINT_URL": url}
 
@@ -90,7 +90,7 @@ def without_credentials() -> dict[str, str]:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[CloudWatch]:
-    """Run a stand-in for AWS; its log is in `folder`."""
+    """Run moto, a stand-in for AWS, until the block ends; its log is a file in `folder`."""
     port, log = free_port(), folder / "moto.log"
     command: Sequence[str] = ["moto_server", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:

@@ -1,4 +1,4 @@
-"""Fixtures of several tests of deploy/: the tokens of the demo, and a stand-in for CloudWatch."""
+"""Fixtures that several tests of deploy/ share: the demo's access tokens, and moto as a stand-in for AWS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.deploy.stand_ins import KUBECTL, stand_in
 
 @pytest.fixture
 def access(tmp_path: Path) -> Path:
-    """Make the Secret of tokens as access.sh does; return its folder on this machine."""
+    """Write the demo's access tokens as access.sh does for a Secret; return their folder on this machine."""
     (kept := tmp_path / "kept").mkdir()
     environment = stand_in(tmp_path, "kubectl", KUBECTL) | {"KEPT": str(kept)}
     subprocess.run([KUBERNETES / "access.sh", "cpu-demo"], check=True, env=environment, stdin=subprocess.DEVNULL)
@@ -30,6 +30,6 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudWatch
 
 @pytest.fixture
 def cloudwatch(moto_server: CloudWatch) -> CloudWatch:
-    """Return the stand-in for AWS, without anything that an earlier test made."""
+    """Return the stand-in for AWS, emptied of all that earlier tests created."""
     moto_server.reset()
     return moto_server

@@ -1,6 +1,6 @@
-"""Checks beyond schemas: the parts of a deployment refer to each other, and its command lines parse.
+"""Checks that no schema makes: manifests of a deployment refer to what exists, and their command lines parse.
 
-`faults` reads the manifests of one namespace, and returns a sentence for each fault.
+`faults` reads the manifests of one namespace, and returns a sentence for each inconsistency.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BY_HAND = "access"
 
 
 def faults(documents: list[Manifest]) -> list[str]:
-    """Return a sentence for each fault of an overlay's manifests."""
+    """Return one sentence for each inconsistency in an overlay's manifests."""
     found = [*_unmatched_selectors(documents), *_missing_references(documents)]
     found += _impatience(documents)
     for workload in of_kind(documents, *WORKLOADS):
@@ -39,13 +39,13 @@ def faults(documents: list[Manifest]) -> list[str]:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """Return the specification of a workload's pods."""
+    """Return the pod specification of a Deployment, StatefulSet or Job."""
     spec: Manifest = workload["spec"]["template"]["spec"]
     return spec
 
 
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """Return a server's flags with variables expanded; {} where the container runs another program."""
+    """Return a server's flags with variables expanded, by flag; {} if the container runs no specdec server."""
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
@@ -65,7 +65,7 @@ def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    """Replace variables as the kubelet does: unknown variables stay as they are."""
+    """Replace $(NAME) in a word as the kubelet does; variables that are not set stay as they are."""
     return re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), word)
 
 
@@ -75,7 +75,7 @@ def _labels(workload: Manifest) -> dict[str, str]:
 
 
 def _chosen(selector: Manifest, documents: list[Manifest]) -> list[Manifest]:
-    """Return the workloads that have pods with the labels of a selector."""
+    """Return the workloads whose pods have all labels of a selector."""
     wanted = selector.get("matchLabels", {})
     among = selector.get("matchExpressions", [])
     return [
@@ -208,18 +208,18 @@ def _pod_faults(pod: Manifest) -> Iterator[str]:
 
 
 def check_arguments(arguments: Mapping[str, str]) -> None:
-    """Check the flags of a role; see `check_role`."""
+    """Check the flags of a role as `check_role` does."""
     rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
     check_role(["--role", arguments["--role"], *rest])
 
 
 def needed_s(arguments: Mapping[str, str]) -> float:
-    """Return the longest time that a server with these flags takes to end."""
+    """Return the most seconds that a server with these flags takes to end after SIGTERM."""
     return float(arguments.get("--drain_delay_s", 0)) + float(arguments.get("--grace_s", 0)) + FORCED_END_S
 
 
 def _argument_faults(arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """Yield the faults that the role's parser finds in the flags, and hosts that no Service has."""
+    """Yield one sentence for each wrong flag, each unset variable, and each target host without a Service."""
     role = arguments["--role"]
     complaint = io.StringIO()
     try:
@@ -238,7 +238,7 @@ def _dialled(arguments: Mapping[str, str]) -> set[str]:
 
 
 def _replicas(documents: list[Manifest]) -> set[str]:
-    """Return HOST:PORT of all gRPC ports, by replica. One address of a Service stands for all its replicas."""
+    """Return HOST:PORT of each gRPC port: the name of each replica, or a headless Service's for all of them."""
     served = set()
     for service in of_kind(documents, "Service"):
         name, ports = service["metadata"]["name"], [port["port"] for port in service["spec"]["ports"]]
@@ -288,7 +288,7 @@ def _probe_faults(probe: Manifest, ports: Mapping[str, str]) -> Iterator[str]:
 
 
 def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each file of keys or tokens that no volume of its pod has."""
+    """Yield one sentence for each file of keys or access tokens in the flags that no volume of the pod has."""
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     files = {
         f"{mounts[volume['name']]}/{name}"
@@ -311,7 +311,7 @@ def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """Yield the faults of containers that claim another number of logical cores than their file of flags uses."""
+    """Yield one sentence if a container claims more or fewer logical cores than its configuration file uses."""
     if "--config" not in arguments or arguments["--compile"] == "only":
         return
     settings = tomllib.loads((ROOT / arguments["--config"]).read_text())

@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 @cache
 def _why_not() -> str | None:
-    """Return the reason for which this machine's kubectl cannot build our folders; None where it can."""
+    """Return why this machine's kubectl cannot build the kustomizations; None if it can."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         return "there is no kubectl"
@@ -48,7 +48,7 @@ def need_kubectl() -> None:
 
 @cache
 def text_of(folder: Path) -> str:
-    """Return the YAML that a folder builds."""
+    """Return the YAML that kustomize builds from a folder."""
     need_kubectl()
     built = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -56,13 +56,13 @@ def text_of(folder: Path) -> str:
 
 
 def complaints(*command: str | Path) -> str:
-    """Return what a checking program writes about its input; empty if it finds no fault."""
+    """Run a checking program; return what it writes about its input, empty if it finds no error."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr or f"exit code {done.returncode}"
 
 
 def manifests(folder: Path) -> list[Manifest]:
-    """Return a copy of the manifests that a folder builds, which the caller may change."""
+    """Return the manifests that kustomize builds from a folder, as a copy that the caller may change."""
     return [each for each in yaml.load_all(text_of(folder), yaml.CSafeLoader) if each]
 
 
@@ -71,7 +71,7 @@ def of_kind(documents: list[Manifest], *kinds: str) -> list[Manifest]:
 
 
 def with_components(folder: Path, resource: str, *components: str) -> list[Manifest]:
-    """Build `resource` with further components after it, from a kustomization written into `folder`."""
+    """Build a kustomization, written into `folder`, of a resource and further components."""
     up = Path(*[".."] * len(folder.resolve().relative_to("/").parts))
     root = up / KUBERNETES.relative_to("/")
     lines = ["resources:", f"  - {root / resource}", "components:", *(f"  - {root / each}" for each in components)]

@@ -22,7 +22,7 @@ from tests.support.cluster import Member
 
 @dataclass(frozen=True)
 class Site:
-    """Files on this machine in place of those that the manifests mount into pods.
+    """Files on this machine that stand for the ones mounted into pods, and the pods' manifests.
 
     Attributes:
         access: folder of the tokens.
@@ -36,7 +36,7 @@ class Site:
     documents: Sequence[Manifest] = ()
 
     def pod(self, name: str, replaced: Mapping[str, str], *more: str) -> Member:
-        """Return a pod of a workload, not started, on free ports, after replacing values of its flags."""
+        """Return a process, not yet started, for a workload, on free ports; `replaced` overrides its flags."""
         own = ("--http_port", "--probe_port", "--metrics_port", "--serve", *(["--port"] if name == "target" else []))
         ports = {flag: free_port() for flag in own}
         role, *flags = self._flags(name, {**{flag: str(port) for flag, port in ports.items()}, **replaced})
@@ -53,7 +53,7 @@ class Site:
         )
 
     def _flags(self, name: str, replaced: Mapping[str, str]) -> list[str]:
-        """Return role and flags of a workload, with the folders of Secrets on this machine."""
+        """Return a workload's role, then its flags, with paths of Secrets replaced by folders of this machine."""
         documents = list(self.documents) or manifests(KUBERNETES / "overlays" / "cpu-demo")
         workloads = {each["metadata"]["name"]: each for each in of_kind(documents, "StatefulSet", "Deployment")}
         flags = {flag: replaced.get(flag, value) for flag, value in arguments_of(workloads[name], documents).items()}
@@ -66,7 +66,7 @@ class Site:
         return (self.access / name).read_text().strip()
 
     def client(self, port: int) -> httpx.AsyncClient:
-        """Return a client that connects for each request."""
+        """Return an HTTP client that opens a new connection for each request."""
         verify = True if self.trust is None else ssl.create_default_context(cafile=self.trust.ca)
         return httpx.AsyncClient(
             base_url=f"{'http' if self.trust is None else 'https'}://127.0.0.1:{port}",
@@ -77,7 +77,7 @@ class Site:
         )
 
     def issue(self, name: str) -> None:
-        """Write new certificates into the files of a Secret, as cert-manager does."""
+        """Write new certificates to the files that stand for a Secret, as cert-manager does."""
         assert self.trust is not None
         issued = self.trust.authority.issue(["target", "api", "localhost", "127.0.0.1"])
         (secret := self.folder / name).mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ class Site:
             (secret / file).write_bytes(content)
 
     async def learn(self, target: Member) -> Load:
-        """Return a load of requests with the answers that the target alone gives to them."""
+        """Return the load of a test: requests, and the target's own answers with which clients compare theirs."""
         asked = questions(6, [100])
         async with self.client(target.http_port) as client:
             answers = await asyncio.gather(*(ask_http(client, question) for question in asked))
@@ -115,7 +115,7 @@ async def running(*members: Member) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def service(pods: Sequence[Member]) -> AsyncGenerator[int]:
-    """Yield one port for several pods, as kube-proxy has it: each new connection goes to the next pod that is ready."""
+    """Yield one port for several pods, like kube-proxy: each new connection goes to the next pod that is ready."""
     order = list(pods)
 
     async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Programs that stand in for others on PATH, and record what they get."""
+"""Scripts that stand in for other programs on PATH, and record how they are called."""
 
 from __future__ import annotations
 

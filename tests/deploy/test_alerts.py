@@ -43,7 +43,7 @@ def test_every_alert_is_tried() -> None:
 
 
 def test_complete_jobs_raise_no_alert() -> None:
-    """Pods of Jobs are not counted as pods that should be ready.
+    """The alert on pods that are not ready ignores the pods of Jobs.
 
     It was once otherwise: a pod that has ended is not ready, so the pods of a finished benchmark fired an alert for
     ever.
@@ -56,7 +56,7 @@ def test_complete_jobs_raise_no_alert() -> None:
 
 
 def exported_names() -> set[str]:
-    """Return the series of a server with slots and certificates, without the suffixes of histograms and counters."""
+    """Return the names of all metrics of a server with slots and certificates, without suffixes such as _total."""
 
     class Files:
         num_running, num_waiting, num_slots = 0, 0, 8

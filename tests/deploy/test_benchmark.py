@@ -49,7 +49,7 @@ done
 
 
 class Pod:
-    """A Job's only container: its command on this machine, its variables, and its files in a folder."""
+    """The only container of a Job: its command on this machine, environment variables, and a folder for its files."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._documents = manifests(KUBERNETES / "benchmark")
@@ -83,7 +83,7 @@ class Pod:
 
 @asynccontextmanager
 async def both_servers() -> AsyncGenerator[str]:
-    """Run a target alone and one with its draft; yield the value of ENDPOINTS that names both."""
+    """Run a target without and one with its draft; yield an ENDPOINTS value that names both."""
     base, sd, *ports = (free_port() for _ in range(4))
     flags = ["--threads=1", "--log_level=warning"]
     async with (
@@ -120,7 +120,7 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
 
 
 def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
-    """The Job publishes nothing if no endpoint answers, not even the files of an earlier run."""
+    """If no endpoint answers, the Job publishes nothing, not even files of an earlier run."""
     pod = Pod("measure", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "results.json").touch()
@@ -151,7 +151,7 @@ def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Pa
 def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subprocess.CompletedProcess[str]]:
     """Run the Job's command with a stand-in for LLMPerf, which writes down the arguments that it gets.
 
-    The Job finds LLMPerf already installed, and the stand-in in the place of its Python.
+    The Job finds LLMPerf installed already, with the stand-in as its Python.
     """
     (folder / "venv").mkdir()
     stand_in(folder / "venv", "python", program)
@@ -166,7 +166,7 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
     """LLMPerf runs once for every case at every endpoint, with flags of the pinned token_benchmark_ray.py.
 
-    It was once otherwise: the sample's one long load was missing.
+    It was once otherwise: the Job left out the one long load of AWS's sample.
     """
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr
@@ -207,7 +207,7 @@ def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> Non
 def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:
     """The Job edits LLMPerf's sources once; a second edit, or other sources than the pinned commit's, are refused.
 
-    Texts that contain all places to edit stand in for the sources.
+    Files made only of the passages that the Job replaces stand in for LLMPerf's sources.
     """
     from deploy.llmperf.edits import EDITS
 
@@ -241,7 +241,7 @@ def test_the_jobs_ask_services_of_the_overlays(tmp_path: Path) -> None:
 
 
 def test_the_jobs_do_not_run_at_once() -> None:
-    """Of the two Jobs, one starts by itself; our image comes from our registry, Python's from docker.io."""
+    """Job `measure` starts when it is applied, and Job `llmperf` is suspended; each has the image of its registry."""
     jobs = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests(KUBERNETES / "benchmark"), "Job")}
     assert {name: spec.get("suspend", False) for name, spec in jobs.items()} == {"measure": False, "llmperf": True}
     images = {name: spec["template"]["spec"]["containers"][0]["image"] for name, spec in jobs.items()}

@@ -1,4 +1,4 @@
-"""The commands, files and overlays that pages on deployment name exist."""
+"""Commands, files and overlays that the pages on deployment name exist."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def flags_after_role(words: list[str]) -> dict[str, str]:
 
 
 def test_lines_for_an_instance_are_taken(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's docker commands parse, and compile exactly the model that the cluster's servers look for."""
+    """The page's docker commands parse, and compile exactly the model that the servers of the cluster look for."""
     monkeypatch.chdir(ROOT)
     ran = [words for words in lines if words[:2] == ["docker", "run"]]
     for words in ran:

@@ -43,13 +43,13 @@ case "$*" in *--config-file\\ -*) cat > "$LOG/cluster.yaml" ;; *--password-stdin
 
 
 def blocks(text: str) -> list[str]:
-    """Return the blocks of bash, at any indentation."""
+    """Return the bash blocks of a page, at any indentation."""
     found = re.findall(r"^( *)```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
 
 
 class Walk:
-    """A shell in the project's root with an `aws` that calls moto, and a log of the calls."""
+    """A shell in the project's root where `aws` calls moto, and a log of these calls."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         need_kubectl()
@@ -63,7 +63,7 @@ class Walk:
         self._environment = environment | {"PATH": path, "LOG": str(self._log), "AWS_PAGER": ""}
 
     def run(self, script: str) -> None:
-        """Run lines of the page; lines after a failed line still run."""
+        """Run lines of the page in the shell; a failed line does not stop the next ones."""
         site = blocks(WALK)[0]
         done = subprocess.run(
             ["bash", "-u", "-c", f"{site}\n{script}"],
@@ -82,17 +82,17 @@ class Walk:
 
     @property
     def refused(self) -> list[str]:
-        """Return the command line's complaints about its arguments."""
+        """Return the errors of `aws` about its arguments."""
         return [line for line in self.read("errors").splitlines() if line.startswith(REFUSED)]
 
     @property
     def failed(self) -> set[tuple[str, ...]]:
-        """Return service and operation of the commands that failed."""
+        """Return (service, operation) of each `aws` command that failed."""
         lines = (line.split() for line in self.read("aws").splitlines())
         return {tuple(words[1:3]) for words in lines if words[0] != "0"}
 
     def ask(self, *words: str) -> Any:
-        """Return what `aws` answers, as JSON."""
+        """Return the JSON answer of an `aws` command."""
         command = [str(shutil.which("aws")), *words, "--output", "json"]
         done = subprocess.run(command, env=self._environment, capture_output=True, check=True)
         return json.loads(done.stdout or "null")
@@ -109,9 +109,9 @@ def site() -> dict[str, str]:
 
 
 def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
-    """The page's last commands remove all that the ones before them have made.
+    """The last commands of the page remove all AWS resources that its earlier commands create.
 
-    It was once otherwise: the walk had no cleanup, and a reserved trn2.48xlarge went on costing.
+    It was once otherwise: the page had no cleanup, and a reserved trn2.48xlarge went on costing.
     """
     steps, _, removal = WALK.partition("**Remove**")
     walk.run("\n".join(blocks(steps)[1:]))
@@ -150,7 +150,7 @@ def test_every_pushed_image_is_one_that_pods_name(walk: Walk) -> None:
 
 
 def aws_lines(page: Path) -> list[str]:
-    """Return the page's commands of the AWS CLI but for those of the walk, also those within sentences."""
+    """Return the `aws` commands on a page, also those within sentences, without the ones that `walk` runs."""
     text = page.read_text(encoding="utf-8")
     lines = [line for block in blocks(text.replace(WALK, "")) for line in block.splitlines()]
     spoken = re.findall(r"`(aws [a-z0-9]+ [^`]+ [^`]+)`", text)
@@ -237,7 +237,7 @@ def _overlap(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 
 def test_nodes_on_demand_are_for_claims() -> None:
-    """Pods that ask for Neuron devices by resource claims can run on nodes of either price, on demand or reserved.
+    """Pods that ask for Neuron devices by resource claims can run on both on-demand and reserved nodes.
 
     It was once otherwise: the only node pool for them took reserved instances, and on-demand ones needed an edit.
     """

@@ -1,4 +1,7 @@
-"""Recipes in deploy/images keep their rules, and locks match requirements.txt. `make images` builds them."""
+"""Rules for the Dockerfiles and lock files in deploy/images, checked without a build.
+
+`make images` builds the images.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def test_a_recipe_keeps_the_rules(recipe: Path) -> None:
 
 
 def test_a_base_is_written_once_for_each_recipe() -> None:
-    """Each recipe has its base image in one line, with its digest; recipes cpu and cuda have the same base."""
+    """Each Dockerfile names its base image, with digest, in one line; those for cpu and cuda have the same base."""
     bases = {}
     for recipe in RECIPES:
         [bases[recipe.stem]] = re.findall(r"^ARG BASE=(\S+)$", text := recipe.read_text(), re.MULTILINE)
@@ -54,7 +57,7 @@ def test_a_base_is_written_once_for_each_recipe() -> None:
     ],
 )
 def test_a_replaced_package_of_the_sdk_ends_the_build(before: str, after: str, replaced: bool, tmp_path: Path) -> None:
-    """The build of the Neuron image fails if our packages replace or break one of the SDK's.
+    """The build of the Neuron image fails if this project's packages replace or break a package of the SDK.
 
     It was once otherwise: pip installs the runtime on top of the SDK, and the build did not check whether the two still
     fit.
@@ -79,7 +82,7 @@ def test_a_broken_rule_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_is_that_of_the_requirements(name: str) -> None:
-    """Each lock has the versions of our requirements files, with hashes; `make lock` writes it after a change."""
+    """Each lock file has the requirements files' versions, with hashes; `make lock` updates it."""
     files = ("requirements.txt", *(f"requirements/{extra}.txt" for extra in ("tracing", "endpoints", "cloudwatch")))
     wanted = {name: pin for file in files for name, pin in pins((ROOT / file).read_text()).items()}
     lock = (FOLDER / name).read_text()

@@ -1,6 +1,6 @@
 """Every kustomization in deploy/kubernetes builds, fits the schemas of Kubernetes, and is consistent in itself.
 
-No cluster is needed, and none has run these manifests: schemas and our own parsers check them.
+No cluster is needed, and none has run these manifests: schemas and this project's parsers check them.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def validated(documents: list[Manifest], version: str, folder: Path) -> str:
-    """Return the complaints of kubernetes-validate, except about kinds of resources that the program does not know."""
+    """Return the errors of kubernetes-validate, except those about custom resources, which it does not know."""
     file = folder / "all.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     return complaints("kubernetes-validate", "--strict", "--quiet", "--no-warn", "-k", version, file)
 
 
 def custom_faults(kind: str, documents: list[Manifest]) -> str:
-    """Return what breaks the schema of a kind that another project defines, a line each, with the resource's number."""
+    """Return one line for each custom resource of this kind that breaks its schema; empty if none does."""
     schema = json.loads((SCHEMAS / f"{kind}.json").read_text())
     checker = jsonschema.validators.validator_for(schema)(schema)
     found = ((number, error) for number, each in enumerate(documents) for error in checker.iter_errors(each))
@@ -66,7 +66,7 @@ def custom_faults(kind: str, documents: list[Manifest]) -> str:
 
 
 def core(documents: list[Manifest]) -> list[Manifest]:
-    """Return the manifests of kinds that Kubernetes itself defines."""
+    """Return the manifests whose kind is built into Kubernetes."""
     return [each for each in documents if not (SCHEMAS / f"{each['kind']}.json").exists()]
 
 
@@ -75,7 +75,7 @@ def custom(documents: list[Manifest]) -> list[Manifest]:
 
 
 def check_custom(documents: list[Manifest]) -> set[str]:
-    """Check all custom resources, and that their schemas notice a field that does not exist; return the kinds."""
+    """Check all custom resources by their schemas, which must also find an unknown field; return the kinds."""
     kinds = {each["kind"] for each in custom(documents)}
     for kind in sorted(kinds):
         found = of_kind(documents, kind)
@@ -103,7 +103,7 @@ def test_custom_resources_fit_their_schemas() -> None:
 
 
 def test_every_kind_has_a_schema() -> None:
-    """Every kind of resource in the manifests has a schema here: kubernetes-validate only warns of an unknown kind."""
+    """Every kind of manifest has a schema, since kubernetes-validate only warns of an unknown kind."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
     groups = "v1 apps/v1 batch/v1 policy/v1 autoscaling/v2 networking.k8s.io/v1 resource.k8s.io/v1 scheduling.k8s.io/v1"
     assert known <= set(groups.split())
@@ -173,7 +173,7 @@ def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
-    """Every server of every overlay requires a token; only the demo's gateway is open.
+    """Every server of every overlay requires an access token; only the demo's gateway does not.
 
     It was once otherwise: three overlays had no tokens, and relied on network policies, which EKS does not enforce.
     """
@@ -203,7 +203,7 @@ def test_nothing_but_its_operator_moves_a_server_that_loads_for_an_hour(name: st
 
 
 def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
-    """Return the tags of our images by the image's name without its registry."""
+    """Return the tags of a deployment's images, by the image's name without its registry."""
     tags: dict[str, set[str]] = {}
     for workload in of_kind(documents, "StatefulSet", "Deployment", "Job"):
         for container in (*pod_of(workload)["containers"], *pod_of(workload).get("initContainers", [])):
@@ -213,10 +213,9 @@ def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
 
 
 def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
-    """One file sets the version of all of our images.
+    """One file, version.env, sets the tag of all images of this project.
 
-    It was once otherwise: tags were variants, so versions had none, and nodes did not pull a new image under an old
-    tag.
+    It was once otherwise: a tag named a variant and no version, so nodes kept an old image under the same tag.
     """
     copy = tmp_path / "deploy"
     shutil.copytree(KUBERNETES.parent, copy)
@@ -264,7 +263,7 @@ def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixt
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
-    """Services that the benchmark compares differ in nothing but drafts: none of them keeps prefixes.
+    """Servers that the benchmark compares differ only in their drafts; none of them caches prefixes.
 
     It was once otherwise: the baseline reused a kept prefix, and the fused graph read each prompt whole.
     """
@@ -291,9 +290,10 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """A deployment builds with every component that gives its pods devices, and is faulty with a wrong number of them.
+    """A deployment may get its devices by another component, and a wrong number of devices is found.
 
-    Each component replaces claims/xl in turn. The file of flags uses 32 cores, and a whole instance has 64.
+    The component replaces claims/xl of the overlay trn2-fused, whose server uses 32 logical cores; a whole instance has
+    64.
     """
     overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
     copy = tmp_path / "overlay"
@@ -311,7 +311,7 @@ def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> No
 
 
 def built_with(folder: Path, overlay: str, component: str) -> list[Manifest]:
-    """Build an overlay with one more component, and check it as the overlays themselves are checked."""
+    """Build an overlay with one more component, check it as all overlays are checked, and return its manifests."""
     documents = with_components(folder, f"overlays/{overlay}", f"components/{component}")
     assert faults(documents) == []
     assert validated(core(documents), "1.34", folder) == ""
@@ -331,9 +331,9 @@ def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", ["cpu-demo", "gpu"])
 def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
-    """A route from outside of the cluster leads to the API, and its proxy cuts no stream by a time limit.
+    """With the component for a route, clients outside of the cluster reach the API, and no time limit cuts a stream.
 
-    There was once no such route.
+    It was once otherwise: no overlay could be reached from outside of its cluster.
     """
     documents = built_with(tmp_path, overlay, "route")
     [route] = of_kind(documents, "HTTPRoute")
@@ -376,7 +376,7 @@ MISTAKES: dict[tuple[str, str, object], str] = {
 
 
 def spoil(documents: list[Manifest], place: str, value: object) -> None:
-    """Change one field of the first resource of a kind, or of the one with KIND/NAME; "+" appends to a list."""
+    """Change one field of a manifest; `place` names the resource, by kind or KIND/NAME, and the path of the field."""
     kind, *path = place.split()
     kind, _, name = kind.partition("/")
     holder: Any = next(each for each in of_kind(documents, kind) if name in ("", each["metadata"]["name"]))
@@ -420,9 +420,9 @@ KARPENTERS_RULES: tuple[tuple[str, object], ...] = (
 
 @pytest.mark.parametrize(("place", "value"), KARPENTERS_RULES)
 def test_karpenters_rules_between_fields_are_kept(place: str, value: object) -> None:
-    """The node pools keep Karpenter's rules between fields, such as no limit of CPUs beside `replicas`.
+    """Node pools that break a rule between fields, such as a limit of CPUs beside `replicas`, are found.
 
-    A plain schema takes what these rules refuse.
+    A JSON schema without these rules would accept what Karpenter refuses.
     """
     documents, kind = manifests(KUBERNETES / "nodes" / "reserved"), place.split()[0]
     spoil(documents, place, value)

@@ -99,7 +99,7 @@ Bar = Callable[[str, Site, Sequence[Member], Load, Work], Coroutine[Any, Any, No
 
 @pytest.fixture
 def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
-    """Return a function that works while clients ask, checks that no request is refused, and prints its figures."""
+    """Return a function that runs `work` while clients send requests, fails if one is refused, and prints counts."""
 
     async def under_load(what: str, site: Site, fronts: Sequence[Member], load: Load, work: Work) -> None:
         async with service(fronts) as port, site.client(port) as client:
@@ -120,14 +120,14 @@ def metric(name: str, labels: str, text: str) -> float:
 
 
 async def scrape(pod: Member, token: str = "") -> httpx.Response:
-    """Return a pod's metrics, asked for as Prometheus does."""
+    """Return a pod's metrics, requested over HTTP as Prometheus does."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pod.metrics_port}", timeout=5) as prometheus:
         return await prometheus.get("/metrics", headers={"Authorization": f"Bearer {token}"} if token else {})
 
 
 @pytest.mark.deploy
 async def test_it_answers_with_the_help_of_its_draft(site: Site) -> None:
-    """The demo answers, its target accepts draft tokens, and a draft pod is ready only once a target has taken it.
+    """The demo answers, its target accepts draft tokens, and a draft pod is ready once its target has accepted it.
 
     It was once otherwise: draft pods had no port for probes, so a rollout of drafts that every target refused
     succeeded.
@@ -233,7 +233,7 @@ async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> N
 
 
 async def shown(port: int) -> str:
-    """Return the certificate that a server shows to a new connection."""
+    """Return the certificate (PEM) that a server presents on a new connection."""
     return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=60)
 
 

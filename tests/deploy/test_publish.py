@@ -29,7 +29,7 @@ FIGURES = {
 
 
 def cell(endpoint: str | None, kind: str) -> dict[str, Any]:
-    """Return one entry of results.json, with medians that differ from the means."""
+    """Return one entry of results.json, in which medians differ from means."""
     figures = {figure: {"p50": median, "mean": median + 1} for figure, _, median in FIGURES.values()}
     return {"topology": "endpoint" if endpoint else "fused", "endpoint": endpoint, "kind": kind, **figures}
 
@@ -47,12 +47,12 @@ def request(sent_s: float, factor: float, error_code: str | None = None) -> dict
 
 
 def requests(now_s: float) -> list[dict[str, Any]]:
-    """Return two answers, minutes apart, and a failure."""
+    """Return two completed requests, sent minutes apart, and a failed one."""
     return [request(now_s - 900, 1.0), request(now_s - 600, 5.0), request(now_s - 300, 7.0, "TimeoutError")]
 
 
 def llmperf(folder: Path, variant: str, case: str, found: Sequence[dict[str, Any]]) -> None:
-    """Write the two files of one run of LLMPerf."""
+    """Write the two result files of one LLMPerf run, for a variant and a test case."""
     place = folder / variant / case
     place.mkdir(parents=True)
     summary = {"version": "2023-08-31", "variant": variant, "test_case": case, "results_ttft_s_quantiles_p50": 9.0}
@@ -136,7 +136,7 @@ def test_lines_have_the_same_figures(tmp_path: Path) -> None:
 
 
 def unedited(folder: Path) -> Path:
-    """Return a folder of LLMPerf's own results, without the times that deploy/llmperf adds."""
+    """Return a folder of results of an unmodified LLMPerf: without the times that this project's edits add."""
     llmperf(found := folder / "unedited", "SD", "a", [{"error_code": None, "ttft_s": 0.1}])
     return found
 

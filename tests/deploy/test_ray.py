@@ -41,14 +41,14 @@ class Clock:
 
 
 async def let_pass(clock: Clock, leases: Leases, seconds: float) -> None:
-    """Move the clock in ten steps, and let the registry expire leases at each, as followers do by asking."""
+    """Advance the clock in ten steps, at each of which the registry expires leases, as when followers ask it."""
     for _ in range(10):
         clock.now += seconds / 10
         await leases.leases()
 
 
 async def heard(leases: Leases, known: int = 0) -> list[str] | None:
-    """Return the addresses that the registry gives to a follower at once; None if it makes the follower wait."""
+    """Return the target addresses that the registry gives at once to a follower, or None if the follower must wait."""
     try:
         return (await asyncio.wait_for(leases.wait(known), timeout=0.01))[1]
     except TimeoutError:
@@ -112,7 +112,7 @@ async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> 
 async def test_every_wait_ends() -> None:
     """The registry ends each wait after a time, with an unchanged list if there is no new one.
 
-    Without an end, a dead follower would keep one of the actor's places for calls.
+    Otherwise a follower that died would occupy one of the actor's concurrent calls for ever.
     """
     clock = Clock()
     leases = Leases(clock)
@@ -128,7 +128,7 @@ async def test_every_wait_ends() -> None:
 
 @dataclass
 class Context:
-    """The context that Ray Serve gives to a policy of scaling."""
+    """The context that Ray Serve passes to an autoscaling policy."""
 
     aggregated_metrics: dict[str, dict[str, float]] | None
     current_num_replicas: int = 2
@@ -148,7 +148,7 @@ def test_requests_wait_until_a_target_has_reported(metrics: dict[str, dict[str, 
 
 @pytest.mark.parametrize("application", CONFIG["applications"], ids=lambda each: each["name"])
 def test_every_command_line_is_one(application: dict[str, Any]) -> None:
-    """Every command line parses, also with hosts beyond loopback, where a server requires a file of tokens."""
+    """Every command line of the application parses; with a host beyond loopback it also names a token file."""
     args = application["args"]
     words = [*OWN_FLAGS[application["name"]], "--probe_port=0", *args["flags"], "--host", args.get("host", "10.0.0.1")]
     check_role(words)
@@ -161,9 +161,9 @@ def test_every_command_line_is_one(application: dict[str, Any]) -> None:
 
 
 async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None:
-    """A stopped child process does not count as alive.
+    """A child process that is stopped (SIGSTOP) does not count as alive.
 
-    The probe asks a port for probes, since a gateway and a pool worker have no port of gRPC.
+    The check uses the port for probes, since gateways and pool workers have no gRPC port.
     """
     target = ("--model", str(models.target), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
     child = await Child.start("target", target)
@@ -181,7 +181,7 @@ async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Town]:
-    """Yield a cluster of three nodes with two targets and two gateways; check at the end that no process is left."""
+    """Yield a Ray cluster of three nodes, with two targets and two gateways; check that no process outlives it."""
     with town() as place:
         place.serve(num_replicas=2)
         yield place
@@ -189,12 +189,12 @@ def place() -> Iterator[Town]:
 
 
 def pids(place: Town, word: str) -> set[int]:
-    """Return the ids of processes with this word in their command lines."""
+    """Return the ids of the processes with `word` in their command lines."""
     return {pid for pid, words in processes_of(place).items() if word in words}
 
 
 async def replaced(place: Town, word: str, pid: int) -> None:
-    """Wait until another process with `word` has replaced the process `pid`."""
+    """Wait until the process `pid` has ended, and as many processes with `word` run as before."""
     async with asyncio.timeout(PATIENCE_S):
         num_before = len(pids(place, word))
         while pid in (now := pids(place, word)) or len(now) < num_before:  # noqa: ASYNC110 - other processes
@@ -202,7 +202,7 @@ async def replaced(place: Town, word: str, pid: int) -> None:
 
 
 def during(place: Town, what: Callable[[], Awaitable[Any]]) -> Answers:
-    """Run `what` while six clients send requests; fail if one is refused or answered wrongly. Return the answers."""
+    """Run `what` while six clients send requests; return their answers, none of which may be refused or wrong."""
 
     async def all_of_it() -> Answers:
         clients = Clients(place.gateways)
@@ -231,7 +231,7 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 @pytest.mark.ray
 @pytest.mark.release
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
-    """Targets go on while the registry hangs, and after the registry has ended.
+    """Targets keep running while the registry hangs, and after it has ended.
 
     It was once otherwise: a lease that the registry did not renew made a target count as hung, and Serve ended all of
     them.
@@ -259,8 +259,8 @@ def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
 def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
     """A gateway or draft worker that hangs is replaced, and no request is refused.
 
-    It was once otherwise: a gateway or draft worker that hung was never replaced, since its supervisor noticed its end
-    alone.
+    It was once otherwise: a gateway or draft worker that hung was never replaced, since its supervisor noticed only
+    processes that had ended.
     """
     hung = min(pids(place, f"--role {role}"))
 

@@ -80,7 +80,7 @@ def fetch(folder: Path) -> str:
 
 
 def test_weights_are_fetched_once_and_config_comes_last(tmp_path: Path) -> None:
-    """A run after one that was killed before config.json fetches only the missing files; no file is written twice."""
+    """After a run killed before it wrote config.json, the next fetches only missing files; none is written twice."""
     (tmp_path / "models").mkdir()
     fetch(tmp_path)
     files = {path.relative_to(tmp_path / "models").as_posix() for path in (tmp_path / "models").rglob("*.*")}

@@ -26,7 +26,7 @@ UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
 def with_defaults(text: str) -> str:
-    """Expand variables in a text of compose.yaml to their defaults, as without an .env file."""
+    """Replace variables in compose.yaml by their defaults, as without an .env file."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
@@ -100,7 +100,7 @@ def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def complaints_of_systemd(folder: Path, *, spoil: tuple[str, str] = ("", "")) -> list[str]:
-    """Return the complaints of `systemd-analyze verify` about the units, with programs and folders of this machine."""
+    """Return what `systemd-analyze verify` finds wrong in the units, with programs and folders of this machine."""
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("there is no systemd-analyze")
     for unit in UNITS:

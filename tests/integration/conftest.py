@@ -1,4 +1,4 @@
-"""Servers that several modules share: a target, and every topology that speculates for it."""
+"""Servers that several test modules share: a target, and one server per topology that speculates for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def topologies(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Start every topology that speculates for the target, by name; the draft "stranger" has a shorter context."""
+    """Start one server for each topology that speculates for `target`; return them by name."""
     servers = {
         "related": draft_server(models.related, target),
         "stranger": draft_server(models.stranger, target, "--sequence_length", "64"),

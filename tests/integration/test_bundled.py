@@ -1,4 +1,4 @@
-"""The bundled pair, run as in the README, with neither a model nor a prompt named."""
+"""The bundled models, run as in the README, without flags for models or prompts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_two_terminals(target: ServerProcess) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 async def test_every_topology_gives_the_targets_tokens(dtype: str) -> None:
-    """The draft worker takes turns with its target, since one that runs ahead may be too late to help."""
+    """A draft worker in rounds and a fused server give the tokens of the target alone, with accepted draft tokens."""
     for model in (BUNDLED_TARGET, BUNDLED_DRAFT):
         packed_decoder(model, dtype, None)
     requests = [
@@ -106,9 +106,9 @@ async def test_the_minimal_example_gives_a_servers_tokens(target: ServerProcess)
 
 
 async def test_the_wire_examples_give_equal_texts(target: ServerProcess) -> None:
-    """The examples of a client and a draft worker need grpcio and the .proto alone.
+    """The example client and example draft worker, made of grpcio and the .proto alone, print equal texts.
 
-    The worker drafts for its own request, in rounds; the target accepts some tokens, and both get the same text.
+    The worker drafts for its own request, in rounds, and the target accepts some of its tokens.
     """
     prompt = "one two three one two three one two"
     client, worker = [

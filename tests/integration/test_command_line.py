@@ -1,4 +1,4 @@
-"""The commands that users type, as processes of their own: what is on stdout, on stderr, and in the exit code."""
+"""Commands run as processes: what they write to stdout and stderr, and their exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assert_json(result: CommandResult, prompts: list[str]) -> None:
 async def test_draft_completes_a_prompt_file(
     target: ServerProcess, models: ModelDirectories, prompt_file: Path
 ) -> None:
-    """Drafts of two qualities, with eight prompts in flight, give the target's own text for all prompts."""
+    """For every prompt of a file, a good and a bad draft give the target's own text, with prompts sent at once."""
     flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
     in_turns = ("--schedule", "sync")  # a worker that runs ahead of so fast a target may always come too late
     sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")
@@ -97,7 +97,7 @@ async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
 
 
 async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> None:
-    """A draft worker refuses a server that is no target at its start.
+    """At its start, a draft worker refuses a server that is not a target.
 
     It was once otherwise: the worker loaded its model, and every prompt failed with "Method not found!".
     """
@@ -121,7 +121,7 @@ async def test_a_taken_port_is_an_error_before_a_model_loads(target: ServerProce
 
 
 def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model of this process prints each token on a line before the text, or one JSON object for all."""
+    """A command that loads one model prints a line per token, then the text; or all of it as one JSON object."""
     flags = ["--model", str(models.target), "--prompt", "in the", "--max_new_tokens", "6"]
     assert main(["--role", "verify_draft", *flags, "--format", "json"]) == 0
     as_json = CommandResult(0, capsys.readouterr().out, "")
@@ -166,7 +166,7 @@ def test_draft_of_another_vocabulary_is_refused(
 def test_the_bundled_draft_beside_another_target_names_the_ways_out(
     target: ServerProcess, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
 ) -> None:
-    """The bundled draft beside a target with another tokenizer is refused by its name, with what to use instead.
+    """The bundled draft with a target of another tokenizer is refused; the error names both, and the alternatives.
 
     It was once otherwise: the error had two hashes, but neither the name of the bundled draft nor the alternatives to
     it.

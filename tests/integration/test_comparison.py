@@ -32,7 +32,7 @@ FILES = {
 
 
 def _flags(models: ModelDirectories, output: Path) -> list[str]:
-    """Return the flags of a comparison that takes some seconds."""
+    """Return flags of a comparison that takes only seconds."""
     prompts = output / "structured.txt"
     prompts.parent.mkdir(exist_ok=True)
     prompts.write_text("1 2 3 and\nin the wing\n")
@@ -43,7 +43,7 @@ def _flags(models: ModelDirectories, output: Path) -> list[str]:
 
 
 async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -> None:
-    """A comparison gives exit code 0, equal tokens, every file, JSON on the last line, and a page for a browser."""
+    """A comparison ends with exit code 0, equal tokens, all of its files, a line of JSON, and a valid HTML page."""
     async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
         stdout, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
@@ -128,7 +128,7 @@ async def test_killing_a_server_is_a_clear_failure(
 async def test_a_signal_leaves_no_process(
     models: ModelDirectories, tmp_path: Path, number: signal.Signals, is_started: bool, code: int
 ) -> None:
-    """A signal while a comparison measures, or while its servers start, ends all of its processes."""
+    """A signal ends a comparison and its servers, while it measures or while they start."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", "target,fused,distributed"]
     async with command(*flags, program=PROGRAM) as process:
         if is_started:
@@ -154,7 +154,7 @@ async def _until_measuring(process: asyncio.subprocess.Process) -> None:
 
 
 def _children(pid: int) -> dict[str, int]:
-    """Return the process ids of the servers, by name."""
+    """Return the process ids of the servers that the process `pid` has started, by name."""
     roles = {"target": "target", "fused_target": "fused", "draft": "draft"}
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

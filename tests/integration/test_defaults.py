@@ -27,7 +27,7 @@ SEED = 11
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Start a target with defaults, a draft worker that is given no defaults, and a fused server with the target's."""
+    """Start a target and a fused server with equal default parameters, and a draft worker without flags for them."""
     async with AsyncExitStack() as stack:
         http = {name: free_port() for name in ("target", "draft", "fused")}
         ports = {name: ("--http_port", str(port)) for name, port in http.items()}
@@ -51,7 +51,7 @@ async def generated(server: ServerProcess, request: pb.GenerateRequest) -> list[
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
 async def test_what_a_request_leaves_open_has_the_targets_default(servers: dict[str, ServerProcess], name: str) -> None:
-    """The defaults replace gRPC's and OpenAI's, are in the card, and count for unset values alone: zero is no default.
+    """Unset parameters get the target's defaults, which the model card has; an explicit 0 does not count as unset.
 
     Temperature 0 means greedy decoding, whatever the operator's default is.
     """

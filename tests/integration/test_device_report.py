@@ -1,4 +1,4 @@
-"""`make trainium-report` as its users run it, on NxDI's own sources and tiny models."""
+"""`make trainium-report` with NxDI's own sources and tiny models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(folder: Path, arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def packed(bundle: Path) -> dict[str, str]:
-    """Return the text of every file in the bundle, by its name."""
+    """Return the text of each file in a bundle (archive), by file name."""
     texts = {}
     with tarfile.open(bundle) as archive:
         for member in archive:

@@ -41,26 +41,26 @@ REQUESTS = pytest.mark.parametrize("request_", [IN_ROUNDS, RUNNING_AHEAD], ids=[
 
 
 def bearer(name: str) -> tuple[str, str]:
-    """Return the metadata with a caller's token."""
+    """Return gRPC metadata with the access token of the account `name`."""
     return "authorization", f"Bearer {token_of(name)}"
 
 
 def num_kept(target: Target, name: str) -> int:
-    """Return how many draft tokens the pool keeps for a request that has not arrived."""
+    """Return how many draft tokens the pool stores for the session `name`, whose request has not arrived."""
     records = target.pool._workers.values()
     kept = [early for record in records for key, early in record.early.items() if key.endswith(f"/{name}")]
     return sum(len(branch.token_ids) for early in kept for branch in early.branches)
 
 
 async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) -> RawSession:
-    """Send draft tokens, and then the request that they belong to."""
+    """Send draft tokens for a session first, and its request after them; return the session."""
     await session.propose(*branches)
     await until(lambda: num_kept(target, session.name.hex()) > 0)
     return session.send()
 
 
 async def test_names_without_a_request_cost_little() -> None:
-    """Proposals for requests that never come take little room: the target still keeps another client's draft tokens."""
+    """Proposals for sessions that never begin take little memory, and displace no draft tokens of another client."""
     flood = [after(3, *[7] * 250)] * 16
     async with serving() as target, raw_worker(target.address) as other, raw_worker(target.address) as liar:
         session = other.request(RUNNING_AHEAD)
@@ -86,7 +86,7 @@ def auth_file(tmp_path: Path) -> Path:
 
 
 async def answered_without(session: RawSession) -> bool:
-    """Return whether a request gets its tokens without any draft token."""
+    """Read the answer of a session, which must be right; return whether no draft token was received for it."""
     await session.rest()
     counted = sum(delta.num_received_tokens for delta in session.deltas)
     assert session.token_ids == ANSWER
@@ -95,7 +95,7 @@ async def answered_without(session: RawSession) -> bool:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
-    """A session name belongs to one account on one connection: no other can draft for the request."""
+    """Only the account and connection of a session may draft for it, though others know its name."""
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -115,7 +115,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
-    """The draft worker of a server that sends requests for users helps these requests.
+    """A server that sends requests in the names of users has its own draft worker draft for them.
 
     It was once otherwise: session names were looked up in the user's account, and the worker attaches without a user.
     """
@@ -130,10 +130,9 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
 async def test_an_account_leaves_places_for_the_workers_of_others(
     auth_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An account can attach only a part of the private workers that a target accepts.
+    """An account can attach only a share of the private draft workers that a target accepts.
 
-    It was once otherwise: one client could attach all 1,024 private workers that a target takes, and leave others no
-    place.
+    It was once otherwise: one account could attach all 1,024 of them, and the workers of other accounts were refused.
     """
     monkeypatch.setattr(service, "MAX_WORKERS", 4)
     async with serving(auth_file=auth_file) as target, AsyncExitStack() as stack:
@@ -171,7 +170,7 @@ class CallBalancer(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]:
-    """Run the proxy; yield its port."""
+    """Run a proxy that sends Assist calls to one target and all other calls to another; yield its port."""
     server = grpc.aio.server()
     async with (
         grpc.aio.insecure_channel(assists.address, options=OWN_CONNECTION) as first,
@@ -232,9 +231,9 @@ async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
-    """Answers are right, without drafts, behind a proxy that sends calls of one connection to several targets.
+    """Behind a proxy that sends one connection's calls to several targets, answers are right, but get no draft tokens.
 
-    Both ends log the reason, the edge once, and the edge counts such requests.
+    Target and client log the reason, the client only once, and the client counts the requests without drafts.
     """
     caplog.set_level(logging.INFO)
     async with serving() as one, serving() as other, balanced(one, other) as port, edge(port) as client:
@@ -249,7 +248,7 @@ async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCa
 
 
 async def opened(worker: RawWorker) -> pb.AssistOpen:
-    """Return the next session that the target assigns to a worker of the pool."""
+    """Return the next session that the target assigns to a pool worker."""
     while (response := await worker.call.read()).WhichOneof("message") != "open":
         pass
     opening: pb.AssistOpen = response.open
@@ -259,7 +258,7 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 @REQUESTS
 @pytest.mark.parametrize("version", [1, 2])
 async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -> None:
-    """The request sets the schedule; a worker of version 1, which has no rounds, runs ahead."""
+    """A pool worker gets the schedule that the request names; one of protocol version 1 always runs ahead."""
     async with serving() as target, raw_worker(target.address, is_private=False, protocol_version=version) as worker:
         session = worker.request(request_).send()
         opening = await opened(worker)
@@ -271,7 +270,7 @@ async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -
 
 @pytest.mark.parametrize("end", ["silence", "leaving", "a lie"])
 async def test_rounds_whose_worker_fails(end: str) -> None:
-    """A request in rounds decodes alone once its worker is silent for too long, leaves, or sends a fault."""
+    """A request in rounds decodes without drafts after its worker is silent too long, detaches or sends an error."""
     async with serving(idle_timeout_s=0.3) as target, raw_worker(target.address, is_private=False) as worker:
         session = worker.request(IN_ROUNDS).send()
         help_id = (await opened(worker)).session_id
@@ -329,7 +328,7 @@ async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int
 
 
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target sends Attached once the worker can get sessions, not before.
+    """A target sends Attached only when the worker can be assigned sessions.
 
     It was once otherwise: a target sent Attached too early, so a request right after it got no draft worker.
     """

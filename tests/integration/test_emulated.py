@@ -31,7 +31,7 @@ def results_of(*arguments: str) -> dict[str, Any]:
 
 
 def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_path: Path) -> None:
-    """The capacity found ends where passes become too long for the promised time per token.
+    """The capacity found is the most streams whose passes are short enough for the promised time per token.
 
     A pass over five sessions takes 45 ms, so five streams cannot have 41 ms a token; a pool of two drafts helps.
     """
@@ -53,10 +53,10 @@ def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_p
 
 
 def test_a_free_draft_looks_far_ahead_when_cheap(models: ModelDirectories, tmp_path: Path) -> None:
-    """A study of a draft that is free and always right chooses many draft tokens.
+    """A study of a draft that costs nothing and is always right recommends a fused server with the largest gamma.
 
-    Rounds over 900 ms lose to the target alone; in one server more draft tokens gain more. Draft and target are one
-    model, at a temperature at which nothing repeats.
+    Over a link of 900 ms, rounds are slower than the target alone. Target and draft are the same model, at a
+    temperature at which no text repeats.
     """
     (tmp_path / "prompts.txt").write_text("in the wing\n")
     flags = [

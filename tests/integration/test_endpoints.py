@@ -1,4 +1,4 @@
-"""compare_architectures.py --endpoint with running servers: our own over TLS with a token, and another project's."""
+"""compare_architectures.py --endpoint with running servers: a specdec server (TLS, token), and a foreign one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ CHAT = {"messages": [{"role": "user", "content": "1 2 3"}, {"role": "user", "con
 
 @pytest.mark.long
 async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, tmp_path: Path) -> None:
-    """Our server, over gRPC and HTTP, and a foreign one get the same prompts; answers of one model are compared."""
+    """Three endpoints get equal prompts: a specdec server by gRPC and HTTP, and a foreign server.
+
+    Answers are compared where the model is the same.
+    """
     port, http_port = free_port(), free_port()
     (tmp_path / "auth.toml").write_text(AUTH)
     (tmp_path / "token").write_text(TOKEN)

@@ -1,4 +1,4 @@
-"""A server dies or drains during answers: every client that knows another one gets the undisturbed answer.
+"""A server dies or drains during answers: clients that know another one still get the right answer.
 
 Real processes over real sockets. The tests run in this order, since each ends a server.
 """
@@ -65,7 +65,7 @@ async def cluster(models: ModelDirectories) -> AsyncGenerator[Cluster, None]:
 
 
 async def over_http(port: int) -> str:
-    """Return the gateway's answer."""
+    """Return the text of a streamed answer of the gateway at this port."""
     return "".join([piece async for piece in pieces_over_http(port, BODY)])
 
 
@@ -79,7 +79,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
         completer = FailoverCompleter(fleet, connection)
 
         async def stream() -> list[int]:
-            """Return an answer's first tokens, until 20 deltas have come after the server's end."""
+            """Read a stream until 20 deltas after the target has ended; return the tokens so far."""
             token_ids: list[int] = []
             num_more = 20
             async with aclosing(completer.complete(request)) as events:
@@ -113,9 +113,9 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 
 
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
-    """Clients of every kind get whole answers although a target is killed.
+    """When a target is killed, all clients still get whole answers.
 
-    There are thin clients, a gateway, an edge draft, and a command line that starts before or after the kill.
+    These are thin clients, a gateway, an edge draft, and command lines started before and after the kill.
     """
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)

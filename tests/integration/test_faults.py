@@ -36,7 +36,7 @@ IN_ROUNDS = pb.GenerateRequest(text="the wind", max_new_tokens=5, gamma=4, sched
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def small(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target with one slot and one place in the queue."""
+    """Start a target with one slot and a queue of one request."""
     async with target_server(models.endless, *SMALL, "--max_waiting", "1") as server:
         yield server
 
@@ -45,7 +45,7 @@ async def small(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]
 async def generating(
     server: ServerProcess, num_tokens: int = LONG, *, timeout_s: float = 60.0
 ) -> AsyncGenerator[Any, None]:
-    """Yield a call in the middle of its stream, which holds a slot."""
+    """Yield a call that is in the middle of its stream, and so holds a slot."""
     async with queued(server, num_tokens, timeout_s=timeout_s) as call:
         for _ in range(3):
             await call.read()
@@ -54,7 +54,7 @@ async def generating(
 
 @asynccontextmanager
 async def queued(server: ServerProcess, num_tokens: int = 3, *, timeout_s: float = 60.0) -> AsyncGenerator[Any, None]:
-    """Yield a call that has just been sent."""
+    """Yield a call that was just sent; it waits in the queue if no slot is free."""
     request = pb.GenerateRequest(text="the wind", max_new_tokens=num_tokens)
     async with open_channel(server.address) as channel:
         call = rpc.GenerationServiceStub(channel).Generate(request, timeout=timeout_s)
@@ -72,7 +72,7 @@ async def assert_serves_promptly(server: ServerProcess) -> None:
 
 
 async def read_all(call: Any) -> list[pb.GenerateResponse]:
-    """Return the messages that are left."""
+    """Read the rest of a stream; return its messages."""
     messages = []
     while (message := await call.read()) != grpc.aio.EOF:
         messages.append(message)
@@ -132,14 +132,14 @@ async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
 
 
 async def until_load(server: ServerProcess, *, running: int = 1, waiting: int = 0) -> None:
-    """Wait until so many requests run at the server, and so many wait."""
+    """Wait until the server has `running` running and `waiting` waiting requests."""
     async with asyncio.timeout(60):
         while ((load := await load_of(server.address)).num_running, load.num_waiting) != (running, waiting):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def refused(server: ServerProcess) -> Any:
-    """Send one more request; return its error, which must come at once."""
+    """Send one more request, which the server must refuse at once; return the error."""
     async with queued(server) as call, asyncio.timeout(PROMPT_S):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_all(call)
@@ -147,7 +147,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_client_comes_again_when_the_server_was_full(small: ServerProcess, tmp_path: Any) -> None:
-    """The command line retries where a full server refuses: four prompts are answered by a server that holds two."""
+    """The command line retries at a full server: four prompts are answered by one that has room for two."""
     file = tmp_path / "prompts.txt"
     file.write_text("one\ntwo\nthree\nfour\n")
     flags = ("--port", str(small.port), "--prompt_text", file, "--max_new_tokens", "400", "--format", "json")
@@ -171,7 +171,7 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 
 
 async def drain(server: ServerProcess) -> None:
-    """Drain by SIGTERM: health changes at once, new requests are refused, the running one ends; exit code 0."""
+    """Send SIGTERM: health changes, new requests are refused, the running one ends, and the exit code is 0."""
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(generating(server, 4000))  # far longer than a slow test takes
         channel = await stack.enter_async_context(open_channel(server.address))

@@ -1,4 +1,4 @@
-"""The official openai package at live gateways, with equal text from every topology."""
+"""The official openai package with real gateways; every topology gives the same text."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def gateway_process(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ports(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, int], None]:
-    """Yield HTTP ports: of gateways in front of target and draft worker, and the fused server's own."""
+    """Yield HTTP ports by topology: gateways in front of a target and of a draft worker, and a fused server."""
     http_port = free_port()
     async with AsyncExitStack() as stack:
         draft = draft_server(models.related, target)
@@ -113,7 +113,7 @@ async def test_every_topology_gives_the_same_text_and_every_parameter_matters(cl
 
 
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
-    """The profile has a row per choice, whole or streamed; a refused request has no row."""
+    """A gateway's profile has a row for each choice, whole or streamed, and none for a refused request."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)
@@ -216,7 +216,7 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
 
 
 async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """A prompt gets the scores of one forward over it on every topology; lm-eval asks for them without output."""
+    """On every topology, prompt log-probabilities equal those of one forward; lm-eval asks for them without output."""
     token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
     with torch.no_grad():
         rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)
@@ -271,7 +271,7 @@ async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], model
 
 @pytest.mark.long
 async def test_langchain(ports: dict[str, int]) -> None:
-    """LangChain's client is served: whole, streamed, in a batch, with a stop string, and with a full context."""
+    """LangChain's client gets right answers: whole, streamed, in a batch, with a stop string, at a full context."""
     from langchain_core.exceptions import ContextOverflowError
     from langchain_core.messages import AIMessage, HumanMessage
     from langchain_openai import ChatOpenAI
@@ -348,7 +348,7 @@ async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """Start a server with one slot, no queue, and texts that do not end."""
+    """Start a server with one slot, no queue, and a model whose texts do not end."""
     port = free_port()
     flags = ("--http_port", str(port), "--batch", "1", "--max_waiting", "0", "--grace_s", "20")
     async with fused_server(models.endless, models.endless, *flags) as server:
@@ -362,9 +362,9 @@ async def until_running(port: int, num_requests: int) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
-    """A client that leaves frees its slot, with a stream and with a whole answer.
+    """A client that disconnects frees its slot, whether its answer is streamed or not.
 
-    While it is held, others get a time to retry.
+    While the only slot is held, other requests are refused with a time to retry.
     """
     client = client_of(slow[1])
     for stream in (True, False):

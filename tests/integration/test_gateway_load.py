@@ -34,7 +34,7 @@ async def outcome(client: httpx.AsyncClient, number: int) -> str:
 
 
 async def left(client: httpx.AsyncClient, number: int) -> str:
-    """Send a request and disconnect after its first event, or before."""
+    """Send a streaming request, and disconnect before or after its first event."""
     body = {"prompt": f"story {number}", "max_tokens": 100, "ignore_eos": True, "stream": True}
     try:
         async with (
@@ -48,7 +48,7 @@ async def left(client: httpx.AsyncClient, number: int) -> str:
 
 
 async def test_every_stream_ends_or_is_refused_with_a_time_to_retry(models: ModelDirectories) -> None:
-    """No stream hangs and no slot is lost, even beside clients that leave."""
+    """Each of many streams ends or is refused with a time to retry, and no slot is lost when clients disconnect."""
     flags = ("--batch", str(NUM_SLOTS), "--max_waiting", str(MAX_WAITING))
     limits = httpx.Limits(max_connections=NUM_STREAMS + 50)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Hub ids in the place of directories, with a hub on this machine over real HTTP."""
+"""Models named by hub ids instead of directories, from a stand-in for the Hugging Face hub over real HTTP."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ BYTECODE = shutil.ignore_patterns("__pycache__")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build our wheel."""
+    """Build this project's wheel."""
     home = tmp_path_factory.mktemp("wheel")
     source = home / "source"
     source.mkdir()
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment_with(home: Path, *asked: str | Path) -> Path:
-    """Return a new environment with these packages."""
+    """Make a virtual environment below `home` with these packages; return its folder."""
     venv.create(home / "env", with_pip=False)
     python = home / "env" / "bin" / "python"
     subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-compile", *asked], check=True)
@@ -56,10 +56,10 @@ def environment_with(home: Path, *asked: str | Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an environment with our wheel.
+    """Make a virtual environment with this project's wheel.
 
-    A path file adds the packages that it depends on from the tests' environment; tests/unit/test_requirements.py checks
-    that the wheel declares all of them.
+    Its dependencies come from the tests' environment by a path file; tests/unit/test_requirements.py checks that the
+    wheel declares them.
     """
     made = environment_with(tmp_path_factory.mktemp("install"), "--no-deps", "--no-index", wheel)
     packages = next(made.glob("lib/python*/site-packages"))
@@ -68,7 +68,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Return environment variables without any path of this project."""
+    """Return environment variables that do not lead Python to this checkout."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
@@ -79,7 +79,7 @@ TESTED = ("--constraint", ROOT / "requirements.txt")
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
 async def test_a_wheel_serves_what_it_brings(wheel: Path, tmp_path: Path) -> None:
-    """The wheel with its extra `server` serves, in an environment that was empty."""
+    """The wheel with the extra `server`, in an otherwise empty environment, serves the bundled models."""
     home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
@@ -201,9 +201,9 @@ def test_no_module_has_the_name_of_its_folder(
 
 
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:
-    """Another project's package `inference` works beside our wheel.
+    """Another project's package `inference` works beside this project's wheel.
 
-    It was once otherwise: if Roboflow's `inference` and our wheel were both installed, one of them did not work.
+    It was once otherwise: if Roboflow's `inference` and this wheel were both installed, one of them did not work.
     """
     (tmp_path / "inference").mkdir()
     (tmp_path / "inference" / "__init__.py").write_text("raise ImportError('never run')")

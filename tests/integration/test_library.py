@@ -134,7 +134,7 @@ def test_a_misspelt_parameter_names_the_one_meant(llm: specdec.LLM) -> None:
 
 
 def test_names_show_themselves_before_they_are_used() -> None:
-    """Completion and help show the names and parameters of the library.
+    """Tab completion and help() show the names and parameters of the library before it is first used.
 
     It was once otherwise: completion by Tab found `Path` and `sys` but no LLM, and help showed `**parameters`.
     """
@@ -152,7 +152,7 @@ def test_names_show_themselves_before_they_are_used() -> None:
 
 
 def test_a_result_shows_itself_shortly(llm: specdec.LLM) -> None:
-    """A notebook shows a result in a few words.
+    """The repr of a result, which a notebook shows, is short.
 
     It was once otherwise: a notebook printed every time of every pass, some 3,000 characters.
     """
@@ -177,7 +177,7 @@ def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
 
 
 async def test_an_asynchronous_one_opens_without_a_block(models: ModelDirectories) -> None:
-    """An asynchronous model opens without a block, as a notebook needs: an `async with` cannot span cells."""
+    """An AsyncLLM can be opened without `async with`, which cannot span the cells of a notebook."""
     llm = specdec.AsyncLLM(models.target, "none", threads=1)
     try:
         assert await llm.open() is await llm.open()

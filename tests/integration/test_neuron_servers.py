@@ -1,4 +1,4 @@
-"""The neuron backend as users run it: each role is a process, on NxDI's own sources.
+"""Servers with backend neuron, a process per role, on NxDI's own sources instead of a device.
 
 The reference is the target alone on the torch backend, in this process.
 """
@@ -67,7 +67,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a draft and compile its pair ahead of time in this process, as well as the draft worker's model."""
+    """Save an EAGLE draft; compile its pair, and the model of the draft worker, before any server starts."""
     draft = save_eagle_draft(tmp_path_factory.mktemp("eagle") / "draft", "eagle")
     pair = ("--target_model", str(models.target), "--draft_model", str(draft))
     assert main(["--role", "compile", *pair, *EAGLE]) == 0
@@ -77,7 +77,7 @@ def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Servers, None]:
-    """Start on Neuron a target, a draft for it, a pair in one graph, and an EAGLE pair that samples there."""
+    """Start servers with backend neuron: a target, its draft, a fused pair, and an EAGLE pair that samples there."""
     async with AsyncExitStack() as stack:
         cores = ("--neuron_cores", "4-5", "--tp_degree", "2")
         pairs = {
@@ -91,7 +91,7 @@ async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Serve
 
 
 async def reference(models: ModelDirectories, requests: Sequence[CompletionRequest]) -> list[list[int]]:
-    """Return the answers of the torch target alone."""
+    """Return the token ids that the target alone gives on backend torch."""
     config = ModelConfig(models.target, backend="torch", sequence_length=76, num_slots=2, num_threads=1)
     async with target_engine(config, max_waiting=64) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
@@ -99,7 +99,7 @@ async def reference(models: ModelDirectories, requests: Sequence[CompletionReque
 
 
 def requests(*, sampled: bool) -> list[CompletionRequest]:
-    """Return requests with schedule sync: a draft as slow as its target may be late for every pass in run-ahead."""
+    """Return requests in rounds: when run ahead, proposals of a draft as slow as its target may all come too late."""
     sampling = SamplingParams(temperature=1.1, top_k=40, top_p=0.9) if sampled else SamplingParams()
     template = CompletionRequest("", sampling, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC)
     return [
@@ -138,7 +138,7 @@ def test_models_compiled_ahead_are_found(started: Servers, environment: Path) ->
 
 
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
-    """NxDI's own messages take few lines of a server's log.
+    """NxDI's own messages are only few lines of a server's log.
 
     It was once otherwise: 8 of 250 log lines were the draft's own, since NxDI writes hundreds per model to the root
     logger.

@@ -24,7 +24,7 @@ LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3
 
 
 def some_requests() -> list[CompletionRequest]:
-    """Return requests of both schedules."""
+    """Return six requests, alternately with schedules async and sync."""
     schedules = [Schedule.ASYNC, Schedule.SYNC] * 3
     common = replace(LONG, max_new_tokens=60)
     return [replace(common, prompt=f"the {i} wind", seed=i, schedule=each) for i, each in enumerate(schedules)]
@@ -38,23 +38,23 @@ async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProces
 
 
 async def until_helped(target: ServerProcess) -> None:
-    """Wait until a worker helps: until then a dead worker is noticed, and another one assigned."""
+    """Send requests until one gets draft tokens: after a kill, the target must first assign another worker."""
     async with asyncio.timeout(60):
         while not (await complete(target, replace(LONG, max_new_tokens=40))).num_draft_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
 async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> list[list[int]]:
-    """Return the target's answers with gamma 0, which no worker helps."""
+    """Return the tokens of the target alone: with gamma 0 no worker drafts for a request."""
     completions = await complete_all(target, [replace(request, gamma=0) for request in requests])
     assert all(completion.num_draft_tokens == 0 for completion in completions)
     return [completion.token_ids for completion in completions]
 
 
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    """A pool worker helps and changes no answer; it has health and metrics of its own.
+    """A pool worker's draft tokens are accepted and change no answer; the worker has health and metrics of its own.
 
-    It was once otherwise: it accepted `--metrics_port`, and ignored it.
+    It was once otherwise: a pool worker accepted the flag `--metrics_port`, and ignored it.
     """
     expected = await alone(pooled_target, some_requests())
     port, metrics_port = free_port(), free_port()

@@ -1,4 +1,4 @@
-"""The protocol as docs/protocol.md and the .proto describe it, with a client made of nothing else."""
+"""The protocol as in docs/protocol.md and the .proto, with a client made of these alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB_SIZE = 288
 
 @dataclass(frozen=True)
 class Peer:
-    """A target, its card, and its answer of 24 tokens to PROMPT without draft tokens."""
+    """A target, its model card, and its 24 tokens for PROMPT without draft tokens."""
 
     address: str
     card: pb.GetModelResponse
@@ -34,7 +34,7 @@ class Peer:
 
     @asynccontextmanager
     async def session(self, **fields: Any) -> AsyncGenerator[RawSession, None]:
-        """Send a request in rounds, unless `fields` set another schedule, with a worker of its own."""
+        """Send a request, in rounds unless `fields` change that, from a client with a draft worker of its own."""
         async with raw_worker(self.address) as worker:
             yield worker.request(asked(**fields)).send()
 
@@ -78,7 +78,7 @@ async def test_accepts_while_equal(peer: Peer) -> None:
 
 
 async def test_the_surviving_branch_is_verified_next(peer: Peer) -> None:
-    """A pass verifies the first child; the target's own token then selects the branch that begins with it."""
+    """After a pass over the first branch, the target's own token selects the branch that the next pass verifies."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(
@@ -157,7 +157,7 @@ LIES = {
 @pytest.mark.parametrize("when", ["early", "late"])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 async def test_a_lie_ends_the_help_of_its_session_alone(peer: Peer, lie: list[pb.Branch], when: str) -> None:
-    """An invalid proposal ends the help for its request alone, and the answer is right; other requests get help."""
+    """After an invalid proposal, its request decodes without drafts and is right; other requests keep theirs."""
     async with raw_worker(peer.address) as worker:
         session, other = worker.request(asked()), worker.request(asked()).send()
         if when == "early":

@@ -32,7 +32,7 @@ FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def far_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target with emulated passes so long that branches pay."""
+    """Start a target with emulated passes, long enough that branches are worth their cost."""
     async with target_server(models.endless, "--emulate", "target:8ms") as server:
         yield server
 
@@ -47,7 +47,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """Start a draft worker at the far end of the link; some of its tokens are accepted."""
+    """Start a draft worker whose connection to the target leads through the link; some of its tokens are accepted."""
     flags = ("--schedule", "async", "--branches", "3", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server
@@ -60,7 +60,7 @@ async def _healthy(link: DelayProxy) -> None:
 
 
 def some_requests(num_tokens: int = 40) -> list[CompletionRequest]:
-    """Return greedy and sampled requests, of several lengths."""
+    """Return greedy and sampled requests of several lengths."""
     settings = [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=1.0, top_p=0.9)]
     return [
         CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens + i)
@@ -152,7 +152,7 @@ async def test_a_link_that_stays_cut_is_unavailable(worker: ServerProcess, link:
 async def test_a_worker_that_was_cut_off_serves_on(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy
 ) -> None:
-    """After the cuts of the tests above, nothing is stuck and no slot is lost."""
+    """After earlier tests have cut its link, a draft worker still serves: nothing is stuck, and no slot is lost."""
     requests = some_requests()
     alone = await complete_all(far_target, requests)
     assert [h.token_ids for h in await complete_all(worker, requests)] == [a.token_ids for a in alone]

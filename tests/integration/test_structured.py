@@ -1,4 +1,4 @@
-"""Grammars on every topology and schedule give the tokens of the target alone without drafts.
+"""With grammars, every topology and schedule gives the tokens of the target alone, without drafts.
 
 Servers run in this process, with real sockets and a proxy that can slow or cut the link.
 """
@@ -60,7 +60,7 @@ SAMPLINGS = (
 
 
 def some_requests() -> list[CompletionRequest]:
-    """Return requests with grammars of every kind, and some without any in the same passes."""
+    """Return requests with every kind of grammar, and some without a grammar for the same passes."""
     return [
         CompletionRequest(f"the {i} wind", sampling, seed=i, max_new_tokens=60, grammar=grammar)
         for i, grammar in enumerate((*GRAMMARS, None))
@@ -89,7 +89,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(target: Server) -> list[Completion]:
-    """Return the answers of the target alone, one token a pass, without draft and forced tokens."""
+    """Return the answers of the target alone: gamma 0, one token per pass, no forced tokens."""
     return await complete_at(target, [replace(request, gamma=0) for request in some_requests()])
 
 
@@ -107,7 +107,7 @@ async def complete_at(target: Server, requests: Sequence[CompletionRequest]) -> 
 async def worker(
     draft: Path | None, models: ModelDirectories, link: DelayProxy
 ) -> AsyncGenerator[FailoverCompleter, None]:
-    """Yield a client with an attached draft worker in this process; without a draft model it looks drafts up."""
+    """Yield a client with a draft worker in this process; if `draft` is None, the worker drafts by prompt lookup."""
     config = ProposerConfig(draft or models.target, model(draft) if draft else None, num_slots=4, branches=2)
     loaded = await load_proposer(config)
     connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
@@ -123,7 +123,7 @@ def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishRe
 
 
 async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
-    """A target speculates by its grammar, without a draft; if it looks no tokens up, all draft tokens are right."""
+    """Without a draft, a target proposes the tokens that a grammar forces; all are accepted where it looks none up."""
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)
     assert sum(completion.num_accepted_tokens for completion in forced[:3]) > 30

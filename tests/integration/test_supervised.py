@@ -1,4 +1,4 @@
-"""Supervision of servers, as by Ray, Kubernetes or a script: real processes with free ports.
+"""Servers under a supervisor, such as Ray, Kubernetes or a script; real processes on free ports.
 
 A supervisor reads the ports from one line of output, writes them to a file that clients follow, asks for the load and
 drains; its servers end when it ends.
@@ -33,7 +33,7 @@ FLAGS = ("--threads", "1", "--sequence_length", "2048")
 
 @dataclass(frozen=True)
 class Child:
-    """A supervised server."""
+    """A server that a supervisor has started, the ports that it reported, and its log."""
 
     process: asyncio.subprocess.Process
     ports: dict[str, int]
@@ -57,7 +57,7 @@ class Child:
 
 @asynccontextmanager
 async def child(log: Path, *arguments: str | Path) -> AsyncGenerator[Child, None]:
-    """Start a server with a lifeline and wait until it has reported that it is ready."""
+    """Start a server that ends when its stdin is closed; yield it once it has reported that it is ready."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "main.py"), *map(str, arguments), "--lifeline", "stdin", "--ready_json"),

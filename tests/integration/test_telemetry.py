@@ -38,7 +38,7 @@ BODY = {"prompt": "the wind and the sea", "max_tokens": 12, "temperature": 0.5, 
 
 @dataclass(frozen=True)
 class Span:
-    """A span and its process."""
+    """An OpenTelemetry span, and the process that it came from."""
 
     service: str
     name: str

@@ -61,7 +61,7 @@ def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
 
 
 def greedy_requests() -> list[CompletionRequest]:
-    """Return requests in rounds, in which the number of verified draft tokens does not depend on chance."""
+    """Return requests in rounds: run-ahead would verify a number of draft tokens that depends on timing."""
     return [CompletionRequest(prompt, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC) for prompt in PROMPTS]
 
 
@@ -92,7 +92,7 @@ def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]
 
 
 def uncached(requests: list[CompletionRequest]) -> list[CompletionRequest]:
-    """Return the requests with salts of their own, so that no slot has their prefixes."""
+    """Return the requests, each with a cache_salt of its own, so that no cached prefix is used."""
     return [replace(request, cache_salt=secrets.token_hex()) for request in requests]
 
 
@@ -106,7 +106,7 @@ def rate(completions: list[Completion]) -> float:
 
 
 async def test_target_alone_equals_transformers(target: ServerProcess, greedy_tokens: list[list[int]]) -> None:
-    """Half of the requests with what it looks up, half of them at one token a pass."""
+    """A target gives Transformers' greedy tokens, with prompt lookup and without (gamma 0)."""
     assert len(set(PROMPTS)) >= 50
     requests = [replace(request, gamma=None if i % 2 else 0) for i, request in enumerate(greedy_requests())]
     completions = await complete_all(target, requests)
@@ -121,7 +121,7 @@ async def test_target_alone_equals_transformers(target: ServerProcess, greedy_to
 async def test_greedy_equals_transformers(
     topologies: Topologies, greedy_tokens: list[list[int]], helper: str, concurrency: int
 ) -> None:
-    """Every third prompt, with gamma from 1 to 8; half of them with prefixes that earlier requests have left."""
+    """Every topology gives Transformers' greedy tokens, at any gamma, with cached prefixes and without."""
     requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests())]
     requests[::2] = uncached(requests[::2])
     some = slice(concurrency % 3, None, 3)
@@ -131,7 +131,7 @@ async def test_greedy_equals_transformers(
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_sampling_equals_the_target_alone(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """Equal seeds give equal tokens, with mixed parameters in flight at once, in rounds and ahead of verdicts."""
+    """With equal seeds, each topology gives the sampled tokens of the target alone, for any parameters and schedule."""
     requests = sampled_requests(32, seed=HELPERS.index(helper))
     alone = await complete_all(target, uncached(requests), concurrency=3)
     helped = await complete_all(topologies[helper], requests, concurrency=8)
@@ -140,7 +140,7 @@ async def test_sampling_equals_the_target_alone(topologies: Topologies, target: 
 
 
 async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) -> None:
-    """The drafts of these tests are accepted to different shares, so that the tests differ too."""
+    """The drafts of this module have low, middle and full acceptance rates, so that its tests cover all three."""
     in_rounds: Any = {"gamma": 4, "schedule": Schedule.SYNC}
     requests = [
         CompletionRequest(prompt, SamplingParams(temperature=1.0), seed=7, max_new_tokens=NUM_TOKENS, **in_rounds)
@@ -167,7 +167,7 @@ async def test_a_chats_next_turn_reuses_the_last(topologies: Topologies, target:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies, temperature: float) -> None:
-    """Draft tokens of the target itself are all accepted, also if the limit of tokens is no multiple of a round's."""
+    """If draft and target are the same model, all draft tokens are accepted, also in a last, shorter round."""
     requests = [
         CompletionRequest(
             PROMPTS[number],
@@ -257,7 +257,7 @@ async def test_rejected_drafts_are_shown_on_request_alone(
 ) -> None:
     """Rejected draft tokens are shown only on request, and showing them changes no token.
 
-    The last pass may be cut, and an id of the padded vocabulary has no text.
+    The last pass is not checked, since a limit may cut it, and an id of the vocabulary padding has no text.
     """
     requests = [replace(request, seed=5, ignore_eos=True) for request in greedy_requests()[:8]]
     plain = await complete_all((topologies | {"target": target})[server], requests)

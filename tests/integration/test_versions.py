@@ -87,7 +87,7 @@ def ids_in(output: str) -> list[list[int]]:
 
 
 async def test_clients_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """A client and a gateway of version 1 get our target's tokens; an edge draft gets an error that names a way out."""
+    """Clients of version 1 get this target's tokens; the error of a version 1 draft names the calls to use instead."""
     async with target_server(models.target, *SLOW) as target:
         expected = await complete(target, REQUEST)
         port = ("--port", str(target.port))
@@ -116,7 +116,7 @@ async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirector
 
 
 async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """Our client and our edge get the tokens of a version 1 target, without drafts; it refuses our pool worker."""
+    """Clients get the tokens of a version 1 target without drafts, and it refuses a pool worker of this version."""
     async with old_target(old, models.target) as address, target_server(models.target) as ours:
         expected = await complete(ours, REQUEST)
         assert (await complete(address, REQUEST)).token_ids == expected.token_ids

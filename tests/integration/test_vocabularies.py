@@ -49,7 +49,7 @@ LAST = 267
 
 @dataclass(frozen=True)
 class Kind:
-    """Vocabularies of targets and drafts, as sizes; None stands for the vocabulary of the other tokenizer.
+    """A case: vocabulary sizes of targets and drafts, where None is the vocabulary of the other tokenizer.
 
     Attributes:
         draft: draft of `target` in a distributed and a fused pair.
@@ -107,7 +107,7 @@ def models(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers of one target, and the metrics ports of the two that have a draft."""
+    """A target, the distributed and the fused server that draft for it, and the metrics ports of these two."""
 
     target: ServerProcess
     distributed: ServerProcess
@@ -128,12 +128,12 @@ async def servers(models: dict[str, Path], tokenizer: tuple[str, ...]) -> AsyncG
 
 @pytest.fixture(scope="module")
 def tokenizer(kind: Kind, models: dict[str, Path]) -> tuple[str, ...]:
-    """Return the flags by which an edge draft reads prompts with the target's tokenizer."""
+    """Return flags that make an edge draft read prompts with the target's tokenizer; none if its own is the same."""
     return () if kind.draft else ("--tokenizer", str(models["target"]))
 
 
 def requests(kind: Kind) -> list[CompletionRequest]:
-    """Return requests of every kind."""
+    """Return requests with all sampling parameters, both schedules, ids and text as prompts, and grammars."""
     bias = tuple(kind.wanted.items())
     laws = [
         SamplingParams(),

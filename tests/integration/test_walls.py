@@ -52,7 +52,7 @@ PROMPT: dict[str, Any] = {"token_ids": pb.TokenIds(ids=[1, 2, 3]), "ignore_eos":
 
 @dataclass
 class Target:
-    """A server with its engine and pool."""
+    """A scripted target in this process: its gRPC server, engine and draft pool."""
 
     server: Server
     engine: TargetEngine
@@ -108,7 +108,7 @@ async def test_one_packet_stops_no_other_request(bomb: bytes) -> None:
 
 
 async def worst_health(channel: grpc.aio.Channel) -> float:
-    """Check health until cancelled; return the seconds of the longest check."""
+    """Check health again and again until cancelled; return the seconds of the longest check."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     worst = 0.0
     try:
@@ -122,7 +122,7 @@ async def worst_health(channel: grpc.aio.Channel) -> float:
 
 
 async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
-    """Return the tokens that an ordinary client gets."""
+    """Return the tokens that an ordinary request gets; `fields` change the request."""
     request = pb.GenerateRequest(**PROMPT, max_new_tokens=40, **fields)
     call = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
     return [token_id async for message in call for token_id in message.delta.token_ids]
@@ -202,7 +202,7 @@ async def test_a_call_that_ends_without_a_message(method: str) -> None:
 
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
-    """A pool worker that reads nothing is detached.
+    """A pool worker that does not read its messages is detached.
 
     It was once otherwise: messages to such a worker piled up as long as it answered pings, and its sessions had no
     drafts.
@@ -260,7 +260,10 @@ async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_worker_reports_its_present_room() -> None:
-    """A report of 0 slots is a fault that ends the worker's stream, and no client's session."""
+    """A pool worker may report a new number of slots; 0 is invalid, and ends the worker's stream.
+
+    Requests of clients go on.
+    """
     async with serving() as target, raw_worker(target.address, is_private=False) as sender:
         (worker,) = target.pool._workers
         await sender.call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=7)))

@@ -1,4 +1,4 @@
-"""The kernel's tokens equal numpy's, bit for bit, in Triton's interpreter on a CPU; `make test-vllm` runs this."""
+"""Tokens of the Triton kernel, run by Triton's interpreter on a CPU, equal numpy's; `make test-vllm` runs this."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def before(rng: np.random.Generator, mask: bool) -> TokensBefore:
 def both(
     logits: torch.Tensor, sampling: Sequence[SamplingParams], at: Sequence[int], seen: Sequence[TokensBefore] | None
 ) -> tuple[list[int], list[int]]:
-    """Return the token ids that the kernel chooses, and the ids that numpy chooses."""
+    """Return the token ids that the Triton kernel chooses, and those that numpy chooses, one per row of logits."""
     return choose_tokens(logits, sampling, at, seen), choose_tokens(logits.float().numpy(), sampling, at, seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(2))
 def test_winners_are_those_of_numpy(seed: int, dtype: torch.dtype) -> None:
-    """The kernel chooses numpy's tokens, for greedy rows and both kinds of noise, with and without penalties."""
+    """The kernel chooses numpy's tokens, for greedy and sampled rows, both noises, with and without penalties."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(scale=2.0, size=(NUM_ROWS, VOCAB_SIZE))).to(dtype)
     sampling = [drawn(rng, Noise(noise)) for noise in rng.choice([*Noise], NUM_ROWS)]
@@ -101,10 +101,7 @@ def test_ties_and_rows_without_a_token_go_to_the_lowest_id() -> None:
 @pytest.mark.parametrize("noise", Noise)
 @pytest.mark.parametrize("wrong", ["position", "seed", "law"])
 def test_a_wrong_key_is_noticed(noise: Noise, wrong: str) -> None:
-    """A wrong key of the random numbers is noticed.
-
-    Flat logits choose other tokens if the key is of another position, seed or kind.
-    """
+    """With flat logits, a wrong position, seed or noise in the key of the random numbers changes every token."""
     logits = torch.zeros((NUM_ROWS, VOCAB_SIZE))
     other = next(each for each in Noise if each is not noise)
     right = [SamplingParams(1.0, seed=seed, noise=noise) for seed in range(NUM_ROWS)]

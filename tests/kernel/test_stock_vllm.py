@@ -20,7 +20,7 @@ NUM_ROWS, VOCAB_SIZE = 8, 1500
 
 
 def stock(logits: torch.Tensor, sampling: list[SamplingParams], at: list[int]) -> list[int]:
-    """Return vLLM's tokens; its functions change `logits` in place."""
+    """Return the tokens that vLLM's own functions choose; these change `logits` in place."""
     from triton.backends import backends
 
     # vLLM on a CPU uses Triton only if it finds a backend of this name; the interpreter needs none.

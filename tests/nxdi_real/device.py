@@ -107,7 +107,7 @@ def _weights_file(folder: Path) -> Path:
 
 
 def _share_memory(module: Any, first: Any) -> None:
-    """Let a graph use the first graph's keys and values; draft and target have their own, EAGLE hidden states too."""
+    """Let a graph use the KV cache of the application's first graph, model by model, and EAGLE's hidden states."""
     for name in ("", "draft_model", "target_model"):
         part, other = (getattr(module, name), getattr(first, name)) if hasattr(module, name) else (module, first)
         if hasattr(part, "kv_mgr"):
@@ -117,7 +117,7 @@ def _share_memory(module: Any, first: Any) -> None:
 
 
 def _join_ranks(application: Any) -> None:
-    """Join the process groups of NxD: of this process alone, or of torchrun's."""
+    """Create the process groups of NxD, for this process alone or for all that torchrun has started."""
     from neuronx_distributed.parallel_layers import parallel_state
 
     if not torch.distributed.is_initialized():

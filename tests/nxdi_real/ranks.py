@@ -42,7 +42,7 @@ def config(path: Path, **options: Any) -> ModelConfig:
 
 
 def slots(target: Path, **overrides: Any) -> dict[str, Any]:
-    """Return how far logits are from Transformers', after prompts and after a pass over a part of the batch."""
+    """Return by how much a slot model's logits differ from Transformers', for prompts and for part of a batch."""
     backend = load_neuron_backend(config(target, gamma=K - 1, overrides=overrides))
     prompts = backend.forward([Span(slot, 0, tokens, 1) for slot, tokens in enumerate(PROMPTS)])
     passes = backend.forward([Span(2, 26, TOKENS[:K], K), Span(0, 1, TOKENS[7:9], 2)])

@@ -60,7 +60,7 @@ class _Inert(type):
 
 
 def inert(name: str) -> Any:
-    """Return a class under this name that does nothing."""
+    """Return an inert class with this name."""
     return _Inert(name.rpartition(".")[2], (), {"is_inert": True})
 
 
@@ -74,7 +74,7 @@ def _configured(name: str) -> Callable[..., Any]:
 
 
 class _Module(ModuleType):
-    """A package that has every attribute."""
+    """A stand-in package: any attribute of it is an inert class."""
 
     __path__: list[str] = []
     __version__ = "0"
@@ -125,7 +125,7 @@ def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, dim: int =
 
 
 def _hlo_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a random-number function, the only operation that NxDI writes in the compiler's language and runs here."""
+    """Return an eager version of `rand_like`, the only function in HLO that runs here; any other one stays inert."""
     if function.__name__ == "rand_like":
         return lambda tensor: torch.rand(tensor.shape).to(tensor.dtype)
     return _configured(function.__name__)

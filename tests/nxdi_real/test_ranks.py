@@ -1,4 +1,4 @@
-"""Two processes as ranks of tp_degree 2; shards, gathers and scatters are NxDI's own."""
+"""Compiled models on two ranks (tp_degree 2), as two processes; shards, gathers and scatters are real."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the ranks' results, by the name of the trial."""
+    """Run the trials on two ranks; return their results by name."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     variables = {

@@ -132,7 +132,7 @@ async def schemas(trial: Trial, *, args: argparse.Namespace) -> None:
 
 
 def judge(trial: Trial, name: str, tally: Tally, num_files: int) -> None:
-    """Add the promises for one setting of `strict` to the verdict."""
+    """Add the promises about answers with one setting of `strict` to the suite's verdict."""
     ends = tally.ends
     trial.promise(f"{name}: schemas taken", f"{len(tally.taken)} of {num_files}", "> 0", kept=bool(tally.taken))
     trial.promise(f"{name}: whole answers that break their schema", f"{ends['invalid']} of {ends['whole']}", 0,

@@ -42,7 +42,7 @@ class Enough(Exception):
 
 @dataclass
 class Tally:
-    """Outcomes of the sessions.
+    """Outcomes of all sessions so far.
 
     Attributes:
         ends: number of sessions by server and outcome.
@@ -55,7 +55,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Figures of a server that has no requests."""
+    """What an idle server holds: requests, event-loop tasks, file descriptors, threads, and memory."""
 
     num_requests: int
     num_tasks: int
@@ -77,7 +77,7 @@ class Visitor:
         self._card = card
 
     async def visit(self, numbers: Iterator[int], seed: int) -> None:
-        """Run sessions by the next numbers until none is left."""
+        """Run one session after another, with the next of `numbers` each, until none is left."""
         async with AsyncExitStack() as stack:
             ways = await self._where.ways(stack)
             target = await stack.enter_async_context(open_channel(self._where["target"].address))
@@ -113,7 +113,7 @@ class Visitor:
             self._tally.wrong.append(f"{name}, {end}: {answer.fault} ({answer.words}), {answer.text!r}")
 
     async def _draft(self, draw: random.Random, target: grpc.aio.Channel) -> None:
-        """Run a request with a worker of its own that proposes random tokens; both may leave at any time."""
+        """Send a request with a draft worker that proposes random tokens; either call may be cancelled at any time."""
         name, timeout_s = draw.randbytes(16), draw.choice((0.05, BY_HAND_S))
         request = pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=[5, 6, 7]),
@@ -144,7 +144,7 @@ def _leaving(after: int) -> Progress:
 
 
 async def drive(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> None:
-    """Run these sessions, `PARALLEL` at a time."""
+    """Run the sessions with these numbers, `PARALLEL` at a time."""
     left = iter(numbers)
     counted = (_said(trial, number, numbers) for number in left)
     await asyncio.gather(*(visitor.visit(counted, seed) for visitor in visitors))
@@ -157,7 +157,7 @@ def _said(trial: Trial, number: int, numbers: range) -> int:
 
 
 async def left_in(member: Member) -> Left:
-    """Return the present figures of a server that has no requests."""
+    """Return what an idle server holds at present."""
     num_tasks, one = int((await member.gauges())["specdec_event_loop_tasks"]), member.vitals
     return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib, one.own_mib)
 
@@ -185,7 +185,7 @@ async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
 
 
 async def _after(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> dict[str, Left]:
-    """Run these sessions; return every server's figures once it is idle."""
+    """Run the sessions with these numbers; return what each server holds once it is idle again."""
     await drive(trial, where, visitors, numbers, seed)
     trial.promise(f"slots free after session {numbers.stop}", is_free := await where.settled(), True, kept=is_free)
     await asyncio.sleep(2)  # connections that have been closed are noticed

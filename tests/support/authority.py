@@ -24,7 +24,7 @@ class Issued:
 
 
 class Authority:
-    """A CA with its key in memory alone, so that nothing can be issued after the test."""
+    """A certificate authority whose key exists only in memory, so that it issues nothing after the test."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())

@@ -29,7 +29,7 @@ MAX_LENGTH = 24
 
 @dataclass(frozen=True)
 class Move:
-    """A slot's part in a pass, relative to the tokens that it holds: keep some, then append others."""
+    """One slot's input to a pass: the share of its tokens to keep, and the token ids to append to these."""
 
     slot: int
     keep: float  # part of the held tokens that stays; 1 is plain decoding, 0 is reuse by another sequence
@@ -68,7 +68,7 @@ histories = st.lists(passes(), min_size=1, max_size=5)
 
 
 class Reference:
-    """Plain Transformers without a cache: one forward over all tokens."""
+    """Plain Transformers without a KV cache: logits come from one forward over all tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -95,7 +95,7 @@ def reference(family: str) -> Reference:
 def assert_matches(
     backend: Backend, plain: Reference, history: Sequence[Sequence[Move]], *, tolerance: float = 1e-4
 ) -> None:
-    """Play a history; compare each of its logits with the reference."""
+    """Run the passes of a history on a backend; compare every logit with the reference."""
     held: dict[int, tuple[int, ...]] = dict.fromkeys(range(NUM_SLOTS), ())
     for one_pass in history:
         spans = [_span(move, held) for move in one_pass]
@@ -106,7 +106,7 @@ def assert_matches(
 
 
 def _span(move: Move, held: dict[int, tuple[int, ...]]) -> Span:
-    """Turn a move into a span that fits, and note what the slot holds after it."""
+    """Turn a move into a valid span, and record in `held` the tokens that the slot has after it."""
     token_ids = move.token_ids
     start = min(round(move.keep * len(held[move.slot])), MAX_LENGTH - len(token_ids))
     held[move.slot] = (*held[move.slot][:start], *token_ids)
@@ -145,7 +145,7 @@ SHARED: dict[tuple[object, str], Backend] = {}
 
 
 class BackendContract:
-    """Tests of a backend; a subclass names families of `tiny_model`, and adds the method that raises here."""
+    """Tests of a backend. A subclass names model families for `tiny_model`, and implements `load`."""
 
     families: Collection[str] = ("llama",)
     tolerance = 1e-4
@@ -156,18 +156,18 @@ class BackendContract:
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """Return a backend for one test; the shared one where loading takes longer than a test."""
+        """Return a backend for one test alone, or the shared one if loading takes longer than the test."""
         return self.load("llama")
 
     @classmethod
     def shared(cls, family: str) -> Backend:
-        """Return the backend of all examples: tokens that earlier ones left in its slots must not matter."""
+        """Return the backend that all examples of a family share; tokens left in its slots must not matter."""
         if (cls, family) not in SHARED:
             SHARED[cls, family] = cls().load(family)
         return SHARED[cls, family]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run each test that takes a family with all of them."""
+        """Run each test with a `family` parameter once per model family of the class."""
         if "family" in metafunc.fixturenames:
             metafunc.parametrize("family", self.families)
 
@@ -186,7 +186,7 @@ class BackendContract:
         check()
 
     def test_greedy_text_is_that_of_generate(self, family: str) -> None:
-        """Passes of one and of four tokens read the text of `generate`, and choose its next token at each position."""
+        """Passes of one and of four tokens over Transformers' greedy text choose its next token at each position."""
         backend, text = self.shared(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
         for width in (1, 4):
             parts = [(start, text[start : start + width]) for start in range(0, MAX_LENGTH, width)]
@@ -194,7 +194,7 @@ class BackendContract:
             assert np.concatenate(logits).argmax(axis=1).tolist()[2:-1] == text[3:]
 
     def test_a_start_off_by_one_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The checks fail for a backend that takes every continued sequence for one token longer than it is."""
+        """The checks fail for a wrong backend whose continued spans start one position too late."""
         backend = self.fresh()
         forward = backend.forward
 
@@ -292,6 +292,6 @@ class Uncompiled:
         self.num_graphs = 0
 
     def make(self, run: Run) -> Run:
-        """Count the graph; return its function uncompiled."""
+        """Count a graph that would be compiled; return its function as it is."""
         self.num_graphs += 1
         return run

@@ -1,4 +1,4 @@
-"""Messages of a few kilobytes (gzipped) that cost much to parse before their elements are counted."""
+"""Small gzipped messages that take much time or memory to parse, before their elements can be counted."""
 
 from __future__ import annotations
 

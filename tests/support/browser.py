@@ -20,7 +20,7 @@ START_TIMEOUT_S = 60.0
 
 
 class Page:
-    """Tab of a browser."""
+    """A tab of a headless browser, with the addresses that it requested and the errors on its console."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: int) -> None:
         self._reader = reader
@@ -31,7 +31,7 @@ class Page:
         self.complaints: list[str] = []  # errors on its console
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send one command and wait for its answer."""
+        """Send a command of the DevTools protocol; return its result."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if self._session is not None:
@@ -63,7 +63,7 @@ class Page:
         await self.until("document.readyState === 'complete'")
 
     async def visit(self, url: str) -> None:
-        """Open an address; forget the requests and complaints of earlier pages."""
+        """Open an address; forget the requests and console errors of earlier pages."""
         await self.open("about:blank")
         self.requested.clear()
         self.complaints.clear()

@@ -12,7 +12,7 @@ from tests.support.authority import Authority, Issued
 
 @dataclass(frozen=True)
 class Pki:
-    """A CA, and the folder of the certificates that it issued."""
+    """A certificate authority for tests, and the folder of the certificates that it issued."""
 
     folder: Path
     authority: Authority = field(default_factory=Authority)
@@ -36,7 +36,7 @@ class Pki:
         return cert, key
 
     def client(self, *names: str) -> ClientTls:
-        """Return a client's TLS that trusts this CA, with a certificate for `names` if there are any."""
+        """Return TLS settings of a client that trusts this CA, with a client certificate if `names` are given."""
         return ClientTls(self.ca, *(self.pair("client", *names) if names else ()))
 
 

@@ -1,4 +1,4 @@
-"""Clients of the suites: a question, its answer over gRPC or HTTP, and the expected answer."""
+"""Clients of the suites: a question, its answer over gRPC or HTTP, and the answer that it should have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMPTS = ("It was the best of times", "The wind", "Once upon a time there was",
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A client's question, which determines the tokens of the answer."""
+    """A prompt, a seed and a length, which determine the tokens of the answer."""
 
     prompt: str
     seed: int
@@ -39,7 +39,7 @@ class Question:
 
 @dataclass
 class Answer:
-    """An answer as far as it came, and its end.
+    """The part of an answer that came, and how it ended.
 
     Attributes:
         token_ids: token ids of an answer over gRPC; empty over HTTP.
@@ -59,7 +59,7 @@ class Answer:
         return self.fault is None and self.text == expected.text and self.token_ids in (expected.token_ids, [])
 
     def begins(self, expected: Answer) -> bool:
-        """Return whether this is a beginning of the expected answer."""
+        """Return whether the expected answer begins with this one."""
         whole, num_tokens = expected.token_ids, len(self.token_ids)
         return expected.text.startswith(self.text.rstrip("\ufffd")) and whole[:num_tokens] == self.token_ids
 
@@ -77,7 +77,7 @@ Ask = Callable[..., Awaitable[Answer]]
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:
-    """Ask over gRPC, on a connection of its own, and report the number of tokens so far."""
+    """Ask over gRPC on a new connection; call `told` with the number of tokens as they come."""
     async with open_channel(address) as channel:
         return await ask_on(channel, question, told, gamma=gamma)
 
@@ -90,7 +90,7 @@ async def ask_on(
     gamma: int | None = None,
     deadline_s: float = 120.0,
 ) -> Answer:
-    """Ask over gRPC, on an open channel, and report the number of tokens so far."""
+    """Ask over gRPC on an open channel; call `told` with the number of tokens as they come."""
     request = CompletionRequest(
         question.prompt,
         sampling=SamplingParams(temperature=TEMPERATURE),
@@ -122,7 +122,7 @@ async def ask_on(
 async def ask_http(
     client: httpx.AsyncClient, question: Question, told: Progress | None = None, *, deadline_s: float = 120.0
 ) -> Answer:
-    """Ask over HTTP; the client has the server's URL as its base."""
+    """Ask over HTTP by a client whose base URL is the server's; call `told` with the number of tokens as they come."""
     body = {
         "prompt": question.prompt,
         "max_tokens": question.num_tokens,
@@ -163,7 +163,7 @@ async def _read_events(response: httpx.Response, answer: Answer, told: Progress 
 
 
 async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a stream, without its end mark."""
+    """Yield the JSON events of a stream, without [DONE]."""
     async for line in response.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
@@ -192,7 +192,7 @@ class Load:
     longest_gap_s: float = 0.0
 
     async def during(self, client: httpx.AsyncClient, num_clients: int, work: Coroutine[Any, Any, None]) -> None:
-        """Ask until `work` is done; return when the last answers have ended."""
+        """Send requests until `work` is done, then wait for the last answers."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for number in range(num_clients):
@@ -242,7 +242,7 @@ async def expected_answers(address: str, asked: Sequence[Question]) -> dict[Ques
 
 
 async def touch(address: str, prompt_length: int, num_slots: int) -> None:
-    """Fill every slot of a server to the end of its context.
+    """Fill every slot of a server with a prompt of `prompt_length` tokens, so that its memory is in use.
 
     Raises:
         SpecDecError: a request failed.

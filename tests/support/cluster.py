@@ -41,7 +41,7 @@ SETTLE_S = 60.0
 
 @dataclass
 class Member:
-    """One server, on ports that it keeps.
+    """A server of the cluster, whose ports stay the same after a restart.
 
     Attributes:
         port: port of gRPC; 0 if it has none.
@@ -135,7 +135,7 @@ class Member:
         return vitals(self.pid)
 
     async def gauges(self) -> dict[str, float]:
-        """Return the server's metrics by name, without labels; of several with one name, the last."""
+        """Return the metrics by name, without labels; if several series have a name, the last one."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         async with httpx.AsyncClient(timeout=60) as client:
             lines = (await client.get(url)).text.splitlines()
@@ -180,7 +180,7 @@ class Cluster:
         return card
 
     async def ways(self, stack: AsyncExitStack) -> dict[str, Ask]:
-        """Return a function that asks for each server and API, over a connection that ends with the stack."""
+        """Return a function that sends a question, per server and API; connections are open until the stack closes."""
         found: dict[str, Ask] = {}
         for name in ("target", "draft", "fused"):
             found[name] = partial(ask_on, await stack.enter_async_context(open_channel(self[name].address)))
@@ -190,7 +190,7 @@ class Cluster:
         return found
 
     async def touch(self) -> dict[str, float]:
-        """Fill every slot once; return the memory of each server with all its slots touched, in MiB.
+        """Fill every slot once; return the memory of each server in MiB when all of its slots are in use.
 
         The memory of slots for branches is computed from the server's log.
         """

@@ -132,7 +132,7 @@ def gateway(
     codec: Codec | None = WORDS,
     **settings: Any,
 ) -> Gateway:
-    """Return a gateway in front of a completer, with metrics; `settings` are fields of `HttpConfig`."""
+    """Return a gateway with metrics over a completer; `settings` are fields of `HttpConfig`."""
     metrics = Metrics(CARD.name)
     observed = SupervisedCompleter(completer, Observer(metrics))
     metrics.watch(observed)

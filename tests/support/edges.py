@@ -1,4 +1,4 @@
-"""A client with a draft worker in this process, at a target of any kind; the worker proposes the scripted tokens."""
+"""A client with a draft worker in this process; the worker proposes scripted tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = Vocabulary("f", VOCAB_SIZE)
 
 @dataclass
 class Edge:
-    """The parts of such a client."""
+    """A client with a draft worker: its completer, worker, draft engine and scripted proposer."""
 
     completer: FailoverCompleter
     worker: PrivateWorker

@@ -33,7 +33,7 @@ from tests.support.scripted import until
 
 
 def onnx_engine(path: Path, max_length: int) -> TargetEngine:
-    """Return an engine on backend onnx with four slots and two places in the queue; the caller starts it."""
+    """Return an engine on backend onnx with four slots and a queue of two requests; the caller starts it."""
     config = ModelConfig(path, backend="onnx", sequence_length=max_length, num_slots=4, num_threads=1)
     backend, tokenizer = load_backend(config), Tokenizer.load(path)
     limits = EngineLimits(max_waiting=2, eos_token_ids=tokenizer.eos_token_ids, lookup=False)
@@ -65,7 +65,7 @@ TOO_COMPLEX = Grammar(GrammarKind.REGEX, "(([a-z]{0,99}){1,99}){1,99}")
 
 
 def wanted(mode: str = "noise", prompt: Sequence[int] = PROMPT, **options: Any) -> GenerationRequest:
-    """Return a request with the sampling parameters of a mode: greedy, noise, penalties and others."""
+    """Return a request with the sampling parameters of a mode in `MODES`, such as greedy, noise or penalties."""
     return GenerationRequest(tuple(prompt), SamplingParams(**MODES[mode]), **{"max_new_tokens": LENGTH, **options})
 
 
@@ -83,7 +83,7 @@ class Drafting:
     chance: random.Random
 
     def branch(self, session: VerificationSession, start: int) -> Branch:
-        """Return the proposal that follows the session's tokens."""
+        """Return the next proposal, which begins after the session's last token; `start` is the prompt's length."""
         length = len(session.token_ids)
         believed = self.tokens[length - start : length - start + 6]
         wrong = [token_id if self.chance.random() >= self.wrong else (token_id + 1) % 256 for token_id in believed]
@@ -93,7 +93,7 @@ class Drafting:
 async def completed(
     engine: Any, request: GenerationRequest, drafting: Drafting | None = None
 ) -> tuple[list[int], list[Commit]]:
-    """Return the tokens and the commits of a request, after a check that each commit follows the one before it."""
+    """Run a request; return its tokens and its commits, after a check that positions have no gap."""
     session = engine.open(request, grammar=await engine.compiled(request))
     start, opened = len(request.prompt_token_ids), 0
     commits: list[Commit] = []
@@ -118,7 +118,7 @@ async def completed(
 class EngineContract:
     """Tests of an engine over a tiny model.
 
-    A subclass overrides the fixture `engine`: four slots, two places in the queue, a context of MAX_LENGTH.
+    A subclass overrides the fixture `engine`: four slots, a queue of two requests, a context of MAX_LENGTH.
     """
 
     MAX_LENGTH = 128

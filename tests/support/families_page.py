@@ -37,7 +37,7 @@ windows.
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return docs/families.md: a table of model families by backend and dtype."""
     columns = list(CONTRACTS)
     header = "".join(f" {backend} {dtype} |" for backend, dtype in columns)
     rows = [f"| family |{header}", "|---|" + "---|" * len(columns)]

@@ -14,7 +14,7 @@ from specdec.inference.model.decoder import Decoder, Turn, Verdict
 
 
 def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) -> bool:
-    """Run `call` with a MemoryError at one point; return whether the call reached the point, and failed there.
+    """Run `call` with a MemoryError at one point; return True if the point was reached, and `call` failed there.
 
     Args:
         number: number of the point, from 1 on, in the order in which lines run: the error comes before the line.
@@ -64,7 +64,7 @@ def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]
 def _after_steps(
     decoder: Decoder, turns: list[Turn], number: int, within: tuple[str, ...]
 ) -> list[Sequence[int]] | None:
-    """Return each sequence's tokens after four steps; the third fails at point `number`, none if that is 0.
+    """Return each sequence's token ids after four steps, the third of which fails at point `number`, or not if 0.
 
     None means that the third step has no such point.
     """

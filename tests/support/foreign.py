@@ -1,4 +1,4 @@
-"""A server of another project, compatible with OpenAI's API in part, and with faults that the prompt asks for."""
+"""A server of another project, which supports a part of OpenAI's API, and has faults that the prompt selects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-E
 
 
 class ForeignServer:
-    """Server without usage and seeds, which refuses unknown fields and lists its model."""
+    """Server that reports no usage, refuses seeds and unknown fields, and lists its model."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []

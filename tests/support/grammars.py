@@ -18,7 +18,7 @@ COMPILER = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
 
 
 def grammars() -> Grammars:
-    """Return the compiler as an engine has it, with threads of its own."""
+    """Return a grammar compiler as an engine has it; it has threads of its own."""
     return Grammars(COMPILER)
 
 
@@ -33,7 +33,7 @@ def allowed_ids(mask: bytes | None) -> list[int]:
 
 
 def walk(matcher: GrammarMatcher, rng: random.Random, *, limit: int) -> list[int]:
-    """Draw tokens from the masks, from the middle on with a preference for the end; return them without that token."""
+    """Draw an output from the masks: random allowed tokens until the end token, or `limit`."""
     output: list[int] = []
     while len(output) < limit:
         choices = allowed_ids(matcher.masks(output, ())[0])

@@ -20,7 +20,7 @@ TOKEN = "hf_test"
 
 
 class FakeHub:
-    """Repositories of one branch, `main`, and one commit.
+    """A model hub whose repositories each have one branch, `main`, with one commit.
 
     Attributes:
         models: directory of each model, by its id.

@@ -31,7 +31,7 @@ NoiseKey: TypeAlias = Callable[[int, int], tuple[int, int]]
 
 
 def both(seed: int, position: int) -> tuple[int, int]:
-    """Return the noise's key from both seed and position; wrong variants drop one of them."""
+    """Return the key of the noise, (seed, position); wrong variants leave one of them out."""
     return seed, position
 
 
@@ -41,7 +41,7 @@ def toy_logits(rng: np.random.Generator, vocab_size: int, spread: float = 1.2) -
 
 
 class Bigrams:
-    """Backend over such a model, which keeps nothing in its slots."""
+    """Slot backend over a toy model: logits depend on the last token alone, so slots hold nothing."""
 
     slot_bytes = 0
 
@@ -57,7 +57,7 @@ class Bigrams:
 def choice_table(
     logits: FloatArray, sampling: SamplingParams, *, num_seeds: int, num_positions: int, noise_key: NoiseKey = both
 ) -> Choices:
-    """Return every choice that the model could make, for seeds 0 .. num_seeds-1 and positions 0 .. num_positions-1."""
+    """Return the tokens that the model chooses: a nested list by seed, position and previous token."""
     vocab_size = len(logits)
     seeded = [replace(sampling, seed=seed) for seed in range(num_seeds)]
     rows = [noise_key(seed, position) for seed in range(num_seeds) for position in range(num_positions)]
@@ -72,7 +72,7 @@ def choice_table(
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Outputs of the loop, one per seed, all of the same length, and the count of draft tokens."""
+    """Outputs of the speculative loop, one per seed and of equal length, with counts of draft and accepted tokens."""
 
     outputs: list[list[int]]
     num_draft_tokens: int
@@ -80,7 +80,7 @@ class Generated:
 
 
 def decode(target: Choices) -> list[list[int]]:
-    """Decode with the target alone, one token after the other, from previous token 0."""
+    """Return one output per seed, decoded by the target alone; the previous token of the first is 0."""
     outputs = []
     for by_position in target:
         output = [0]
@@ -91,7 +91,7 @@ def decode(target: Choices) -> list[list[int]]:
 
 
 def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) -> Generated:
-    """Run the whole loop: the draft proposes up to gamma tokens, the target verifies them, the verdict is committed."""
+    """Run the speculative loop for each seed: propose up to gamma tokens, verify them, commit the verdict."""
     num_positions = len(target[0])
     outputs, num_draft_tokens, num_accepted_tokens = [], 0, 0
     for by_position, draft_by_position in zip(target, draft, strict=True):
@@ -171,7 +171,7 @@ def total_variation(p: FloatArray, q: FloatArray) -> float:
 
 
 def shared_noise_match(p: FloatArray, q: FloatArray) -> float:
-    """Return P[match] when p and q are sampled with the same Gumbel noise.
+    """Return the probability that samples of p and q, drawn with the same Gumbel noise, are equal.
 
     exp(-G) is a standard exponential E_v, and v wins on both sides if E_v/p_v and E_v/q_v are both the least: if
     E_w > E_v * max(p_w/p_v, q_w/q_v) for every other w. Hence the sum over v of 1 / sum over w of that maximum.

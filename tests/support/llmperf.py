@@ -15,9 +15,9 @@ def body(prompt: str, max_tokens: int, *, model: str) -> dict[str, Any]:
 
 
 def reads(content: bytes) -> tuple[int, int, str]:
-    """Return LLMPerf's figures of a stream: events counted as tokens, events that it times, and the text.
+    """Return what LLMPerf reads of a stream: the number of events, of events with text, and the text.
 
-    The first timed event ends the TTFT. LLMPerf cuts six bytes off every line.
+    LLMPerf counts every event as a token, but ends the TTFT at the first with text. It cuts six bytes off every line.
     """
     num_events, num_timed, text = 0, 0, ""
     for line in content.splitlines():

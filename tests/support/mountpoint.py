@@ -27,11 +27,11 @@ CHANGING = ("w", "x", "a", "+")
 
 
 class Killed(BaseException):
-    """Stands for the kill of a process that publishes a model."""
+    """Raised where a process that publishes a model is killed."""
 
 
 class Mountpoint:
-    """A mounted folder.
+    """A folder that behaves as a mounted S3 bucket.
 
     Attributes:
         operations: number of writing operations so far.
@@ -51,7 +51,7 @@ class Mountpoint:
         self._uploads.mkdir(exist_ok=True)
 
     def mount(self, patch: pytest.MonkeyPatch) -> None:
-        """Enforce the rules until the patch is undone."""
+        """Patch file functions so that they obey the rules, until `patch` is undone."""
         self._open, self._rename, self._fsync = io.open, os.rename, os.fsync
         for name, number in REFUSED.items():
             patch.setattr(os, name, self._refusing(getattr(os, name), number))
@@ -103,7 +103,7 @@ class Mountpoint:
         return called
 
     def _descriptor(self, function: Callable[..., int]) -> Callable[..., int]:
-        """Return an `os.open` that only reads: writers must use `open`, which sees every write."""
+        """Return an `os.open` that refuses to write: writers must use `open`, where each write is checked."""
 
         def called(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
             if self.holds(path, keywords.get("dir_fd")) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -141,13 +141,13 @@ class Mountpoint:
         self._synced.discard(descriptor)
 
     def show(self, upload: Path, place: Path) -> None:
-        """Make a closed file visible to readers."""
+        """Move a closed file to its final path, where readers can see it."""
         self._open_uploads.discard(place)
         self._rename(upload, place)
 
 
 class Upload:
-    """A file that is still being written, which no reader sees."""
+    """A file that is open for writing; no reader sees it before it is closed."""
 
     def __init__(self, mountpoint: Mountpoint, file: Any, upload: Path, place: Path) -> None:
         self._mountpoint, self._file, self._upload, self._place = mountpoint, file, upload, place

@@ -38,7 +38,7 @@ INDEXED = frozenset({"index", "index_put", "index_put_"})
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Graph that was accepted.
+    """A graph that the stand-in compiler accepted.
 
     Attributes:
         operators: how often each ATen operator stands in it.

@@ -24,7 +24,7 @@ PYTHON_PATH = f"{Path(nxdi_real.__file__).parent / 'site'}{os.pathsep}{ROOT}"
 
 @dataclass(frozen=True)
 class Nxdi:
-    """NxDI as a test needs it, of either kind.
+    """The NxDI that this test run uses: the contract double, or its own sources.
 
     Attributes:
         is_real: whether these are NxDI's own sources.
@@ -40,7 +40,7 @@ class Nxdi:
 
     @property
     def application_class(self) -> Any:
-        """The base class of every model's class, with `compile` and `save_quantized_state_dict`."""
+        """The NxDI class that all applications derive, with `compile` and `save_quantized_state_dict`."""
         if not self.is_real:
             from tests.support.nxdi_double.application import NeuronApplication
 

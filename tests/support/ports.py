@@ -1,4 +1,4 @@
-"""A server with all of its ports, in this process, with real sockets, and without a model by default."""
+"""A server in this process with all of its ports and real sockets, without a model by default."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.completers import CARD, ScriptedCompleter
 async def listening(
     *servicers: Servicer, address: str = "127.0.0.1:0", **settings: Any
 ) -> AsyncGenerator[Server, None]:
-    """Serve at `address`; the settings are arguments of `Server`."""
+    """Serve gRPC at `address` until the block ends; `settings` are arguments of `Server`."""
     server = Server(address, servicers, **{"status_of": to_status, **settings})
     await server.open()
     try:
@@ -45,7 +45,7 @@ async def listening(
 
 
 class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Service that answers every draft worker with the same message."""
+    """VerificationService that accepts every draft worker."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -58,19 +58,19 @@ class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 
 def entry(name: str, role: str, more: str = "") -> str:
-    """Return a caller's entry in an auth file."""
+    """Return an auth file's TOML entry for the caller `name` with a role; `more` has further lines."""
     digest = hashlib.sha256(f"token of {name}".replace(" ", "-").encode()).hexdigest()
     return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = ["{role}"]\n{more}\n'
 
 
 def token_of(name: str) -> str:
-    """Return the token that belongs to an `entry`."""
+    """Return the access token of the caller `name`, whose hash is in its `entry`."""
     return f"token-of-{name}"
 
 
 @dataclass(frozen=True)
 class Served:
-    """Numbers of a test server's ports."""
+    """Port numbers of a test server, by what each port serves."""
 
     grpc: int
     http: int
@@ -87,7 +87,7 @@ async def served(
     *,
     host: str = "127.0.0.1",
 ) -> AsyncGenerator[Served, None]:
-    """Serve all ports in front of a completer, by default a scripted one, and an Assist that takes all workers."""
+    """Serve all ports over a completer, a scripted one by default, and accept any draft worker."""
     at = Served(free_port(), free_port(), free_port(), free_port(), free_port())
     if security.client_ca is not None:
         security = replace(security, mtls_port=at.mtls)

@@ -1,4 +1,4 @@
-"""A client and its draft worker, made of grpcio and the .proto alone, without code of inference/."""
+"""A client and its draft worker, made of grpcio and the .proto alone, without this project's code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def below(parent_node: int, *token_ids: int) -> pb.Branch:
 
 
 def proposing(session_id: str, *branches: pb.Branch) -> pb.AssistRequest:
-    """Return a worker's proposal for a session."""
+    """Return the AssistRequest that proposes branches for a session."""
     return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
 
 
@@ -45,7 +45,7 @@ class RawWorker:
     writes: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def request(self, message: pb.GenerateRequest, *, name: bytes | None = None) -> RawSession:
-        """Return a request to send later, under a new session name unless `name` is given."""
+        """Return a session for a request that is not sent yet; it has a new session name unless `name` is given."""
         session = RawSession(self, pb.GenerateRequest())
         session.name = name or session.name
         session.message.MergeFrom(message)
@@ -53,7 +53,7 @@ class RawWorker:
         return session
 
     async def closed(self) -> str:
-        """Return the id of the next session that the target closes."""
+        """Read the next message, which must close a session; return the id of that session."""
         response = await self.call.read()
         assert response.WhichOneof("message") == "close"
         return str(response.close.session_id)
@@ -69,7 +69,7 @@ async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
 
 @dataclass
 class RawSession:
-    """Request for which its client's worker drafts, and its answer so far."""
+    """A request with a draft worker of its client, and the part of the answer that was read."""
 
     worker: RawWorker
     message: pb.GenerateRequest
@@ -113,7 +113,7 @@ class RawSession:
 
 
 def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
-    """Return the first message of a worker that fits a target; `fields` replace some of it."""
+    """Return the Attach message of a draft worker that fits the target `card`; `fields` replace some of it."""
     words = {"tokenizer_fingerprint": card.tokenizer_fingerprint, "vocab_size": card.vocab_size}
     return pb.AssistRequest(attach=pb.Attach(**{"protocol_version": 2, **words, "num_slots": 8, **fields}))
 
@@ -122,7 +122,7 @@ def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
 async def raw_worker(
     address: str, *metadata: tuple[str, str], options: Sequence[tuple[str, int]] = (), ca: bytes = b"", **fields: Any
 ) -> AsyncGenerator[RawWorker, None]:
-    """Attach a worker, private unless `fields` of its Attach change that, on a connection of its own.
+    """Attach a draft worker on a new connection; it is private unless `fields` of its Attach say otherwise.
 
     Args:
         ca: authority of the target's certificate (PEM); without one the connection is plain.

@@ -1,4 +1,4 @@
-"""Measurements of a comparison, made up without servers."""
+"""Made-up measurements of a comparison, without servers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def model_directory(directory: Path, name: str) -> Path:
 
 
 def record(contender: Contender, *, rtt_ms: float = 0.0, prompt_index: int = 0, slowdown: float = 1.0) -> RequestRecord:
-    """Return the record of a contender's answer with TOKENS; two of three draft tokens are accepted per round."""
+    """Return the record of a contender's answer, TOKENS, in rounds that accept two of three draft tokens."""
     if contender.topology is Topology.TARGET:
         shape, round_s = [(1, 0, 0)] * len(TOKENS), PASS_S
     else:
@@ -76,7 +76,7 @@ def _round(shape: tuple[int, int, int], arrived_s: float) -> Round:
 
 
 def samples(config: ComparisonConfig) -> list[Sample]:
-    """Return a sample of each cell of each run of a comparison; the second run is 10 % slower for all contenders."""
+    """Return one sample per cell and run of a comparison; the second run is 10 % slower for all contenders."""
     prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
     found = []
     for repeat, cell in walk(config):
@@ -89,7 +89,7 @@ def samples(config: ComparisonConfig) -> list[Sample]:
 
 
 def slowed(sample: Sample, *factors: float) -> Sample:
-    """Return a sample with answers that take as many times as long as the contender's own; the factors take turns."""
+    """Return a sample whose answers take `factors` times as long, each answer the next factor in turn."""
     cell = sample.cell
     records = (
         record(cell.contender, rtt_ms=cell.rtt_ms, prompt_index=it.prompt_index, slowdown=factor)

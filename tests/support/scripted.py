@@ -1,4 +1,4 @@
-"""A decoder and a proposer with tokens that follow from positions, and a silent worker of the pool.
+"""A decoder and a proposer whose tokens follow from positions, and a pool worker that proposes nothing.
 
 A test can hold up or break the steps of the first two.
 """
@@ -30,7 +30,7 @@ def tokens_at(start: int, count: int) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until the condition holds; raise AssertionError after 10,000 turns."""
+    """Let the event loop run until `condition()` is true; raise AssertionError after 10,000 iterations."""
     for _ in range(10_000):
         if condition():
             return
@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Gate:
-    """Gate for steps of the model thread; a closed gate holds up a step in its middle."""
+    """A gate on the model thread: while it is closed, a step waits in its middle."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -63,7 +63,7 @@ class Gate:
         assert self._reached.wait(TIMEOUT_S)
 
     def go_through(self) -> None:
-        """Wait until the gate is open; each step calls this."""
+        """Wait until the gate is open; scripted decoders and proposers call this in every step."""
         self._reached.set()
         assert self._open.wait(TIMEOUT_S)
         if self._errors:

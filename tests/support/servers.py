@@ -43,7 +43,7 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 
 
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a `draft --serve` that verifies at `target`."""
+    """Start a server by `draft --serve`, whose requests `target` verifies."""
     port = free_port()
     arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1")
     return server_process("draft", "draft", *arguments, *PATIENT, *flags, port=port)
@@ -63,7 +63,7 @@ def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContext
 async def pool_worker(
     model: Path, *addresses: str, flags: tuple[str, ...] = ()
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Start a worker of the pool and wait until it has attached to every address."""
+    """Start a pool worker, and wait until it has attached to the targets at all addresses."""
     words = ("--role", "draft", "--model", model, "--threads", "1", *PATIENT, "--attach", ",".join(addresses))
     async with command(*words, *flags) as process, asyncio.timeout(60):
         assert process.stderr is not None
@@ -90,7 +90,7 @@ async def until_healthy(port: int) -> None:
 
 
 async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenerator[str, None]:
-    """Yield the text of a streamed completion, event by event."""
+    """Send a streaming completion request; yield the text of each event."""
     async with (
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
         client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer,
@@ -101,7 +101,7 @@ async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenera
 
 
 async def figure(metrics_port: int, name: str) -> float:
-    """Return the value of a metric that has no label but the model's name."""
+    """Return a metric's value from a server's metrics port, without labels but the model's name."""
     async with httpx.AsyncClient() as client:
         figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
     found = re.search(rf"^{name}{{.*}} (.*)$", figures, re.MULTILINE)
@@ -116,7 +116,7 @@ async def vocabulary_share(metrics_port: int) -> float:
 
 @dataclass
 class Completion:
-    """Outcome of one request; draft tokens that the target looked up do not count."""
+    """Outcome of one request; its counts of draft tokens leave out prompt lookup."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -171,7 +171,7 @@ async def interrupted(
     request: CompletionRequest,
     strikes: Mapping[int, Callable[[], Awaitable[None] | None]],
 ) -> Completion:
-    """Complete a request; call each strike as soon as the answer has so many tokens, of which it must have more."""
+    """Complete a request; call `strikes[n]` as soon as the answer has n tokens, before its end."""
     completion, due = Completion(), sorted(strikes)
     async with AsyncExitStack() as stack:
         if isinstance(server, ServerProcess | str):
@@ -189,7 +189,7 @@ async def interrupted(
 
 
 def cut_for(link: DelayProxy, seconds: float) -> Callable[[], None]:
-    """Return a strike that cuts a link for a time."""
+    """Return a function that cuts a link, and restores it after `seconds`."""
 
     def strike() -> None:
         link.cut()
@@ -240,7 +240,7 @@ class CommandResult:
 async def command(
     *arguments: str | Path, program: str = "main.py", cwd: Path = ROOT, variables: Mapping[str, str] = NO_VARIABLES
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run `main.py`, another program of ours, or a module by "-m NAME"; kill it when the block ends.
+    """Run `main.py`, another program of this project, or a module ("-m NAME"); kill it when the block ends.
 
     The process gets `variables` beside those of ENVIRONMENT.
     """

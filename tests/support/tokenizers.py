@@ -34,7 +34,7 @@ class Foreign:
         return OurTokenizer(self.tokenizer, frozenset([self.tokenizer.eos_token_id]))
 
     def save(self, directory: Path, model: PreTrainedModel) -> Path:
-        """Reorder `model`, which fits the first tokenizer, to fit this one; write both to the directory."""
+        """Reorder the rows of `model` for this tokenizer; write both to a directory."""
         for layer in {model.get_input_embeddings(), model.get_output_embeddings()}:
             layer.weight = torch.nn.Parameter(layer.weight.data[self.rows])
         model.tie_weights()
@@ -50,7 +50,7 @@ class Foreign:
 def foreign(
     first: PreTrainedTokenizerFast, spelling: Spelling = "bytes", *, num_removed: int = 0, seed: int = 0
 ) -> Foreign:
-    """Return a tokenizer with other ids, without the last `num_removed` merges, and perhaps in another spelling."""
+    """Return a tokenizer whose ids are permuted, without the last merges, in the byte or SentencePiece spelling."""
     fields, ours = json.loads(first.backend_tokenizer.to_str()), OurTokenizer(first, frozenset())
     vocabulary: dict[str, int] = fields["model"]["vocab"]
     merges = [tuple(merge) for merge in fields["model"]["merges"]]

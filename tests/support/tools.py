@@ -23,12 +23,12 @@ class Forecast(BaseModel):
 
 
 def tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETERS, **others: Any) -> dict[str, Any]:
-    """Return a function as a chat has it."""
+    """Return a function tool in the format of Chat Completions."""
     return {"type": "function", "function": {"name": name, "parameters": parameters, **others}}
 
 
 def response_tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETERS, **others: Any) -> dict[str, Any]:
-    """Return a function as the Responses API has it."""
+    """Return a function tool in the format of the Responses API."""
     return {"type": "function", **tool(name, parameters, **others)["function"]}
 
 

@@ -1,4 +1,4 @@
-"""Frame of a suite: promises, a line of progress, a deadline, a table and one line of JSON."""
+"""Frame of a suite: its promises, line of progress, time limit, verdict and final line of JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUIET_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Row of the verdict: a promise, and whether it was kept."""
+    """A row of a suite's verdict: what was promised, measured, and whether it was kept."""
 
     name: str
     measured: str
@@ -32,7 +32,7 @@ class Promise:
 
 
 class Trial:
-    """One run of a suite.
+    """One run of a suite, which ends with a verdict on its promises.
 
     Attributes:
         results: figures for the JSON line.
@@ -46,7 +46,7 @@ class Trial:
         self._spoke = -QUIET_S
 
     def say(self, text: str) -> None:
-        """Print the current step over the last one, in the line of progress."""
+        """Print the current step in the line of progress, over the previous one."""
         now = time.monotonic()
         line = f"[{now - self._began:4.0f} s] {self.name}: {text}"
         if sys.stderr.isatty():
@@ -56,7 +56,7 @@ class Trial:
             print(line, file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that the line of progress does not overwrite."""
         print(("\r\x1b[K" if sys.stderr.isatty() else "") + text, file=sys.stderr, flush=True)
 
     def promise(self, name: str, measured: object, limit: object, *, kept: bool) -> None:
@@ -64,7 +64,7 @@ class Trial:
         self._promises.append(Promise(name, str(measured), str(limit), kept))
 
     def conclude(self) -> int:
-        """Print the verdict; return the exit code."""
+        """Print the table of promises and the line of JSON; return the exit code."""
         if sys.stderr.isatty():
             print(file=sys.stderr)
         rows = [[one.name, one.measured, one.limit, "kept" if one.kept else "BROKEN"] for one in self._promises]
@@ -76,7 +76,7 @@ class Trial:
 
 
 def parser_of(doc: str | None, **defaults: tuple[Any, str]) -> argparse.ArgumentParser:
-    """Return a suite's parser: a flag for each default and its help, which sets its type, and --seed."""
+    """Return a suite's parser: one flag per default, with the default's type and a help text, and --seed."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (default, text) in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (%(default)s)")

@@ -1,4 +1,4 @@
-"""Figures of a process from the kernel: memory, descriptors, threads. Linux only."""
+"""A process's memory, file descriptors and threads, as Linux's kernel counts them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Figures of a process at one time.
+    """Memory, file descriptors and threads of a process at one time.
 
     Attributes:
         rss_mib: resident memory.
@@ -40,7 +40,7 @@ def vitals(pid: int) -> Vitals:
 
 
 def reset_peak(pid: int) -> None:
-    """Let `peak_mib` start again at the present memory."""
+    """Set `peak_mib` of a process back to its present memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 

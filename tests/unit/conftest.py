@@ -1,4 +1,4 @@
-"""Hypothesis has no time limit for an example: no property is about time, and machines may be slow.
+"""Settings of Hypothesis: no time limit per example, since machines may be slow.
 
 It was once otherwise: on a busy machine an example of a pure function took more than 200 ms, and its test failed.
 """

@@ -1,4 +1,4 @@
-"""The Trainium report has the figures of a comparison of two servers, side by side."""
+"""The Trainium report shows the figures of two compared servers side by side."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from specdec.inference import errors
 
 
 def drawn(text: str) -> dict[str, str]:
-    """Return the parent of each error in the docstring's tree."""
+    """Return the parent of each error class in the tree that the docstring draws."""
     parents: dict[str, str] = {}
     last: dict[int, str] = {}  # by indentation
     for line in (line for line in text.splitlines() if line.startswith(" ")):

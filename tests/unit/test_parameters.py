@@ -1,4 +1,4 @@
-"""Every place that must know a sampling parameter does; a forgotten one fails here."""
+"""Every place in the code that must know a sampling parameter knows it; a forgotten one fails here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_FLAG = {"logit_bias"}
 
 
 def another_value(name: str) -> Any:
-    """Return a value, not the default, that every place can represent."""
+    """Return a value of a sampling parameter that is not its default, and that every format can represent."""
     if name == "logit_bias":
         return ((7, 2.5),)
     high = RANGES[name].high
@@ -85,7 +85,7 @@ def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
 
 
 class Unloaded:
-    """A compiled model that no check may call."""
+    """A compiled model whose graph must not run."""
 
     def forward(self, **tensors: Any) -> Any:
         raise AssertionError("a check runs no graph")

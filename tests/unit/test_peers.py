@@ -1,4 +1,4 @@
-"""Comparison with other programs: its race and its tables, from known times and tokens."""
+"""The benchmark against other programs: its race and tables, from known times and tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
 
 
 class Clockwork:
-    """Engine with variants that take known seconds and answer with counting token ids; one of them fails."""
+    """Engine of a peer, whose variants take known times and count up from the prompt; one variant fails."""
 
     def __init__(self, peer: Peer, tokens_per_s: float, variants: Sequence[str], step: int = 1) -> None:
         self.peer, self.variants, self._rate, self._step = peer, list(variants), tokens_per_s, step
@@ -151,9 +151,9 @@ def test_a_server_answers_or_names_its_last_words() -> None:
 
 
 def test_our_server_takes_the_requests_of_the_race_over_vllm() -> None:
-    """Our server accepts the requests that the race over vLLM sends it.
+    """A specdec server accepts the requests that the benchmark against vLLM sends to it.
 
-    It was once otherwise: our server got vLLM's field for token ids too, and refused every request.
+    It was once otherwise: requests had vLLM's field for token ids, which a specdec server refuses.
     """
     model = ("--model", str(BUNDLED_TARGET), "--threads", "1", "--port", str(free_port()))
     server = Server([sys.executable, *MAIN, "target", *model, "--http_port", str(port := free_port())], port)

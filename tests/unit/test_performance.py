@@ -1,4 +1,4 @@
-"""Pages that are made from docs/performance.json have its figures, and name scripts that exist."""
+"""Pages generated from docs/performance.json have its figures, and the scripts that they name exist."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_file_is_json_with_a_line_per_benchmark(tmp_path: Path) -> None:
 
 
 def lost_scripts(text: str) -> Iterator[str]:
-    """Yield removed benchmarks that a page names without the commit that has them."""
+    """Yield benchmarks that a page names, which no longer exist, without the commit that has them."""
     for paragraph in text.split("\n\n"):
         names = re.findall(r"-m benchmarks\.(\w+)", paragraph)
         lost = [name for name in names if not is_benchmark(name) and f"| `{name}`" not in text]

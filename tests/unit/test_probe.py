@@ -1,4 +1,4 @@
-"""Waits for a core, which the prober of `make hostile` subtracts from health checks, are measured right."""
+"""The prober of `make hostile` measures right how long threads waited for a CPU core."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ NO_LIMITS = (
 
 
 def comments(text: str) -> dict[str, str]:
-    """Return every comment by the element that it precedes, or follows on one line."""
+    """Return the comments of a .proto by element: those before it, or after it on its line."""
     found: dict[str, str] = {}
     container, block = "", ""
     for line in text.splitlines():
@@ -111,14 +111,14 @@ def comments(text: str) -> dict[str, str]:
 
 
 def numbers(comment: str) -> tuple[float, ...]:
-    """Return the numbers of a comment that may be limits."""
+    """Return the numbers in a comment, except those in phrases that are no limits."""
     for phrase in NO_LIMITS:
         comment = comment.replace(phrase, "")
     return tuple(map(float, NUMBER.findall(comment)))
 
 
 def faults(text: str) -> dict[str, tuple[float, ...]]:
-    """Return the elements with other numbers in their comment than in the code, or with unknown numbers."""
+    """Return the .proto elements whose comments' numbers differ from the code's, with these numbers."""
     found = {name: numbers(comment) for name, comment in comments(text).items()}
     return {name: found.get(name, ()) for name in found | TIED if found.get(name, ()) != TIED.get(name, ())}
 

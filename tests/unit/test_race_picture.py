@@ -1,4 +1,4 @@
-"""The picture at the head of README has its race's figures, and is small."""
+"""The picture at the top of README shows the figures of its race, and is a small file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECES = ["a & b ", "<c> ", "long_word_that_fills_more_than_half_a_row ", "d\n",
 
 
 def words(picture: ET.Element, left: bool) -> str:
-    """Return the text of the left or right column, without line breaks."""
+    """Return the text of the left or right half of the picture, without line breaks."""
     texts = [each for each in picture.iter(f"{SVG}text") if each.get("class") in ("prompt", "own", "drafted")]
     column = [each.text or "" for each in texts if (float(each.get("x", "0")) < 390) == left]
     return re.sub(r"\s+", "", "".join(column))

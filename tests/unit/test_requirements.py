@@ -1,4 +1,4 @@
-"""pyproject.toml alone names packages; all other files follow from it."""
+"""All package lists follow from pyproject.toml."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
 
 
 def closure(names: set[str]) -> set[str]:
-    """Return packages and all that they depend on."""
+    """Return the packages `names` and all of their dependencies."""
     found: set[str] = set()
     while names:
         found |= names
@@ -243,7 +243,7 @@ def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: P
 def test_pip_refuses_an_old_python_before_it_downloads() -> None:
     """An old Python is refused before pip downloads anything.
 
-    Our setup.py does it, since pip before version 24.1 checks requires-python only after all downloads.
+    setup.py refuses it, since pip before version 24.1 checks requires-python only after all downloads.
     """
     code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=150)
@@ -293,7 +293,7 @@ def name_of(spec: str) -> str:
 
 
 def test_a_wheel_asks_for_whatever_it_imports() -> None:
-    """Every package that our modules import, anywhere in a file, is a declared dependency."""
+    """Every package that this project's modules import, anywhere in a file, is a declared dependency."""
     declared = {name_of(spec) for spec in BASE}
     for extra in ("server", "tracing", "endpoints"):
         declared |= {name_of(spec) for spec in EXTRAS[extra]}

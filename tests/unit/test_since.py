@@ -1,4 +1,4 @@
-"""Comparison of this checkout with an earlier commit, from results of several turns."""
+"""Comparison with an earlier commit: results of several runs of one checkout are joined into one result."""
 
 from __future__ import annotations
 

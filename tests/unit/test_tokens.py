@@ -1,4 +1,4 @@
-"""A view equals the list that it represents, after any slices and appended tokens."""
+"""A TokenView equals the list that it represents, after any slices and appended tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CUTS = st.lists(st.tuples(PLACES, PLACES, TOKENS), max_size=4)
 
 
 def cut(view: TokenView, plain: list[int], steps: list[tuple[int | None, int | None, list[int]]]) -> TokenView:
-    """Slice and extend a view and a list alike, step by step; `plain` is changed in place."""
+    """Apply the same slices and appended tokens to a TokenView and to a list, which is changed in place."""
     for start, stop, more in steps:
         view, plain[:] = view[start:stop] + more, [*plain[start:stop], *more]
     return view

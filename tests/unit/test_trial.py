@@ -1,4 +1,4 @@
-"""The frame of the suites ends what it started."""
+"""When a suite ends, so does all that it started."""
 
 from __future__ import annotations
 

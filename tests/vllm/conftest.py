@@ -1,4 +1,4 @@
-"""Fixtures of the tests on the real vLLM, in an environment of its own: `make test-vllm`."""
+"""Fixtures of tests that run the real vLLM, in a separate environment: `make test-vllm`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Pair:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return vLLM's flags, with the adapter under the name `other`."""
+        """Return vLLM's flags for the target, its adapter `other`, and the adapter `broken`."""
         broken = json.dumps({"name": "broken", "path": str(self.broken)})
         room = ("--max-num-batched-tokens", "68")  # of a pass: 1 + gamma for each request, or vLLM refuses adapters
         return (*FLAGS, *room, "--enable-lora", "--lora-modules", f"other={self.adapter}", broken)
@@ -69,7 +69,7 @@ class Pair:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Write two tiny models with heads that vLLM's attention knows on a CPU."""
+    """Write a tiny target and draft whose attention heads have a size that vLLM supports on a CPU."""
     from tests.support.models import disturbed, save_tiny_model, tiny_model, tiny_tokenizer
 
     root = tmp_path_factory.mktemp("pair")
@@ -115,7 +115,7 @@ def save_adapter(folder: Path, model: Any, prefix: str = "", *, scale: float = 0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
-    """Run vLLM with our engine over it, in child processes."""
+    """Run vLLM under this project's engine, in child processes; yield the engine."""
     from specdec.inference.serving.vllm_target import vllm_engine
 
     async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2)) as (running, _):

@@ -1,4 +1,4 @@
-"""vLLM's own server with our configuration, and a pool beside it, for tests."""
+"""For tests: `vllm serve` with this project's configuration, and a draft pool beside it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return the fields of vLLM's API for a mode; `vllm_xargs` has those that vLLM cannot combine with drafts."""
+    """Return vLLM's request fields of a mode in `MODES`; those it cannot combine with drafts are in `vllm_xargs`."""
     fields = dict(MODES[mode])
     xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
     if "logit_bias" in fields:
@@ -54,11 +54,11 @@ def body_of(mode: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Site:
-    """Server of vLLM, pool and draft workers.
+    """A vLLM server, the draft pool beside it, and its draft workers.
 
     Attributes:
         folder: folder of the configuration and of keys; servers of one folder have one pool.
-        config: flags of `specdec vllm-config`; None for vLLM without our file.
+        config: flags of `specdec vllm-config`; None for vLLM without this project's file.
     """
 
     folder: Path
@@ -90,7 +90,7 @@ class Site:
                 await asyncio.sleep(0.5)
 
     async def _file(self) -> tuple[str, ...]:
-        """Return vLLM's flag for our file, after that is made."""
+        """Write this project's configuration file for vLLM; return the flag that names it, or none."""
         if self.config is None:
             return ()
         file = self.folder / f"specdec-{self.http_port}.yaml"
@@ -129,12 +129,12 @@ class Site:
         self.drafts.append(await self.role("draft", *where, *security))
 
     def raw_worker(self) -> AbstractAsyncContextManager[RawWorker]:
-        """Attach a worker made of messages to the pool."""
+        """Attach to the pool a draft worker whose messages the test writes itself."""
         ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
         return raw_worker(f"127.0.0.1:{self.pool_port}", token, ca=ca, is_private=False)
 
     async def ask(self, fields: Mapping[str, Any], model: str = "target") -> list[Any]:
-        """Return the tokens and texts of all answers to a request."""
+        """Send a request; return (token ids, text, finish reason) of each choice."""
         answer = await self._create(fields, model)
         return [(choice.token_ids, choice.text, choice.finish_reason) for choice in answer.choices]
 
@@ -167,11 +167,11 @@ class Site:
         return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.http_port}/v1", api_key="none", max_retries=0)
 
     async def num_accepted(self) -> float:
-        """Return how many draft tokens vLLM itself counts as accepted, in all cores."""
+        """Return the number of accepted draft tokens in all engine cores, from vLLM's metrics."""
         return sum(await self.accepted())
 
     async def accepted(self) -> list[float]:
-        """Return how many draft tokens vLLM itself counts as accepted, by core."""
+        """Return the number of accepted draft tokens by engine core, from the metrics of vLLM."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         text = (await reader.read()).decode()

@@ -1,4 +1,4 @@
-"""LoRA adapters of a model on vLLM: each has its own tokens, and drafts of the model itself help all."""
+"""LoRA adapters on vLLM: each has its own tokens, and drafts of the plain model are accepted by all."""
 
 from __future__ import annotations
 

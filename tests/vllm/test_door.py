@@ -1,4 +1,4 @@
-"""The door of vLLM's HTTP server, without vLLM."""
+"""The ASGI middleware that this project puts before vLLM's HTTP server, without vLLM."""
 
 from __future__ import annotations
 

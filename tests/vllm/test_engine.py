@@ -1,4 +1,4 @@
-"""Our engine over the real vLLM: the contract of engines, and the tokens of our own engine on the backend onnx."""
+"""The engine over the real vLLM keeps the contract of engines, and has the tokens of the engine on backend onnx."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any,
 
 
 async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: Any, onnx: TargetEngine) -> None:
-    """Requests that vLLM takes out for lack of memory, and computes again, have the same tokens.
+    """Requests that vLLM preempts for lack of KV blocks, and computes again, have the same tokens.
 
     Four requests of 100 tokens need more blocks than there are.
     """
@@ -99,7 +99,7 @@ async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: 
 
 
 def counted(name: str) -> float:
-    """Return the sum of one of vLLM's own counters, from our port for metrics."""
+    """Return the sum of one of vLLM's own counters, from this project's metrics port."""
     metrics = [metric for metric in VllmMetrics(CollectorRegistry()).collect() if metric.name == name]
     return sum(sample.value for metric in metrics for sample in metric.samples if sample.name == f"{name}_total")
 

@@ -1,4 +1,4 @@
-"""Images at vLLM's own server with our file: the text is that without it, and a draft worker learns nothing of them."""
+"""Images at a vLLM server with this project's configuration: answers do not change, and workers see no image."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WAYS: Sequence[dict[str, Any]] = ({"temperature": 0.0}, {"temperature": 0.8, "se
 
 
 def save_seeing(target: Path, draft: Path) -> None:
-    """Write a tiny model that reads images, and a draft of the part of it that reads text."""
+    """Write a tiny model that reads images, and a draft of its text model."""
     from safetensors.torch import load_file, save_file
     from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, PaliGemmaProcessor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -66,7 +66,7 @@ def save_seeing(target: Path, draft: Path) -> None:
 
 
 def picture(colour: str) -> bytes:
-    """Return a square of one colour, as a file."""
+    """Return a square of one colour as a PNG file."""
     file = io.BytesIO()
     Image.new("RGB", (SIDE, SIDE), colour).save(file, "PNG")
     return file.getvalue()
@@ -76,13 +76,13 @@ PICTURES = [picture(colour) for colour in ("red", "blue")]
 
 
 async def answers(site: Site, ways: Sequence[dict[str, Any]] = WAYS) -> list[list[int]]:
-    """Return the tokens of answers about each picture, and of one without any, in each way; all at once."""
+    """Return the token ids of answers about each picture, and about none, for each set of request fields."""
     wanted = [(picture, way) for picture in (*PICTURES, None) for way in ways]
     return await asyncio.gather(*(seen(site, *each) for each in wanted))
 
 
 async def seen(site: Site, picture: bytes | None, way: dict[str, Any]) -> list[int]:
-    """Return the tokens of the answer to a question, which may begin with a picture."""
+    """Return the token ids of an answer to a question that may begin with a picture; `way` has request fields."""
     content: list[Any] = [{"type": "text", "text": "a plain question of a few words"}]
     if picture is not None:
         url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
@@ -97,7 +97,7 @@ async def seen(site: Site, picture: bytes | None, way: dict[str, Any]) -> list[i
 
 
 async def record(worker: RawWorker, messages: list[pb.AssistResponse]) -> None:
-    """Keep all that a worker is sent, until its stream ends."""
+    """Append each message that a worker gets to `messages`, until its stream ends."""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (message := await worker.call.read()) != grpc.aio.EOF:
             messages.append(message)

@@ -1,4 +1,4 @@
-"""`Child` of deploy/ray over the real vLLM: what Ray's supervisor of a target does with it, without Ray."""
+"""`Child` of deploy/ray, by which a Ray supervisor controls a target, with the real vLLM and without Ray."""
 
 from __future__ import annotations
 

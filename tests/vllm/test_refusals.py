@@ -14,7 +14,7 @@ from tests.vllm.conftest import FLAGS, WORKER_PROCESS, Pair
 
 
 async def refused(model: Path, *flags: str) -> str:
-    """Return the line with which a start fails."""
+    """Start vLLM for this model, which must fail; return the error, which is one line."""
     from specdec.inference.serving.vllm_target import vllm_engine
 
     with pytest.raises(ConfigError) as caught:

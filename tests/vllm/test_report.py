@@ -1,4 +1,4 @@
-"""The GPU report over the real vLLM on a CPU: one race runs, and another shows why it cannot."""
+"""The GPU report with the real vLLM on a CPU: one step runs, and another one gives the reason why it cannot."""
 
 from __future__ import annotations
 

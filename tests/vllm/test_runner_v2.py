@@ -35,7 +35,7 @@ def test_this_vllm_has_every_name_that_both_runners_need() -> None:
     ids=["smoke", "engine", "servers", "pool beside vLLM"],
 )
 async def test_runner_v2_passes(tests: tuple[str, ...]) -> None:
-    """Runner V2 gives the tokens of our own engine, whatever is proposed, and after any loss of memory."""
+    """With vLLM's runner V2, the chosen tests of the other files pass."""
     file, *chosen = tests
     program = (sys.executable, "-m", "pytest", "-q", "-x", "-W", "ignore", "-p", "no:cacheprovider", "--timeout", "900")
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""`vllm serve` with our configuration and a pool beside it gives the texts of the same server alone.
+"""`vllm serve` with this project's configuration and a draft pool gives the texts of the same server alone.
 
 The tests run in this order: some of them end the pool, and the last ones vLLM.
 """

@@ -1,4 +1,4 @@
-"""Several servers of vLLM's own: engine cores with one pool, and answers as without our configuration."""
+"""Several vLLM servers: their engine cores share one draft pool, and no answer changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SEEDED: list[dict[str, Any]] = [
 async def test_cores_of_two_servers_have_one_pool(pair: Pair, tmp_path: Path) -> None:
     """One pool helps the engine cores of two servers, and no answer changes.
 
-    One server has two data-parallel cores; `vllm bench serve` counts no failure either.
+    One server has two data-parallel cores. `vllm bench serve` reports no failed request.
     """
     one, other = Site(tmp_path, pair), Site(tmp_path, pair)
     async with sites(one, other):
@@ -89,7 +89,7 @@ async def test_adapters_tools_and_beams_are_those_of_vllm_without_our_file(pair:
 
 
 async def _greedy(site: Site) -> dict[str, Any]:
-    """Return greedy answers: a plain one, and those with a tool call, an adapter, and a beam search."""
+    """Return greedy answers: with a forced tool call, from an adapter, from the model, and by beam search."""
     asked: dict[str, Any] = {
         "model": "target",
         "messages": [{"role": "user", "content": "2, 3, 5"}],

@@ -84,7 +84,7 @@ def _until_empty(group: int) -> None:
 
 @dataclass(slots=True)
 class Site:
-    """Servers, the files of their security, and the answers that all of them must give."""
+    """Servers, their certificates and auth file, and the answers that every server must give."""
 
     servers: list[Server]
     folder: Path
@@ -149,7 +149,7 @@ class Site:
         return await asyncio.create_subprocess_exec(sys.executable, str(ROOT / "main.py"), "--role", "draft", *flags)
 
     def attached(self, server: Server) -> AbstractAsyncContextManager[RawWorker]:
-        """Attach a pool worker that the test plays itself, by messages of the protocol."""
+        """Attach to a server a pool worker whose messages the test writes itself."""
         ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
         return raw_worker(f"127.0.0.1:{server.port}", token, ca=ca, is_private=False)
 
@@ -248,7 +248,7 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
 
 
 async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
-    """Propose wrong tokens for one session after the other, until the target ends the stream.
+    """Propose wrong tokens for one session after another, until the target ends the stream.
 
     A second write could meet an ended stream, which would then have a status of the client's library.
     """

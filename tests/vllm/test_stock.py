@@ -41,7 +41,7 @@ WAYS: Sequence[tuple[int, dict[str, Any]]] = (
 
 
 def requests() -> list[CompletionRequest]:
-    """Return a request for each way of sampling, with a prompt of its own."""
+    """Return one request per combination of sampling parameters, each with its own prompt."""
     ends: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     return [
         CompletionRequest(PROMPT[number:], SamplingParams(**way), seed=seed, **ends)
@@ -51,7 +51,7 @@ def requests() -> list[CompletionRequest]:
 
 @asynccontextmanager
 async def stock_server(pair: Pair) -> AsyncGenerator[int, None]:
-    """Run vLLM's own server, without our configuration, until the block is left; yield its port."""
+    """Run a vLLM server without this project's configuration until the block is left; yield its port."""
     port = free_port()
     module = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target), "--served-model-name", "stock")
     where = ("--host", "127.0.0.1", "--port", str(port))

@@ -1,4 +1,4 @@
-"""Wrong variants of our code in vLLM are noticed, each by a check of `test_engine.py`; a start takes a minute."""
+"""Wrong variants of this project's code in vLLM fail a check of `test_engine.py`; a start takes a minute."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Believing(Worker):
 
 
 def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
-    """Return a request's arguments to workers where a resumed output counts as a new one, which is wrong."""
+    """Wrong variant of a request's extra_args: the output begins anew after a resume, so penalties differ."""
     ours = extra_args(request, *others)
     ours[KEY]["output_start"] = len(request.prompt_token_ids)
     return ours
 
 
 async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
-    """Return the names of the checks in which the engine's tokens differ from the right ones."""
+    """Run the checks on an engine; return the names of those whose tokens differ from `right`."""
     tokens, request = right[PENALTIES], wanted(PENALTIES)
     got = {
         "noise": (await completed(engine, wanted("noise")))[0] == right["noise"],

@@ -1,4 +1,4 @@
-"""Start of a Python with this folder on PYTHONPATH: its Neuron packages are NxDI's own sources, on a CPU."""
+"""Makes NxDI's own sources importable, on a CPU, in each Python with this folder on PYTHONPATH."""
 
 from tests.nxdi_real.hooks import arm
 

@@ -32,7 +32,7 @@ AFTER_FAULT_S = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one run.
+    """Verdict and times of one run: a client's answer during one fault.
 
     Attributes:
         verdict: "same", "part" (with a clear error), or what is wrong.
@@ -51,7 +51,7 @@ class Outcome:
 
 
 async def perform(where: Cluster, one: Recipe, question: Question, expected: Answer) -> Outcome:
-    """Do one run; then wait until all servers of the cluster are up again."""
+    """Ask a question, cause the fault during its answer, and judge the answer; wait until all servers are up again."""
     struck: list[asyncio.Task[float]] = []
     began = 0.0
 

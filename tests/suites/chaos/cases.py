@@ -1,4 +1,4 @@
-"""Faults by victim and by the server that the client asks; some may end the answer with an error."""
+"""The faults of the suite, by the server that fails and the server that the client asks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_HOLE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the matrix.
+    """A fault, the server that it hits, and the server that the client asks meanwhile.
 
     Attributes:
         entry: server that the client asks.
@@ -53,7 +53,7 @@ CASES = _matrix()
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Description of one run, determined by seed and index alone."""
+    """One run: its fault, question, the token at which the fault begins, and how long it lasts."""
 
     case: Case
     question: int
@@ -65,7 +65,7 @@ class Recipe:
 
 
 def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe:
-    """Return run `index` of a seed; each `len(CASES)` consecutive runs have every case once."""
+    """Return run number `index` of a seed; every `len(CASES)` runs in a row have each case once."""
     turn, place = divmod(index, len(CASES))
     case = random.Random(f"{seed} {turn}").sample(CASES, len(CASES))[place]
     draw = random.Random(f"{seed} {index}")
@@ -75,7 +75,7 @@ def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe
 
 
 async def strike(cluster: Cluster, recipe: Recipe) -> float:
-    """Cause a recipe's fault, and undo it after its time; return the seconds that both took."""
+    """Cause a run's fault, and undo it after the run's `hold_s`; return the seconds from its start to its end."""
     case, began = recipe.case, asyncio.get_running_loop().time()
     if case.fault == "kill":
         cluster[case.victim].send(signal.SIGKILL)

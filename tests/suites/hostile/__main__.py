@@ -39,7 +39,7 @@ Checks = dict[str, dict[str, float]]
 
 
 class Watch:
-    """The prober's figures, by the recipe that the attackers ran at the time.
+    """The longest health checks that the prober measured, by the attack that ran at the time.
 
     Attributes:
         phase: the current recipe.
@@ -53,7 +53,7 @@ class Watch:
         self.num_failed = 0
 
     async def listen(self, prober: Lines) -> None:
-        """Record the prober's figures for ever."""
+        """Record the measurements that the prober prints, until cancelled."""
         async for news in prober:
             self.num_failed = news["failed"]
             seen = self.worst[self.phase]
@@ -62,7 +62,7 @@ class Watch:
 
 
 def longest(checks: Checks, *, calm: bool) -> tuple[float, str]:
-    """Return the seconds of the slowest check, before or during the attacks, and the recipe that ran then."""
+    """Return the slowest check in seconds, before the attacks if `calm`, else during them, and which attack ran."""
     chosen = [(took, phase) for phase, seen in checks.items() for took in seen.values() if (phase == "calm") is calm]
     return max(chosen, default=(0.0, "nothing"))
 
@@ -82,7 +82,7 @@ async def lines_of(process: asyncio.subprocess.Process) -> Lines:
 
 @asynccontextmanager
 async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None]:
-    """Run a module of this suite in a process until the block is left; yield its lines."""
+    """Run a module of this suite as a process until the block is left; yield its lines of JSON."""
     words = (json.dumps(argument) for argument in arguments)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"tests.suites.hostile.{module}", *words, stdout=asyncio.subprocess.PIPE
@@ -97,7 +97,7 @@ async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None
 
 @asynccontextmanager
 async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch], None]:
-    """Run clients and the prober until the block is left."""
+    """Run ordinary clients and the prober of health until the block is left."""
     expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
     pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}

@@ -1,4 +1,4 @@
-"""The attackers' process: runs every recipe for its share of the time, and prints each as a JSON line."""
+"""The process of the attackers: it runs every attack for a share of the time, and prints a JSON line for each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def _patiently(recipe: Recipe, scene: Scene, seen: Seen) -> None:
 
 
 async def _tolerant(recipe: Recipe, scene: Scene, seen: Seen) -> None:
-    """Run an attack and count an error that ends it; only the effect on other clients matters."""
+    """Run an attack, and count the error that ends it, if any; only its effect on other clients matters."""
     try:
         await recipe(scene, seen)
     except (OSError, *BROKEN) as exc:

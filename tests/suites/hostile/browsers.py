@@ -41,13 +41,13 @@ SHAPES: dict[str, str] = {
 
 
 def request(body: bytes, *, path: str = "/v1/completions") -> bytes:
-    """Return a whole HTTP request."""
+    """Return the bytes of an HTTP request with this body."""
     lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
 async def post(port: int, body: bytes, seen: Seen, *, path: str = "/v1/completions") -> None:
-    """Send a body and note the status."""
+    """Send a body by POST, and count the status in `seen`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     status = "closed"
     with suppress(OSError, TimeoutError):
@@ -59,7 +59,7 @@ async def post(port: int, body: bytes, seen: Seen, *, path: str = "/v1/completio
 
 
 async def body_shapes(scene: Scene, seen: Seen) -> None:
-    """Send bodies that take long to check."""
+    """Send JSON bodies that take long to validate."""
     for port in scene.http_ports:
         for body in SHAPES.values():
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
@@ -67,7 +67,7 @@ async def body_shapes(scene: Scene, seen: Seen) -> None:
 
 
 async def header_floods(scene: Scene, seen: Seen) -> None:
-    """Send headers without end."""
+    """Send header fields without end."""
     for port in scene.http_ports:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
@@ -123,7 +123,7 @@ async def unread_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def slow_headers(scene: Scene, seen: Seen) -> None:
-    """Send a byte of a request per second, bodies that stop halfway, and nothing at all."""
+    """Send requests at a byte per second, requests whose bodies stop halfway, and connections without any."""
     first = (b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     dialled = [await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2]) for index in range(300)]
     for index, (_, writer) in enumerate(dialled):

@@ -1,4 +1,4 @@
-"""Clients that must see nothing but a delay."""
+"""Ordinary clients of servers under attack, which must see nothing but a delay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Client:
     longest_gap_s: float = 0.0
 
     async def run(self, expected: Mapping[Question, Answer]) -> None:
-        """Ask all questions in turn, for ever."""
+        """Ask all questions one after another, again and again, until cancelled; compare the answers."""
         while True:
             for question, answer in expected.items():
                 self._judge(await self.ask(question), answer)

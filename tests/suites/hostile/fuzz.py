@@ -1,4 +1,4 @@
-"""Hundreds of thousands of mutated messages on every method, and mutated bodies on every path."""
+"""Sends hundreds of thousands of mutated messages to every gRPC method, and mutated bodies to every HTTP path."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
-    """Return a stream that often begins well, and goes on well, badly, or in any order."""
+    """Return serialized messages of a stream: mostly a valid first one, then valid, mutated or misplaced ones."""
     first, then = seeds
     messages = [first.SerializeToString()] if draw.random() < 0.8 else [mutator.message(draw.choice(seeds))]
     manner = draw.choice(("well", "well", "badly", "in any order"))
@@ -95,7 +95,7 @@ def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> 
 
 
 def _proposal(draw: random.Random) -> bytes:
-    """Return a proposal of branches with random parents: most are ignored, some are valid."""
+    """Return a serialized proposal of branches with random parents: most are ignored, some are valid."""
     branches = []
     for _ in range(draw.randrange(4)):
         where = {"parent_node" if draw.random() < 0.01 else "prefix_length": draw.randrange(4)}
@@ -104,7 +104,7 @@ def _proposal(draw: random.Random) -> bytes:
 
 
 async def _call(channel: Any, method: str, messages: list[bytes], seen: Seen) -> None:
-    """Call any method with a stream of messages; a server cannot distinguish a stream of one from a unary call."""
+    """Call a method, streaming or unary, with these messages; to a server, one message on a stream is a unary call."""
     call = channel.stream_stream(method, **RAW)(timeout=CALL_S)
     with suppress(*BROKEN):
         for message in messages:

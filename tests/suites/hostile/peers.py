@@ -34,7 +34,7 @@ SETTINGS, PING, RESET = (
 
 
 async def gzip_bombs(scene: Scene, seen: Seen) -> None:
-    """Send 10 KB that unzip to millions of empty elements."""
+    """Send messages of 10 KB that gunzip to millions of empty elements."""
     for server in scene.grpc_servers:
         async with dialled(server, ANY_SIZE) as channel:
             for bomb in BOMBS.values():
@@ -69,7 +69,7 @@ async def late_branches(scene: Scene, seen: Seen) -> None:
 
 
 async def early_names(scene: Scene, seen: Seen) -> None:
-    """Send megabytes of draft tokens for requests that never come."""
+    """Send megabytes of draft tokens for sessions whose requests never come."""
     branches = [after(3, *[5] * 250)] * 16
     async with raw_worker(scene.target) as worker:
         for number in range(2000):
@@ -78,7 +78,7 @@ async def early_names(scene: Scene, seen: Seen) -> None:
 
 
 async def flood(scene: Scene, seen: Seen) -> None:
-    """Send many more requests at once than a server has slots and places in its queue."""
+    """Send many more requests at once than the server can run and queue."""
     for server in scene.grpc_servers:
         async with dialled(server) as channel:
             stub = rpc.GenerationServiceStub(channel)
@@ -87,7 +87,7 @@ async def flood(scene: Scene, seen: Seen) -> None:
 
 
 async def long_texts(scene: Scene, seen: Seen) -> None:
-    """Tokenize the longest text that the server accepts, many times at once."""
+    """Have the longest text that a server accepts tokenized many times at once."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
 
@@ -102,7 +102,7 @@ async def long_texts(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_grammars(scene: Scene, seen: Seen) -> None:
-    """Send grammars that are short and take long to compile."""
+    """Send short grammars that take long to compile."""
     together = json.dumps({"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}"} for i in range(1, 40)]})
     texts = [together, "(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
     async with dialled(scene.fused) as channel:
@@ -114,7 +114,7 @@ async def dear_grammars(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_sampling(scene: Scene, seen: Seen) -> None:
-    """Ask for every sampling parameter that costs Python time in a pass, within its limits."""
+    """Ask for options that cost Python time in each pass: a penalty, 1024 biases, 64 draft tokens, logprobs."""
     biases = [pb.LogitBias(token_id=token_id, bias=0.5) for token_id in range(1024)]
     sampling = pb.SamplingParams(temperature=1, seed=1, repetition_penalty=1.01, logit_bias=biases)
     request = pb.GenerateRequest(
@@ -126,7 +126,7 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
 
 
 async def wide_rounds(scene: Scene, seen: Seen) -> None:
-    """Attach workers that propose as many wrong tokens as a draft tree holds, for each pass."""
+    """Attach workers that propose a full draft tree of wrong tokens for each pass."""
     await asyncio.gather(_wide_round(scene, seen), _wide_round(scene, seen))
 
 
@@ -142,7 +142,7 @@ async def _wide_round(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_prompts(scene: Scene, seen: Seen) -> None:
-    """Ask for 20 log-probabilities of each prompt token, and for the text of the longest list of ids."""
+    """Ask for 20 log-probabilities of every prompt token, and for the text of 260,000 token ids."""
     ids = [30 + index * 7 % 2000 for index in range(1900)]
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), prompt_logprobs=20, max_new_tokens=1)
     for server in scene.grpc_servers:
@@ -219,7 +219,7 @@ async def churn(scene: Scene, seen: Seen) -> None:
 
 
 async def lying_worker(scene: Scene, seen: Seen) -> None:
-    """Attach a pool worker that proposes for missing sessions and for others', too many tokens, and invalid ids."""
+    """Attach a pool worker whose proposals are for unknown sessions or others', too long, or have invalid ids."""
     proposals = [
         pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[after(1, 1)])),
         pb.AssistPropose(),
@@ -245,7 +245,7 @@ async def _propose_for_whoever_comes(call: Any, scene: Scene) -> None:
 
 
 async def deaf_sessions(scene: Scene, seen: Seen) -> None:
-    """Ask, never read, and propose nothing: each client has a slot until the target's patience ends."""
+    """Send requests, read nothing, and propose nothing; each holds a slot until the target ends it."""
     schedules = (pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)
     while True:
         async with raw_worker(scene.target, options=DEAF) as worker:
@@ -255,7 +255,7 @@ async def deaf_sessions(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_readers(scene: Scene, seen: Seen) -> None:
-    """Ask a draft server for a long answer with log-probabilities, and never read it."""
+    """Ask a serving draft worker for a long answer with log-probabilities, and never read it."""
     while True:
         async with dialled(scene.draft, DEAF) as channel:
             request = pb.GenerateRequest(text="x", max_new_tokens=500, logprobs=20, ignore_eos=True)
@@ -278,7 +278,7 @@ async def finished_and_unread(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_askers(scene: Scene, seen: Seen) -> None:
-    """Ask for unary answers of megabytes, and read none."""
+    """Ask for unary answers of several megabytes, and read none of them."""
     asked = pb.DetokenizeRequest(token_ids=[300] * 260_000).SerializeToString()
     while True:
         async with dialled(scene.fused, DEAF) as channel:

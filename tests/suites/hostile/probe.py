@@ -30,14 +30,14 @@ Check = Callable[[], Awaitable[bool]]
 
 
 class Prober:
-    """Prober of servers, which keeps the longest check of each since the last printed line."""
+    """Times health checks of servers; keeps the longest one of each server since the last printed line."""
 
     def __init__(self) -> None:
         self._worst: dict[str, float] = defaultdict(float)
         self._num_failed = 0
 
     async def watch(self, name: str, pid: int, check: Check) -> None:
-        """Check a server for ever; keep the seconds of its longest check, without waits for a core."""
+        """Check a server until cancelled; keep its longest check in seconds, less waits for a CPU core."""
         await check()  # makes the connection
         while True:
             before, own, began = vitals.waited_s(pid), _own_wait_s(), time.monotonic()
@@ -48,14 +48,14 @@ class Prober:
             await asyncio.sleep(PROBE_S)
 
     async def tell(self) -> None:
-        """Print the longest checks of each interval, until cancelled."""
+        """Print the longest check of each server as JSON, once per interval, until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             print(json.dumps({"worst": self._worst, "failed": self._num_failed}), flush=True)
             self._worst.clear()
 
     async def watch_grpc(self, name: str, address: str, pid: int) -> None:
-        """Check the liveness of a gRPC server for ever."""
+        """Check the liveness of a gRPC server until cancelled."""
         async with open_channel(address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
 
@@ -70,7 +70,7 @@ class Prober:
             await self.watch(name, pid, check)
 
     async def watch_http(self, name: str, url: str, pid: int) -> None:
-        """Check the liveness of an HTTP server for ever."""
+        """Check the liveness of an HTTP server until cancelled."""
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
 
             async def check() -> bool:
@@ -83,7 +83,7 @@ class Prober:
 
 
 def waited_between(before: dict[int, float], after: dict[int, float], *, first: int) -> float:
-    """Return the wait for a core of a server's first thread, plus that of the other thread that waited most.
+    """Return the seconds for which a server waited for a core: its first thread, plus the worst other thread.
 
     A thread that began meanwhile counts from its start; the waits of one that ended are unknown.
     """

@@ -1,4 +1,4 @@
-"""The attackers' knowledge: the servers' addresses, and requests that any client may send."""
+"""What the attackers know: addresses of the servers, and requests that any client may send."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": byt
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Addresses of gRPC servers, ports of HTTP servers, and the target's card."""
+    """Addresses of the gRPC servers, ports of the HTTP servers, and what the target's model card says."""
 
     target: str
     draft: str
@@ -51,12 +51,12 @@ class Scene:
         return self.gateway_port, self.fused_port
 
     def request(self, **fields: Any) -> pb.GenerateRequest:
-        """Return a request with schedule sync, for which its client drafts under the name NAME; `fields` change it."""
+        """Return a request in rounds, for whose session, named NAME, its client drafts; `fields` change it."""
         asked = {"token_ids": pb.TokenIds(ids=[5, 6, 7]), "max_new_tokens": 500, "schedule": pb.SCHEDULE_SYNC}
         return pb.GenerateRequest(**{**asked, "draft_session": NAME, **fields})
 
     def attach(self, num_slots: int, *, is_private: bool = False) -> pb.AssistRequest:
-        """Return a worker's first message."""
+        """Return the first message of a draft worker that claims `num_slots` slots."""
         words = pb.GetModelResponse(tokenizer_fingerprint=self.fingerprint, vocab_size=self.vocab_size)
         return attach(words, num_slots=num_slots, is_private=is_private)
 
@@ -70,7 +70,7 @@ async def dialled(address: str, options: list[tuple[str, int]] | None = None) ->
 
 
 async def observed(call: Any, seen: Seen, name: str) -> None:
-    """Read a call to its end, and note its status."""
+    """Read a call to its end, and count its status in `seen` under `name`."""
     with suppress(*BROKEN):
         while await call.read() != grpc.aio.EOF:
             pass
@@ -78,6 +78,6 @@ async def observed(call: Any, seen: Seen, name: str) -> None:
 
 
 def note_status(seen: Seen, name: str, code: grpc.StatusCode, details: str | None) -> None:
-    """Count a status by its name; a status that the client's library made of a failed write has its own name."""
+    """Count a status in `seen` under `name`; one that grpcio made of a failed write is counted apart."""
     is_ours = code is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
     seen[f"{name} {'(write failed)' if is_ours else code.name}"] += 1

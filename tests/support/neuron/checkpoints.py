@@ -33,7 +33,7 @@ def save_eagle_draft(directory: Path, method: str) -> Path:
 
 
 def save_medusa_target(directory: Path, *, num_heads: int, vocab_size: int = 288) -> Path:
-    """Save `ModelDirectories.target` with Medusa heads fitted to its greedy texts, so that some guesses are right."""
+    """Save `ModelDirectories.target` with Medusa heads fitted to its greedy texts; some of their guesses are right."""
     save_tiny_model(directory, "llama", seed=1)
     model = tiny_model("llama", seed=1)
     texts = _greedy_texts(model, num_texts=60, num_tokens=40)

@@ -1,4 +1,4 @@
-"""Engines over the double's neuron backends, and their answers, without processes and sockets."""
+"""Engines over neuron backends in this process, on the NxDI of the test run, and their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answer = tuple[list[int], FinishReason]
 
 
 def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationRequest]:
-    """Return requests with prompts of 1 to 40 tokens, some up to the end of the context, and random parameters."""
+    """Return requests with random prompts of 1 to 40 tokens; some go on to the end of the context."""
     rng = random.Random(seed)
     made = []
     for _ in range(num_requests):
@@ -62,7 +62,7 @@ def greedy_reference(target: Path, wanted: Sequence[GenerationRequest]) -> list[
 
 
 async def generate_all(engine: TargetEngine, wanted: Sequence[GenerationRequest]) -> list[Answer]:
-    """Generate all answers at once: three slots serve some requests, and the others queue."""
+    """Send all requests to an engine with three slots at once; return the answers in order."""
     engine.start()
     try:
         return list(await asyncio.gather(*(_generate(engine, request) for request in wanted)))

@@ -1,4 +1,4 @@
-"""Neuron slot backends over the double, in the sizes that the tests of histories use."""
+"""Neuron slot backends in the sizes that the tests of histories use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def checkpoint(family: str, **fields: Any) -> Path:
 
 
 def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:
-    """Return settings with float32 and three slots, each with room for `length` tokens."""
+    """Return the settings of a float32 model with three slots of `length` tokens each; `options` change some."""
     num_slots, policy = options.pop("num_slots", NUM_SLOTS), options.pop("compile_policy", "auto")
     return ModelConfig(
         path,

@@ -1,7 +1,7 @@
-"""Start of every Python process with this folder on PYTHONPATH: vLLM's models with images, without torchvision.
+"""Lets vLLM load its models for images without torchvision, in each Python with this folder on PYTHONPATH.
 
-For each of them vLLM imports a function of Pixtral's image processor, a file that needs torchvision. A module without
-the processor takes its place; the name of this file is Python's own.
+For each such model vLLM imports a function of Pixtral's image processor, a file that needs torchvision. An empty module
+takes its place. Python runs a file of this name at its start.
 """
 
 import sys

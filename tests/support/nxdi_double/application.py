@@ -1,4 +1,4 @@
-"""Base class of every model's class: the choice of graphs, and NxDI's silent faults."""
+"""Base class of compiled models in the double: it chooses graphs as NxDI does, silent errors included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.nxdi_double.rooms import (
 
 
 class NeuronModel:
-    """Class that `_model_cls` refers to."""
+    """Stand-in for a model's class, which NxDI finds by the attribute `_model_cls` of an application."""
 
 
 class NeuronApplication:
@@ -53,7 +53,7 @@ class NeuronApplication:
         self.enable_context_encoding()
 
     def _check(self) -> None:
-        """Raise where NxDI raises when it makes an application."""
+        """Raise for the settings for which NxDI raises when an application is created."""
         neuron, pair = self.neuron_config, self.config.fused_spec_config
         if neuron.enable_fused_speculation and (neuron.on_device_sampling_config is None or pair is None):
             raise ValueError("fused speculation needs on-device sampling and a draft")
@@ -100,7 +100,7 @@ class NeuronApplication:
         attention_mask: Tensor | None,
         sampling_params: Tensor,
     ) -> SimpleNamespace:
-        """Choose the graph as NxDI does: by position 0, then by width. A mask is left out for single tokens alone."""
+        """Run the graph that NxDI would choose: by position 0, then by width; only single tokens need no mask."""
         self._check_call(input_ids, position_ids, seq_ids, sampling_params)
         mask = attention_mask
         if mask is None:
@@ -152,7 +152,7 @@ class NeuronApplication:
         return config.context_encoding_buckets or automatic_buckets(config.max_context_length)
 
     def _check_room(self, num_positions: int) -> None:
-        """Raise unless a bucket has room for the held tokens, and for the K tokens of a verifying graph."""
+        """Raise unless a bucket is long enough for the held tokens, and for the K tokens of a verifying graph."""
         config = self.neuron_config
         buckets = config.token_generation_buckets or automatic_buckets(config.seq_len)
         fitting_bucket(buckets if config.enable_bucketing else [config.seq_len], num_positions)

@@ -1,4 +1,4 @@
-"""NeuronConfig and its neighbours."""
+"""Configuration classes of the double: NeuronConfig, InferenceConfig and a fused pair's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class NeuronConfig:
-    """Settings of a compilation. It takes any name, as NxDI does with a warning."""
+    """Settings of a compilation; any keyword is accepted, as NxDI does with a warning."""
 
     def __init__(self, **settings: Any) -> None:
         self.__dict__.update(DEFAULTS | settings)
@@ -44,7 +44,7 @@ class NeuronConfig:
 
 
 class FusedSpecNeuronConfig:
-    """Draft of a fused pair."""
+    """Configuration of the draft in a fused pair."""
 
     def __init__(self, worker_cls: Any, draft_config: InferenceConfig, draft_model_path: str) -> None:
         if worker_cls is None:
@@ -54,7 +54,7 @@ class FusedSpecNeuronConfig:
 
 
 class InferenceConfig:
-    """Fields of config.json beside a NeuronConfig."""
+    """A NeuronConfig, and the fields of the checkpoint's config.json."""
 
     def __init__(self, neuron_config: NeuronConfig, load_config: Callable[[InferenceConfig], None]) -> None:
         self.neuron_config = neuron_config
@@ -71,7 +71,7 @@ class InferenceConfig:
         self.__dict__.update(fields)
 
     def save(self, folder: str) -> None:
-        """Write everything from which `load` builds an equal configuration."""
+        """Write the whole configuration into a folder, from which `load` makes an equal one."""
         Path(folder, CONFIG_FILE).write_text(json.dumps(self._as_dict()))
 
     def _as_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class InferenceConfig:
 
     @classmethod
     def load(cls, folder: str) -> InferenceConfig:
-        """Read what `save` wrote."""
+        """Read the configuration that `save` wrote into a folder."""
         fields = json.loads(Path(folder, CONFIG_FILE).read_text())
         pair = fields.pop("fused_spec_config", None)
         config = cls._from_fields(fields)

@@ -14,7 +14,7 @@ PADDING = -1
 
 
 class Part(torch.nn.Module):
-    """Draft or target of the fused double. A `Memory` has its keys and values; its outputs are placeholders."""
+    """Draft or target model in the double of a fused graph; its keys and values are in a `Memory`."""
 
     def __init__(self, config: Any, neuron_config: Any) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Part(torch.nn.Module):
         position_ids: torch.Tensor,
         seq_ids: list[int],
     ) -> list[Any]:
-        """Return tokens, then logits if the configuration asks for them, then states."""
+        """Return a list: token ids, logits if the configuration asks for them, then placeholders for KV states."""
         logits = self._logits(input_ids, attention_mask, position_ids, seq_ids)
         return [logits.argmax(-1), *([logits] if self._has_logits else []), *self.kv_mgr.past_key_values]
 
@@ -71,7 +71,7 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [draft[0], target[0], *draft[1:], *target[1:]]
 
     def _token_gen_forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *others: Any) -> list[Any]:
-        """Draft K - 1 greedy tokens, then step once more so that the draft's memory holds the last one too."""
+        """Draft K - 1 greedy tokens, write the last one to the draft's KV cache too, and run the target over all K."""
         num_heads = 2 if self.neuron_config.output_logits else 1
         tokens, mask, drafted = [input_ids], attention_mask.clone(), []
         for step in range(self.neuron_config.speculation_length):
@@ -97,10 +97,10 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [accepted, accepted.gather(1, matches - 1), kept, (position_ids + matches).int()]
 
     def split(self, outputs: list[Any]) -> list[Any]:
-        """Return a call's outputs without the states, after a check of their places against NxDI's table of aliases.
+        """Return a call's outputs without KV states, whose indices must be those in NxDI's table of aliases.
 
         Raises:
-            RuntimeError: they are elsewhere.
+            RuntimeError: the states are at other indices.
         """
         states = [*self.draft_model.kv_mgr.past_key_values, *self.target_model.kv_mgr.past_key_values]
         num_heads = 6 if self.neuron_config.output_logits else 4

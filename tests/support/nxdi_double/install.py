@@ -1,4 +1,4 @@
-"""Installation of the double under NxDI's names."""
+"""Makes the double importable under NxDI's module names."""
 
 from __future__ import annotations
 

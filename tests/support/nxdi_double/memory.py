@@ -1,4 +1,4 @@
-"""Model with a room of keys and values per sequence, as a compiled graph has: written by position, read by mask."""
+"""A model with the KV cache of a compiled graph: one room per sequence, written by position, read by mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOISE = 50.0
 
 
 class Memory:
-    """Keys and values of one model.
+    """A model and its KV cache, which has B rooms of L positions; a room is for one sequence.
 
     Args:
         checkpoint: directory of a Transformers model.
@@ -53,9 +53,9 @@ class Memory:
         return output.logits.float(), new
 
     def write(self, new: torch.Tensor, row: int, room: int, positions: torch.Tensor) -> None:
-        """Write one row's keys and values to positions of a room; raise IndexError for a position outside it."""
+        """Write the keys and values of row `row` to positions of a room; raise IndexError beyond the room's end."""
         self.rooms[:, :, room, :, positions] = new[:, :, row]
 
     def soil(self, room: int, start: int, end: int) -> None:
-        """Overwrite positions `start` to `end` of a room with noise, as padding does."""
+        """Overwrite positions `start` to `end` of a room with noise, in place of a padding token's values."""
         self.rooms[:, :, room, :, start:end] = NOISE

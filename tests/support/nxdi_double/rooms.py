@@ -1,4 +1,4 @@
-"""Rooms of a memory that a graph reads and writes, and the place of padding."""
+"""Which rooms of the KV cache a graph reads and writes, and where it writes its padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
-    """Return the room that each row reads; in a full batch row i reads room i, and seq_ids is ignored, as in NxDI."""
+    """Return the room that each row reads: its seq_id; in a full batch its row number, as in NxDI."""
     full = len(seq_ids) == config.tkg_batch_size
     return list(range(len(seq_ids))) if full else seq_ids
 
@@ -20,7 +20,7 @@ def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
 def scatter(
     config: NeuronConfig, memory: Memory, new: torch.Tensor, position_ids: torch.Tensor, seq_ids: list[int]
 ) -> None:
-    """Write each row to its room. Rows that pad the batch write token 0 at position 0 of all other rooms."""
+    """Write each row's keys and values to room seq_ids[row]; spoil position 0 of the other rooms, as padding does."""
     for row, room in enumerate(seq_ids):
         memory.write(new, row, room, position_ids[row])
     others = [room for room in range(config.tkg_batch_size) if room not in seq_ids]
@@ -30,7 +30,7 @@ def scatter(
 
 
 def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
-    """Write a prompt and its padding from position 0 to the bucket's end, ignoring its positions as NxDI does."""
+    """Write a padded prompt to a room from position 0 on, to its bucket's end; the padding is noise."""
     bucket = new.shape[4]
     memory.write(new, 0, room, torch.arange(bucket))
     memory.soil(room, num_tokens, bucket)

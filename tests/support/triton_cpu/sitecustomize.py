@@ -1,7 +1,7 @@
-"""Start of every Python process with this folder on PYTHONPATH: vLLM's runner V2 on a CPU, by Triton's interpreter.
+"""Lets vLLM's runner V2 run on a CPU, by Triton's interpreter, in each Python with this folder on PYTHONPATH.
 
 vLLM takes Triton on a CPU only if Triton has a backend for it, which the published packages lack. The interpreter needs
-none: it runs kernels as Python, slowly. The name of this file is Python's own.
+none: it runs kernels as Python, slowly. Python runs a file of this name at its start.
 """
 
 import os

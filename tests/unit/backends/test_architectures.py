@@ -1,4 +1,4 @@
-"""Architectures that slots of plain keys and values cannot carry are refused, by name and with the reason."""
+"""Architectures whose state is more than keys and values per position are refused, with the reason."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def test_windows_are_accepted_where_a_backend_applies_them(model_type: str) -> N
 
 
 def test_a_window_that_only_the_configuration_has_is_refused() -> None:
-    """A model is refused if its configuration has a sliding window that its layers do not ask our attention for.
+    """A model is refused if its configuration has a sliding window that its layers do not pass to attention.
 
-    Qwen2-MoE is one: it puts the window into masks that it makes itself, which our attention replaces.
+    Qwen2-MoE is one: it puts the window into masks that it makes itself, which the attention of this backend replaces.
     """
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
     windows = {"use_sliding_window": True, "sliding_window": LENGTH - 1, "max_window_layers": 2}

@@ -1,4 +1,4 @@
-"""A checkpoint's directory becomes a backend, or one clear line of refusal."""
+"""A checkpoint directory is loaded as a backend, or refused with one clear line."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_folders_without_a_model_name_the_way_out(tmp_path: Path, name: str) -> None:
-    """The error about a path without a model says what is there, and what to give instead.
+    """The error about a path without a model says what is there, and what to pass instead.
 
     It was once otherwise: a GGUF file that exists was reported as "no such directory".
     """
@@ -251,7 +251,7 @@ def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path:
 
 
 def test_packed_experts_of_gpt_oss_are_unpacked(tmp_path: Path) -> None:
-    """Experts in MXFP4, as gpt-oss is published, are read and unpacked by our own code.
+    """Experts in MXFP4, as gpt-oss is published, are read and unpacked by this project's code.
 
     Transformers refuses to read them without further packages.
     """

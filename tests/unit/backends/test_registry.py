@@ -1,4 +1,4 @@
-"""Backends by name, and the choice for the name auto."""
+"""Backends are found by name, and `auto` chooses one for the model and machine."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_examined_model_is_loaded_as_examined(tmp_path: Path, family: str) -> None:
-    """Examining a model's files gives the backend and the size of a slot that loading then has."""
+    """Reading a model's files predicts the backend, slot size and context length that loading then has."""
     config = ModelConfig(save_tiny_model(tmp_path, family), backend="auto", device="cpu", sequence_length=128)
     fit, loaded = examine(config), load_backend(config)
     assert (fit.slot_bytes, fit.max_length) == (loaded.slot_bytes, loaded.max_length)

@@ -1,4 +1,4 @@
-"""Logits are right for windows of a hundred tokens in longer prompts, for which kernels work block by block."""
+"""Sliding windows of about a hundred tokens give right logits for longer prompts, which kernels compute in blocks."""
 
 from __future__ import annotations
 

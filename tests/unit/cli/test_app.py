@@ -1,4 +1,4 @@
-"""A program's end, its lost output, and the lines of libraries that its log shows."""
+"""End of a program, output that nobody reads, and which log lines of libraries are shown."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ sys.exit(app.main(["--role", "fused_client"]))
 
 
 def written_to(stdout: int) -> tuple[int, str]:
-    """Return exit code and stderr of a client that writes to `stdout` from a task group, as for prompts."""
+    """Run a client that writes to the file descriptor `stdout`; return its exit code and stderr."""
     done = subprocess.run([sys.executable, "-c", WRITER], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     return done.returncode, done.stderr
 
 
 def test_a_reader_that_left_is_no_failure() -> None:
-    """A command ends without an error if the reader of its output has left.
+    """A command whose output is closed by its reader ends without an error.
 
     It was once otherwise: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError.
     """

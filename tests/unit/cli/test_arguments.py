@@ -1,4 +1,4 @@
-"""Flags of each role; a value that cannot work is named with its limit, in one line, before any work."""
+"""Flags of each role: an impossible value is refused in one line with its limit, before any work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import ModelDirectories
 
 
 def usage_error(*arguments: str | Path) -> None:
-    """Run main, which must refuse its arguments; capsys has the message."""
+    """Run main with flags that it must refuse with the exit code of a usage error; capsys has its message."""
     try:
         code = main([str(argument) for argument in arguments])
     except SystemExit as exc:  # argparse
@@ -28,7 +28,7 @@ def usage_error(*arguments: str | Path) -> None:
 
 
 def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run a program under this name; return its exit code."""
+    """Run specdec.main with `program` as sys.argv[0]; return its exit code."""
     monkeypatch.setattr("sys.argv", [program, *arguments])
     try:
         return specdec.main()
@@ -52,7 +52,7 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_program_calls_itself_as_it_was_called(
     program: str, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A program's help has the program's name, and the commands, by which it was called.
+    """A program's help shows the name by which it was called, and the commands that this name has.
 
     It was once otherwise: the installed command called itself main.py, and lacked compare, study and diff.
     """
@@ -117,7 +117,7 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
     ],
 )
 def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A path that does not exist is named as such, since no model hub can have it.
+    """A missing path, and --revision for a model that is from no hub, are named in the error.
 
     It was once otherwise: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached.
     """
@@ -168,7 +168,7 @@ def test_a_role_is_needed(arguments: list[str], capsys: pytest.CaptureFixture[st
 def test_a_misspelt_command_names_the_one_meant(
     name: str, meant: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A misspelt command gets an error that names the one that was probably meant.
+    """The error about a misspelt command suggests the command that was probably meant.
 
     It was once otherwise: the error listed the roles without a suggestion, and without `compare`.
     """
@@ -185,7 +185,7 @@ def test_flags_keep_their_underscores(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["target", "draft", "fused_target", "fused_client", "gateway", "verify_fused"])
 def test_unknown_flags_are_refused(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Abbreviations of flags, and flags of another role, are refused as unknown too."""
+    """A flag that a role does not know is refused, and so is the abbreviation of a known one."""
     usage_error("--role", role, "--no_such_flag")
     assert "--no_such_flag" in capsys.readouterr().err
     usage_error("--role", role, "--log", "info")
@@ -260,7 +260,7 @@ def test_a_bad_value_is_named_with_its_limit(
 def test_no_draft_is_taken_for_another_target(
     role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A target of the user's own needs a flag that names its draft: the bundled one is only for the bundled target.
+    """A target of the user needs a flag for its draft, since the bundled draft fits the bundled target alone.
 
     It was once otherwise: the bundled draft was used silently, and the error was about vocabularies.
     """

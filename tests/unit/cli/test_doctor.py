@@ -1,4 +1,4 @@
-"""`specdec doctor` reports what loading then does."""
+"""`specdec doctor` predicts what loading a model will do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_draft_of_another_tokenizer_fits_by_its_share(
 
 
 def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Doctor reports the fault of each model with the words of the error at a role's start."""
+    """Doctor reports, for each model that cannot be served, the error that a server would end with."""
     (tmp_path / "target").mkdir()
     target, draft = save_tiny_model(tmp_path / "target", "llama"), tmp_path / "draft.gguf"
     stored = json.loads((target / "config.json").read_text())
@@ -53,9 +53,9 @@ def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: 
 
 
 def test_the_bound_is_the_papers() -> None:
-    """The bound of the speed-up is that of the paper.
+    """Doctor's bound of the speed-up is that of Leviathan et al., at the best of all draft lengths.
 
-    A draft without cost gives the series' full sum, and one as slow as its target never pays.
+    At an acceptance of 0.5 a draft without cost gives at most 2; one as slow as its target gives no gain.
     """
     assert bound(0.5, 0.0) == pytest.approx(2.0)
     assert bound(0.9, 1.0) == 1.0

@@ -1,4 +1,4 @@
-"""Flags of both engines: flags after `--` are vLLM's, and settings of one engine are refused with the other."""
+"""Flags of the engines: those after `--` are vLLM's, and settings of one engine are refused with the other."""
 
 from __future__ import annotations
 

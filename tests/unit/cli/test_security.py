@@ -1,4 +1,4 @@
-"""Tokens and trial certificates that the command line makes."""
+"""Access tokens and trial certificates that commands create."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: 
 
 
 def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Trial certificates are kept if the key of their CA is absent; a warning names the host that they lack."""
+    """If the key of their CA is absent, trial certificates stay as they are; a warning names the missing host."""
     folder = tmp_path / "certs"
     server("--tls_self_signed", folder)
     (folder / "trial_ca.key").unlink()

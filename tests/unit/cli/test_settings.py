@@ -40,7 +40,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_reads_its_defaults(role: str) -> None:
-    """Each role can read its settings from their defaults.
+    """Each role can parse its flags from their defaults alone.
 
     It was once otherwise: a role that lacked a group of flags crashed at its start.
     """
@@ -75,7 +75,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """Each name in a role's `without` is a flag, since a misspelt one would silently remove none."""
+    """Each setting that a role leaves out exists, since a misspelt name would silently leave out nothing."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -138,7 +138,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A draft that only completes prompts may have a --host that a server would refuse."""
+    """A plain-text --host beyond loopback is refused for a serving draft, not for one that completes prompts."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])
@@ -151,7 +151,7 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return the first two cells of each row in README's table below a heading, without links in parentheses."""
+    """Return a table of README, below a heading, as second cell by first cell, without links in parentheses."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}
@@ -168,7 +168,7 @@ GUIDES = [ROOT / name for name in ("README.md", "docs/first_steps.md", "docs/com
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
 def test_guides_name_flags_that_exist(guide: Path) -> None:
-    """Every flag that a guide names exists, in either spelling, or is the beginning of one that exists."""
+    """Every flag that a guide names is a flag, with dashes or underscores, or the beginning of one."""
     parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
     known = {
         "--role",
@@ -187,7 +187,7 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
     for line in re.findall(r"^specdec (?!diff)(.*)$", guide.read_text(encoding="utf-8"), re.M)
 ])  # fmt: skip
 def test_commands_of_guides_are_accepted(line: str) -> None:
-    """The commands of guides parse, and commands that attach to a target have a token.
+    """Commands in guides parse, and those that attach to a target pass an access token.
 
     It was once otherwise: README's command of a pool worker had no token, so a target on a network refused it.
     """

@@ -1,4 +1,4 @@
-"""Role vllm-check on trees of sources, whole and broken; tests/vllm runs it on the installed vLLM."""
+"""Role vllm-check on made-up packages that have all needed names or lack some; tests/vllm uses the real vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWNER = "vllm.v1.worker.gpu.states:RequestState"
 
 
 def grown(folder: Path) -> Path:
-    """Write a package with every name that the check looks for; return its directory."""
+    """Write a package `vllm` with all names that vllm-check looks for; return its directory."""
     place = folder / "vllm"
     place.mkdir()
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -49,7 +49,7 @@ def read(place: Path) -> Hooks:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install a package with all hooks as vLLM; return its directory."""
+    """Make importable a package `vllm` that has all names; return its directory."""
     monkeypatch.delenv(VARIABLE, raising=False)
     place = grown(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -176,7 +176,7 @@ async def test_without_vllm_there_is_a_way_out(
 def test_wheels_have_the_names_that_the_page_says(
     wheel: str, usable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wheel of vLLM has the names that we need if docs/vllm.md says so; no version means the newest wheel."""
+    """Each wheel has the names that the runners listed for it need, as docs/vllm.md says; `vllm` is the newest."""
     monkeypatch.delenv(VARIABLE, raising=False)
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest")
     subprocess.run([*pip, str(tmp_path), "--no-cache-dir", wheel], check=True)

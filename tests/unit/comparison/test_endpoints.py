@@ -23,7 +23,7 @@ from tests.support.foreign import foreign_server
 
 
 async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
-    """One kind of prompt fails at times, and one always: its cells have no times, and the report is written."""
+    """If prompts fail at times or always, failures are counted by code, and the report is written."""
     (tmp_path / "some.txt").write_text("plain\nit dies here\nit fails\n")
     (tmp_path / "none.txt").write_text("busy\nbusy again\n")
     async with foreign_server() as one, foreign_server() as other:

@@ -1,4 +1,4 @@
-"""Plans of comparisons, searches and studies: flags and their meaning, refusals with value, limit and way out."""
+"""Plans of comparisons, searches and studies from flags; errors name value, limit and what to use instead."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """Numbers of branches are compared where the draft runs ahead; in the pool each has a target of its own."""
+    """Only run-ahead contenders are compared by number of branches; in a pool, each number has its own target."""
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
         *(("target", None), ("fused", None), ("distributed sync", None)),
@@ -226,7 +226,7 @@ def test_a_search_for_capacities_tries_all_ways() -> None:
 
 
 def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
-    """The parts together have each contender once, as a comparison of all at once has."""
+    """With --one_at_a_time, few servers run at once, and each contender is still measured once."""
     found = config(
         tmp_path,
         draft_models=(str(model_directory(tmp_path, "draft")), "ngram"),
@@ -244,7 +244,7 @@ def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
 
 
 def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
-    """Locust sends closed loops of texts to our own servers; other requests are sent without it.
+    """Locust sends only closed loops of text prompts to this project's own servers.
 
     It was once otherwise: an open loop asked for Locust, which sent requests to no endpoint with --one_at_a_time.
     """
@@ -306,7 +306,7 @@ def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
 def test_the_written_configuration_asks_the_same_again(
     endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
 ) -> None:
-    """The config.toml that a run writes gives the run's flags again."""
+    """The config.toml that a run writes gives the same configuration when it is read."""
     flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://localhost/v1", *endpoints]]
     flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
     flags += [f"--seed={seed}", *(f"--{name}" for name in switches)]
@@ -381,7 +381,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
 
 
 def test_a_study_repeats_and_takes_a_comparisons_file(tmp_path: Path) -> None:
-    """A study takes a comparison's file, and writes a file that repeats it.
+    """A study accepts the config.toml of a comparison, and writes one that repeats the study.
 
     It was once otherwise: a study's defaults replaced flags of the file, and a study wrote no file that repeats it.
     """
@@ -515,7 +515,7 @@ def test_prompts_have_the_lengths_that_were_drawn(texts: list[str], lengths: lis
 
 
 def test_a_tokenizer_counts_its_own_tokens() -> None:
-    """A prompt that is cut to a length has at most as many tokens, and on average hardly fewer."""
+    """A prompt cut to a number of tokens has no more, and on average hardly fewer."""
     pieces, lengths = Tokens(BUNDLED_TARGET), list(range(1, 60))
     for texts in ((), ("It was a dark and stormy night, 1 2 3 4", "caf\u00e9 \u4f60\u597d")):
         found = [len(pieces.cut(prompt)) for prompt in prompts_of_lengths(texts, lengths, 7, pieces)]

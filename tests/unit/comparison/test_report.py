@@ -81,7 +81,7 @@ def is_of(topology: Topology, sample: Sample) -> bool:
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a report with every kind of picture."""
+    """Write a report with every kind of picture; return its directory."""
     directory = tmp_path_factory.mktemp("sweep")
     settings = config(
         directory,
@@ -97,7 +97,10 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
-    """The second run is slower for all, so speeds vary and ratios do not; the target alone reaches its bound."""
+    """A speed-up is the ratio to the target alone in the same run.
+
+    In the second run all servers are 10 % slower: speeds differ by that, and speed-ups do not.
+    """
     cells = {cell["topology"]: cell for cell in json_of(findings(config(tmp_path, network=NEAR)))["cells"]}
     alone, fused = cells["target"], cells["fused"]
     assert [fused["speedup_min"], fused["speedup_max"]] == pytest.approx([3 * PASS_S / ROUND_S] * 2)
@@ -145,7 +148,7 @@ def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
 
 
 def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
-    """The report ends with the best contender at each round trip, or the target alone where drafts do not pay."""
+    """The report recommends what to run at each round trip: the fastest contender, or the target alone."""
     topologies = Topology.TARGET, Topology.DISTRIBUTED
     found = findings(config(tmp_path, topologies=topologies, network=NetworkConfig((0, 200))))
     sentences = re.findall("<li>(What to run.*?)</li>", html.render(found, []))
@@ -192,7 +195,7 @@ def failed(code: str, failed_s: float = 0.0) -> RequestRecord:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Sample:
-    """Return the first run of the target alone: two prompts, twelve tokens each."""
+    """Return the sample of the target alone in the first run: two prompts, twelve tokens each."""
     return samples(config(tmp_path))[0]
 
 
@@ -201,7 +204,7 @@ def statistics_of(sample: Sample, limits: str = "") -> dict[str, object]:
 
 
 def test_figures_are_llmperf_s_with_ours_beside_them(alone: Sample, tmp_path: Path) -> None:
-    """Figures are LLMPerf's by definition and name; time per token and gap between messages are separate figures."""
+    """Figures have LLMPerf's names and definitions; gaps between messages are a figure of their own."""
     found = Service.of([alone], Slo()).statistics()
     assert found["ttft_s"]["p50"] == pytest.approx(PASS_S)
     assert found["end_to_end_latency_s"]["mean"] == pytest.approx(len(TOKENS) * PASS_S)
@@ -286,7 +289,7 @@ def test_llmperf_s_files_have_its_names(tmp_path: Path) -> None:
 def test_a_planted_difference_names_topology_prompt_and_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A difference gives exit code 1 and an error on stderr, in JSON and on the page; equal answers give 0."""
+    """One different token gives exit code 1, and an error on stderr, in JSON and on the page, with its place."""
     settings = config(
         tmp_path,
         topologies=(Topology.TARGET, Topology.FUSED),
@@ -492,7 +495,7 @@ def test_a_full_disk_loses_nothing(
 
 @pytest.mark.parametrize(("slowdown", "count"), [(1.0, "6 of 6 medians"), (3.0, "4 of 6 medians")])
 def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: float, count: str) -> None:
-    """The table of load counts and names the cells that are slower than the target alone, here those of the pool."""
+    """The table by load counts the medians below the target alone, and names their cells, here those of the pool."""
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
     found = changed(settings, lambda it: slowed(it, slowdown) if is_of(Topology.POOL, it) else it)
@@ -504,7 +507,7 @@ def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: flo
 
 @pytest.mark.parametrize(("place", "message"), [("gone.md#a", "cannot be read"), ("page.md#b", "has the parts a,")])
 def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str) -> None:
-    """A page that gets the results is checked before the comparison, which takes minutes."""
+    """A Markdown page into which results are written is checked before a comparison starts."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text("<!-- bench: a -->\n<!-- /bench -->\n")
     assert page_part("page.md#a") == (Path("page.md"), "a")
@@ -516,7 +519,7 @@ def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class _Page(HTMLParser):
-    """Parser that collects the tags with their attributes."""
+    """Parser that collects the tags of a page with their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -527,7 +530,7 @@ class _Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def values(self, name: str, *tags: str) -> list[str]:
-        """Return the values of an attribute, of these tags alone if any are named."""
+        """Return the values of the attribute `name` in the given tags, or in all tags if none are given."""
         return [found[name] or "" for tag, found in self.tags if name in found and (not tags or tag in tags)]
 
 
@@ -575,7 +578,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """The page states the conditions and the verdict, each picture the conditions; without emulation none is named."""
+    """The page shows conditions and verdict, and each picture its conditions; here no emulation is named."""
     text = (sweep / "report.html").read_text()
     assert "EMULATED" not in text
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):

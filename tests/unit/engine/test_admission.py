@@ -1,4 +1,4 @@
-"""Slots and their queue with several accounts: the order of entering, and the choice of the session that leaves."""
+"""Admission of requests of several accounts: who gets the next slot, and whose session gives one up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING = Prefix((), 0)
 
 
 class Request:
-    """A holder with a name."""
+    """A request with a name, for an admission without an engine."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Request:
 
 
 class Desk:
-    """An admission with requests by name: a1 is the first request of account a."""
+    """An admission, and its requests by name; a1 is a request of account a."""
 
     def __init__(self, *, num_slots: int, max_waiting: int) -> None:
         self.admission: Admission[Request] = Admission(num_slots=num_slots, max_waiting=max_waiting)
@@ -58,7 +58,7 @@ class Desk:
         return [request.name for request in self.admission.running]
 
     def served(self) -> list[str]:
-        """Return the holders in the order in which they get the only slot."""
+        """Let each request finish in turn; return their names in the order in which they got the only slot."""
         order = []
         while names := self.running():
             order.append(names[0])
@@ -84,7 +84,7 @@ def test_a_freed_slot_goes_to_the_account_with_fewest() -> None:
 
 
 def test_an_account_with_several_slots_gives_one_to_an_account_that_has_none() -> None:
-    """An account with most slots gives one to an account without any: its session with fewest tokens leaves."""
+    """An account without a slot gets one of the account with most: that of its session with the fewest tokens."""
     desk = Desk(num_slots=3, max_waiting=20)
     desk.ask("a0", "a1", "a2", "a3")
     assert desk.running() == ["a0", "a1", "a2"]
@@ -129,7 +129,7 @@ def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
 
 
 def test_accounts_that_left_the_queue_are_forgotten() -> None:
-    """An account without requests in the queue is forgotten.
+    """An account whose last request leaves the queue takes no more memory.
 
     It was once otherwise: an account stayed for ever if its last request was cancelled in the queue, or pushed out of
     it.
@@ -152,7 +152,7 @@ def test_one_account_is_served_as_it_came() -> None:
 
 
 def test_a_full_queue_prefers_callers_with_less() -> None:
-    """A caller with many waiting requests cannot keep others out of a full queue."""
+    """An account with many waiting requests cannot keep other accounts out of a full queue."""
     desk = Desk(num_slots=1, max_waiting=3)
     desk.ask("a0")
     assert desk.running() == ["a0"]

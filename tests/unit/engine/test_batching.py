@@ -1,4 +1,4 @@
-"""The choice of a pass over sessions, without an engine."""
+"""The choice of the sessions and draft tokens of a pass, without an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PASS_S = 10.0
 
 
 def batching() -> Batching:
-    """Return a choice that knows pass times, equal for all widths."""
+    """Return a Batching that has recorded some passes, all of PASS_S seconds."""
     found = Batching(prompt_share=1.0, chunk_tokens=0)
     turn = Turn(0, 2, (5, 6, 7), SamplingParams())
     for _ in range(3):
@@ -23,7 +23,7 @@ def batching() -> Batching:
 
 
 def helped(num_left: int, *, slot: int = 0) -> TargetSession:
-    """Return a session with room for `num_left` tokens, and with four draft tokens."""
+    """Return a session with `num_left` tokens to go, whose draft worker sends four tokens 0.2 s after each commit."""
     session = TargetSession(GenerationRequest((5, 6, 7), max_new_tokens=num_left), max_length=60, gamma=4)
     session.follow(Schedule.ASYNC)
     session.enter(slot, 2)
@@ -39,7 +39,7 @@ def waits(choice: Batching, *sessions: TargetSession) -> bool:
 
 @pytest.mark.parametrize(("num_left", "expected"), [(1, False), (2, True)])
 def test_no_wait_for_tokens_that_find_no_room(num_left: int, expected: bool) -> None:
-    """The target does not wait for draft tokens that have no room before the end of the answer.
+    """The target does not wait for draft tokens that an answer has too few tokens left to use.
 
     It was once otherwise: before the last token of an answer, the target waited for draft tokens that it could not use.
     """

@@ -1,4 +1,4 @@
-"""Our engine over a tiny onnx model keeps the contract of engines."""
+"""This project's engine over a tiny onnx model keeps the contract of engines."""
 
 from __future__ import annotations
 

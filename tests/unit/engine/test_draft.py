@@ -1,4 +1,4 @@
-"""The draft engine's loop: rounds, commits that agree or disagree, and full contexts."""
+"""The draft engine's loop: rounds, commits that keep or drop the chain, and full contexts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_round_goes_on_after_a_commit(engine: DraftEngine, committed: li
 async def test_a_running_step_counts_if_its_chain_lives(
     engine: DraftEngine, proposer: ScriptedProposer, committed: list[int], lengths: list[int]
 ) -> None:
-    """The token of a running step counts only if a commit does not drop the chain that it extends."""
+    """If a commit drops the chain while a step extends it, the token of that step is dropped too."""
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, 2)
     proposer.gate.close()

@@ -1,6 +1,6 @@
-"""A draft's session: its chain and branches, compared with a naive model and the target's tree, and what it sends.
+"""A draft session's chain and branches, compared with a naive model and with the target's draft tree.
 
-No message costs more than it saves.
+Also: which tokens it sends and when, since a message must save more time than it costs.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ actions = st.one_of(
 
 
 def survivors(paths: Sequence[list[int]], committed: list[int]) -> list[list[int]]:
-    """Return the paths that agree with all committed tokens, without these."""
+    """Return the paths that begin with all committed tokens, each without them."""
     return [path[len(committed) :] for path in paths if path[: len(committed)] == committed]
 
 
 class Link:
-    """A draft session and a target's tree, with messages under way in both directions."""
+    """A draft session, a target's draft tree, and the messages that are on their way between them."""
 
     def __init__(self) -> None:
         self.session = DraftSession(DraftedSequence([7]), num_slots=2, num_branches=2)
@@ -96,7 +96,7 @@ class Link:
         assert session.branches == expected[1:]
 
     def settle(self) -> None:
-        """Deliver all messages."""
+        """Deliver all messages in both directions."""
         self.act("send", 0, 0)
         while self.up:
             self.act("arrive", 0, 0)
@@ -122,16 +122,16 @@ def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple
 
 
 def sent(session: DraftSession) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield token ids and node numbers of the chain and of each branch, as far as they were sent."""
+    """Yield (token ids, node numbers) of the chain and of each branch, as far as they were sent."""
     chain = session._path
     for path, token_ids in zip((chain, *session._branches), (session.chain, *session.branches), strict=True):
         yield token_ids[: path.start - chain.start + len(path.nodes)], path.nodes
 
 
 def ends_at(link: Link, path: list[int], node: int) -> bool:
-    """Return whether a node of the target's tree is the end of this path.
+    """Return whether node number `node` of the target's tree is the last token of `path`.
 
-    If it is, a token after the path is a token after the node.
+    If so, a token that is sent below this node extends the path.
     """
     committed, tree = copy.deepcopy((link.committed, link.tree))
     committed.extend(path)
@@ -272,7 +272,7 @@ SURE, UNSURE = 20.0, 0.05
 
 
 class Blind(Confidence):
-    """Confidence that learns nothing: tokens with the margin `SURE` count as accepted, others as rejected."""
+    """Confidence that learns nothing: a token of margin `SURE` is accepted for certain, another with 10 %."""
 
     def rate(self, token: DraftToken) -> float:
         return 1.0 if token.margin == SURE else 0.1
@@ -289,7 +289,7 @@ def session(pacing: Pacing) -> DraftSession:
 
 
 def draft(session: DraftSession, *margins: float) -> None:
-    """Extend the chain by tokens with these margins, as far as the session wants."""
+    """Extend the chain by one token for each margin, unless the session wants no more."""
     for margin in margins:
         for path in session.growing(1000):
             session.extend(path, [DraftToken(10 + len(path.tokens), 5, margin)])
@@ -318,7 +318,7 @@ async def test_a_growing_chain_goes_out_in_chunks() -> None:
 
 
 async def test_a_doubtful_token_ends_the_first_message() -> None:
-    """A doubtful token ends the first message of a proposal.
+    """The first message of a proposal ends at a token that is unlikely to be accepted.
 
     Tokens after it are worth less than the time for which the target waits for them.
     """

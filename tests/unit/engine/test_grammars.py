@@ -1,4 +1,4 @@
-"""Grammars in the engine: compiled off the event loop, within bounds; a failure ends one request with an error."""
+"""Grammars in the engine are compiled in bounded threads; a failure ends one request, with an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, gram
 
 
 class SlowCompiler(GrammarCompiler):
-    """Compiler that waits for a test's permission."""
+    """Compiler that waits until the test lets it go on."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER, DEFAULT_VOCAB_SIZE)
@@ -66,7 +66,7 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
 
 
 async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grammars wait for a thread in a short line, and then get an error that allows a retry.
+    """Grammars queue for a compiling thread in limited number and time; the error beyond that allows a retry.
 
     It was once otherwise: a busy machine refused valid grammars with INVALID_ARGUMENT, after which clients did not
     retry.

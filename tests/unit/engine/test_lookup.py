@@ -1,4 +1,4 @@
-"""Prompt lookup in a target's passes changes no token, displaces no draft model's tokens, and is counted apart."""
+"""Prompt lookup in a target changes no token, gives way to a worker's proposals, and is counted apart."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REQUESTS = {
 
 
 class Helper(SilentWorker):
-    """A worker of the pool that proposes after some commits."""
+    """Pool worker that proposes after some of the commits, mostly right tokens."""
 
     def __init__(self, pool: DraftPool, truth: Sequence[int]) -> None:
         super().__init__("helper", 4, pool)
@@ -55,7 +55,7 @@ class Helper(SilentWorker):
 
 
 class Moody:
-    """A `Proposer` that proposes nothing half of the time, and is wrong half of the other times."""
+    """A `Proposer` that proposes nothing half of the time, and random tokens otherwise."""
 
     num_slots, max_length, num_branches = 4, 400, 0
 
@@ -70,7 +70,7 @@ class Moody:
 
 
 def table_model() -> Bigrams:
-    """Return a model with a greedy text that repeats itself, so that lookups find something."""
+    """Return a model whose greedy text repeats itself, so that prompt lookup finds tokens."""
     logits = np.random.default_rng(1).normal(scale=3.0, size=(DEFAULT_VOCAB_SIZE, DEFAULT_VOCAB_SIZE))
     return Bigrams(logits, num_slots=4, max_length=400)
 
@@ -83,7 +83,7 @@ _truths: dict[GenerationRequest, list[Commit]] = {}
 
 
 async def plainly(request: GenerationRequest) -> list[Commit]:
-    """Return the commits of passes without draft tokens; computed once per request."""
+    """Return the commits of a request without draft tokens (gamma 0); computed once per request."""
     request = replace(request, gamma=0)
     if request not in _truths:
         _truths[request] = await alone(request)
@@ -101,7 +101,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Draw no branch, or a chain with nine right tokens in ten and sometimes a branch beside it."""
+    """Draw a proposal: none, or a chain of tokens nine in ten of which are right, beside a random branch."""
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)
@@ -149,7 +149,7 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("asked", REQUESTS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -> None:
-    """Tokens with prompt lookup are those of plain passes; no pass verifies both looked-up tokens and a worker's."""
+    """Prompt lookup changes no token, and no pass verifies looked-up tokens beside a worker's."""
     request = REQUESTS[asked]
     expected = await plainly(request)
     commits = await TOPOLOGIES[topology](request)
@@ -177,7 +177,7 @@ async def test_gamma_0_and_the_setting_switch_it_off() -> None:
 
 
 async def test_lookups_earn_a_silent_worker_no_trust() -> None:
-    """Accepted tokens raise a worker's limit of sessions; looked-up tokens must not."""
+    """Accepted tokens of prompt lookup do not raise a draft worker's limit of sessions, as its own would."""
     async with running(engine_of(SlotDecoder(table_model()))) as engine:
         pool = DraftPool(engine)
         pool.attach(silent := SilentWorker("silent", 100, pool))
@@ -188,7 +188,7 @@ async def test_lookups_earn_a_silent_worker_no_trust() -> None:
 
 
 async def test_a_long_prompt_is_taken_in_part_by_part() -> None:
-    """The index for lookups takes prompts that are read in parts, since answers repeat words of their prompt."""
+    """Prompt lookup finds tokens in a prompt that the target reads in parts."""
     truth = tokens(await plainly(PLAIN))
     prompt = (*PLAIN.prompt_token_ids, *truth[:40])
     request = GenerationRequest(prompt, max_new_tokens=20)

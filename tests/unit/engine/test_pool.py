@@ -1,4 +1,4 @@
-"""The pool assigns sessions to workers by the draft tokens that they send, not by the room that they claim."""
+"""The draft pool assigns sessions to workers by their useful draft tokens, not by the slots that they claim."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def pool() -> AsyncGenerator[DraftPool, None]:
 
 
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
-    """Return a request's tokens, and how many of the last half of its commits had a draft token."""
+    """Return a request's tokens, and the percentage of commits in its second half that verified draft tokens."""
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
@@ -62,7 +62,7 @@ async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
 
 
 class FullWorker(SilentWorker):
-    """Worker that claims room for many sessions, and has room for one."""
+    """Worker that claims many slots, and declines all sessions but one."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -72,7 +72,7 @@ class FullWorker(SilentWorker):
 
 @pytest.mark.parametrize("kind", [SilentWorker, FullWorker])
 async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool: DraftPool) -> None:
-    """A worker that claims many slots does not get more sessions than it helps.
+    """A worker that claims many slots gets no more sessions than it drafts for.
 
     It was once otherwise: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session.
     """
@@ -92,7 +92,7 @@ async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool:
 
 
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
-    """A worker with tokens that are never accepted loses its sessions to an idle better one.
+    """A worker whose tokens are never accepted loses its sessions to an idle, better worker.
 
     It was once otherwise: a worker with nonsense, attached first, got and kept each session, beside an idle good
     worker.
@@ -134,7 +134,7 @@ async def test_no_worker_gets_more_than_the_operator_allows() -> None:
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
-    """A worker that reports less room keeps as many sessions as fit; another worker gets the rest."""
+    """A worker that reports fewer slots keeps that many sessions; the rest goes to another worker."""
     first, second = GoodWorker("first", 8, pool), GoodWorker("second", 8, pool)
     pool.attach(first)
     asking = [asyncio.create_task(drafted(pool, length)) for length in (3, 4, 5)]
@@ -152,10 +152,9 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """Messages for a session from before it left and came back have no effect.
+    """Proposals that a worker sent before a session was taken from it and given back have no effect.
 
-    It was once otherwise: a session that came back had its old name, so branches from before counted among the new
-    ones.
+    It was once otherwise: a session had the same id again, so old branches were taken for new ones.
     """
     worker = SilentWorker("worker", 2, pool)
     pool.attach(worker)
@@ -276,7 +275,7 @@ async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
 
 
 class CrowdedEngine(TargetEngine):
-    """Engine with so many sessions that rounds pay."""
+    """Engine that always chooses rounds, as one with many sessions does."""
 
     schedule = Schedule.SYNC
 
@@ -284,7 +283,7 @@ class CrowdedEngine(TargetEngine):
 @pytest.mark.parametrize("num_slots", [2, 8])
 @pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
 async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots: int) -> None:
-    """A crowded target drafts in rounds with a worker whose tokens were often accepted, if a request leaves it open.
+    """A crowded target drafts in rounds with a worker whose tokens were often accepted, if a request allows it.
 
     A request that asks to run ahead does so.
     """
@@ -302,7 +301,7 @@ async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots
 
 
 async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the target chose rounds itself, it waits only a moment for a worker that falls silent."""
+    """In rounds that the target itself chose, it waits only a moment for a silent worker."""
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
@@ -316,7 +315,7 @@ async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, early: bool, schedule: Schedule) -> None:
-    """A worker of the pool helps a request that a private worker has declined, before or after the request arrived."""
+    """A request that its private worker declines, early or late, gets a pool worker."""
     private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
     pool.attach(private)
     pool.attach(good)

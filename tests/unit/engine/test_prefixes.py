@@ -1,4 +1,4 @@
-"""A request reuses tokens that a slot holds; this changes the time, and no token."""
+"""A request may reuse tokens that a slot still holds, which saves time and changes no token."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: in
 async def cached(
     engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None
 ) -> tuple[int, list[Commit]]:
-    """Return the number of cached prompt tokens, and the commits until the client leaves."""
+    """Send a request; return its number of cached prompt tokens, and its commits until the client leaves."""
     commits: list[Commit] = []
     num_cached = 0
     async with aclosing(engine.generate(request)) as stream:
@@ -248,7 +248,7 @@ def test_a_draft_distrusts_positions_after_a_failed_pass() -> None:
 
 
 class Rereading(Unforkable):
-    """Slot model with a rule for when it pays to reuse held tokens."""
+    """Slot model with a rule for when it pays to continue from the tokens that a slot holds."""
 
     max_pass_tokens, prompt_chunk_tokens, pays = 8, 0, False
 
@@ -270,7 +270,7 @@ async def test_a_backend_that_rereads_faster_is_asked() -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of a history.
+    """One request of a history.
 
     Attributes:
         parent: how many requests before this one the request was sent that it continues; 0 if it continues none.
@@ -307,14 +307,14 @@ REFERENCE: list[TorchBackend] = []
 
 
 def reference() -> TorchBackend:
-    """Return the target's model in a backend of its own."""
+    """Return a separate backend with the target's model."""
     if not REFERENCE:
         REFERENCE.append(torch_backend(num_slots=1))
     return REFERENCE[0]
 
 
 def plain(wanted: GenerationRequest) -> list[int]:
-    """Return the target's tokens, one a pass, from an empty slot; computed once per request."""
+    """Return the tokens of the target alone, one per pass, from an empty slot; computed once per request."""
     decoder, token_ids, start = SlotDecoder(reference()), list(wanted.prompt_token_ids), 0
     while len(token_ids) < len(wanted.prompt_token_ids) + wanted.max_new_tokens:
         (verdict,) = decoder.step([Turn(0, start, tuple(token_ids), wanted.sampling)])
@@ -340,7 +340,7 @@ def prompts(history: Sequence[Asked]) -> list[GenerationRequest]:
 
 
 async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Asked]) -> None:
-    """Send all requests, and compare every answer with the target's."""
+    """Send all requests of a history, and compare each answer with that of the target alone."""
     requests = prompts(history)
     running: list[asyncio.Task[tuple[int, list[Commit]]]] = []
     for each, wanted in zip(history, requests, strict=True):
@@ -382,7 +382,7 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
         asyncio.run(one(history))
 
     async def one(history: list[Asked]) -> None:
-        """Run one example; slots hold tokens of earlier examples, which a new engine must not reuse."""
+        """Run one history on a new engine, which must not reuse the tokens that earlier ones left in the slots."""
         engine = TargetEngine(decoder, EngineLimits(gamma=3, prefix_caching=caching))
         engine.start()
         try:
@@ -404,7 +404,7 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
 
 
 class Doubtful(ModelProposer):
-    """Proposer with small margins, so that branches begin everywhere."""
+    """Draft model whose tokens all have small margins, so that branches begin at every token."""
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """Return tokens with a small margin, each with the next id as its runner-up."""
@@ -420,7 +420,7 @@ BRANCHING = Pacing(window=3, min_survival=1e-9, branching=Branching(count=2, dep
 async def drafted(
     engine: DraftEngine, prompt: Sequence[int], *, salt: str, takes_branch: bool
 ) -> tuple[int, list[int]]:
-    """Draft for a sequence and commit its chain or a branch; return the slot and its tokens."""
+    """Draft for a sequence, commit its chain or a branch; return its slot and the committed tokens."""
     session = engine.open(prompt, SamplingParams(), cache_salt=salt)
     engine.pace(session, BRANCHING)
     await until(lambda: len(session.chain) == 3)

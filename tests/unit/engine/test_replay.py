@@ -1,4 +1,4 @@
-"""A failed pass ends only the session that causes it, and loses no other token; a broken engine reports it."""
+"""A failed pass ends only the session that causes it, and a broken engine reports that it is broken."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GREEDY = SamplingParams()
 
 
 class BreakingDecoder(ScriptedDecoder):
-    """Decoder that raises in each pass for which `breaks` returns True."""
+    """Decoder that raises in each pass for which `breaks` returns an exception."""
 
     def __init__(self, breaks: Callable[[Sequence[Turn]], Exception | None]) -> None:
         super().__init__(num_slots=8)
@@ -82,7 +82,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
 
 
 class PoisonedProposer:
-    """Proposer that branches everywhere, and raises for sequences that begin with 0."""
+    """Proposer that begins a branch at every token, and raises for sequences that begin with token 0."""
 
     num_slots, num_branches, max_length = 4, 2, 100
 
@@ -139,7 +139,7 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("run_out", SHORTAGES.values(), ids=SHORTAGES)
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
-    """A pass that lacks memory is replayed in halves.
+    """A pass that runs out of memory is repeated in halves.
 
     It was once otherwise: ONNX Runtime and torch raise RuntimeError for it, so passes were replayed one by one.
     """
@@ -169,7 +169,7 @@ async def test_tokens_sampled_on_the_device_are_not_computed_again() -> None:
 
 
 async def test_steps_that_all_fail_break_the_engine() -> None:
-    """An engine on which every step fails reports that it is broken.
+    """An engine whose steps all fail reports that it is broken.
 
     It was once otherwise: a device was lost and every step failed at once, but health stayed SERVING and attracted
     requests.
@@ -188,7 +188,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 
 
 async def test_an_engine_with_a_broken_loop_reports_it() -> None:
-    """An engine with a loop that has ended by an error reports that it is broken.
+    """An engine whose loop has ended by an error reports that it is broken.
 
     It was once otherwise: a missing verdict ended the loop, and every request got the error of a shutdown.
     """
@@ -227,7 +227,7 @@ async def test_an_endless_pass_delays_no_other_work() -> None:
 
 
 class NanBackend:
-    """Slot model with NaN for logits from some position on."""
+    """Slot model whose logits are NaN from some position on."""
 
     vocab_size, num_slots, max_length, slot_bytes = 32, 4, 64, 0
 

@@ -33,7 +33,7 @@ def decoder() -> ScriptedDecoder:
 
 @pytest.fixture
 async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]:
-    """Start an engine with two slots and two places in the queue."""
+    """Start an engine with two slots and a queue of two requests."""
     async with running(TargetEngine(decoder, EngineLimits(max_waiting=2))) as engine:
         yield engine
         decoder.gate.open()
@@ -47,7 +47,7 @@ def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None
 
 
 def drafted(engine: TargetEngine, wanted: GenerationRequest) -> TargetSession:
-    """Open a session in rounds: its passes wait for proposals."""
+    """Open a session in rounds, whose passes wait for proposals."""
     session = engine.open(wanted)
     engine.begin_help(session, Schedule.SYNC)
     return session
@@ -75,7 +75,7 @@ async def test_refuses_a_token_below_zero(engine: TargetEngine) -> None:
 
 
 async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """A request may be cancelled in the middle of its pass, which cannot be interrupted.
+    """A request that is cancelled during its pass leaves nothing: a pass cannot be interrupted.
 
     The pass's result is dropped, and the slot's next holder gets nothing of it.
     """
@@ -93,9 +93,9 @@ async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: 
 
 
 async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngine) -> None:
-    """A stop fails the sessions that are left after its grace.
+    """When its grace is over, a stopping engine fails the sessions that are left.
 
-    One waits for its draft for ever, and one for a slot.
+    Here two sessions wait for a draft that never comes, and one for a slot.
     """
     sessions = [drafted(engine, request()) for _ in range(3)]
     await until_counts(engine, running=2, waiting=1)
@@ -108,7 +108,7 @@ async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngi
 async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pass is at most as wide as a part; tokens are equal, and another session decodes between the parts."""
+    """A long prompt is read in parts of bounded length, with the same tokens; other sessions decode in between."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)
@@ -146,7 +146,7 @@ async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
 
 
 class SlowReader(ScriptedDecoder):
-    """A decoder that reads a prompt token in a fifth of the time of a decoding pass."""
+    """A decoder that takes a fifth of the time of a decoding pass for each prompt token."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(1e-3 + 2e-4 * sum(turn.num_unread for turn in turns))
@@ -257,7 +257,7 @@ async def test_a_proposal_of_nothing_is_a_pass(engine: TargetEngine) -> None:
 
 
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """The target reads a prompt while the draft drafts: all but its last token, which the first pass verifies with."""
+    """The target reads all but the last prompt token while it waits for the first proposal of a round."""
     session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]

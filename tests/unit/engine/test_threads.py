@@ -1,4 +1,4 @@
-"""Work before a slot, such as grammars and long texts, has bounded threads, for which accounts take turns."""
+"""Work before a request gets a slot, such as compiling grammars, has bounded threads, which accounts share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = "x" * (MAX_INLINE_CHARACTERS + 1)
 
 @pytest.mark.parametrize("kind", ["grammar", "long text", "long chat", "many ids"])
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
-    """What would stop the event loop runs in threads, of which one account leaves some for others.
+    """Work that would stop the event loop runs in threads, which one account cannot occupy all.
 
     It was once otherwise: a prompt of 7 MB, which was then refused, stopped every stream of the server for seven
     seconds; 260,000 ids, of 1 kB of gzip, delayed all requests by 50 to 80 ms; and a caller with `in_flight = 1` had 17
@@ -58,7 +58,7 @@ async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
 
 
 async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
-    """A free thread takes a job of the account with the fewest jobs at work; cancelled jobs are left out."""
+    """A free thread takes a job of the account with fewest running jobs; cancelled jobs are skipped."""
     threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
 
     def work(name: str) -> str:

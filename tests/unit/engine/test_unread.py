@@ -24,7 +24,7 @@ async def engine() -> AsyncGenerator[TargetEngine, None]:
 
 
 def unread(engine: TargetEngine, num_tokens: int) -> TargetSession:
-    """Return the session of a client that does not read."""
+    """Open a session whose client does not read its commits."""
     return engine.open(GenerationRequest((1, 2, 3), max_new_tokens=num_tokens))
 
 
@@ -49,7 +49,7 @@ async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypa
 async def test_of_many_answers_that_wait_the_longest_goes_first(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If too many answers are unread, the longest one is dropped first.
+    """If unread answers take too much memory, the longest one is dropped first.
 
     It was once otherwise: a finished call holds no slot, so a client could leave any number of answers unread.
     """

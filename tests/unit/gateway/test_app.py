@@ -1,4 +1,4 @@
-"""OpenAI's shapes, errors and limits, without a model."""
+"""OpenAI's formats, errors and limits at a gateway, without a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = "Once upon a time!"
 async def client_of(
     completer: ScriptedCompleter, card: ModelCard = CARD, *, raises: bool = False, **settings: Any
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Yield a client of a gateway in front of a completer; the gateway's own errors are answers unless it `raises`."""
+    """Yield an HTTP client of a gateway over a completer; with `raises`, the gateway's own errors are raised."""
     served = gateway(completer, **settings)
     served.card = card
     transport = httpx.ASGITransport(create_app(served), raise_app_exceptions=raises)
@@ -48,7 +48,7 @@ async def post(
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return a stream's documents; check that it has data lines only, and [DONE] at the end."""
+    """Return the JSON documents of a stream, which must have only data lines and end with [DONE]."""
     lines = response.text.split("\n\n")
     assert lines.pop() == ""
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
@@ -103,7 +103,7 @@ async def test_choices_are_summed_up_and_no_draft_has_no_metrics() -> None:
 
 
 class Undrafted(ScriptedCompleter):
-    """A completer of a server without a draft."""
+    """Completer whose answers have no draft tokens."""
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         async for event in super().complete(request):
@@ -247,7 +247,7 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> Non
 
 
 async def test_choices_of_one_request_do_not_fill_the_queue() -> None:
-    """The choices of one request run a few at a time, so that they never fill slots and queue.
+    """The choices of one request are generated a few at a time, so that they never fill slots and queue.
 
     It was once otherwise: 2 prompts with n 64, within the limits, exceeded slots and queue, and got status 429.
     """
@@ -514,7 +514,7 @@ async def test_health_is_that_of_the_next_server() -> None:
 
 
 async def test_a_refusal_leaves_the_connection_whole() -> None:
-    """A refused request leaves its connection usable.
+    """After a refused request its connection can be used again.
 
     It was once otherwise: an exception that rejects a traceback broke the connection after the answer was sent.
     """
@@ -598,7 +598,7 @@ async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
     ],
 )
 async def test_a_body_that_is_no_json_is_named(content_type: str, body: str, words: str) -> None:
-    """A body that is no JSON is named as such, for example the form that `curl -d` sends without a header."""
+    """The error about a body that is not JSON says so, for example for a form, as `curl -d` sends by default."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post("/v1/completions", content=body, headers={"content-type": content_type})
     assert response.status_code == 400
@@ -624,7 +624,7 @@ async def test_usage_so_far_as_guidellm_asks_for_it() -> None:
 
 
 async def test_llmperf_reads_a_stream() -> None:
-    """LLMPerf can read our streams: each event has a choice and one token.
+    """LLMPerf can read this gateway's streams: each event has a choice and one token.
 
     Its requests have a path as model, and an empty system message.
     """
@@ -636,7 +636,7 @@ async def test_llmperf_reads_a_stream() -> None:
 
 
 async def test_a_silent_stream_may_send_empty_chunks() -> None:
-    """A silent stream may send empty chunks, since some proxies end silent streams.
+    """A stream without tokens sends empty chunks if so configured, since some proxies end silent streams.
 
     Comments would not do: LLMPerf and sglang cannot read them.
     """
@@ -660,7 +660,7 @@ async def test_a_refusal_has_a_status_before_a_ping() -> None:
 
 
 async def test_an_answer_in_one_piece_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that is sent in one piece has a limit of memory.
+    """An answer that is not streamed has a limit of memory.
 
     It was once otherwise: 128 choices with 20 log-probabilities each took 3 GB and ten seconds of the event loop.
     """

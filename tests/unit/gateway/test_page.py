@@ -1,4 +1,4 @@
-"""The page in a browser, with answers of known text and timing."""
+"""The gateway's web page in a browser, with answers of known text and timing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Pa
 
 @asynccontextmanager
 async def page_of(completer: ScriptedCompleter, page: Page, **settings: Any) -> AsyncGenerator[str, None]:
-    """Open the page of a server with this completer; yield its address."""
+    """Open in `page` the web page of a gateway over this completer; yield its address."""
     port = free_port()
     async with opened(HttpFront(gateway(completer, port=port, **settings), ServerConfig(grace_s=1.0))):
         await page.visit(f"http://127.0.0.1:{port}/")
@@ -107,7 +107,7 @@ class TestInBrowser:
     pytestmark = in_browser
 
     async def test_tokens_per_second_counts_all_time(self, browser: Page) -> None:
-        """The page counts all tokens and all of the time for tokens/s.
+        """The page computes tokens/s from all tokens and the whole time.
 
         It was once otherwise: tokens/s counted the tokens of the first message, but not the time until it.
         """
@@ -277,7 +277,7 @@ class TestInBrowser:
 
 
 class FaultyCompleter(ScriptedCompleter):
-    """Completer with a fault, if set: from the third token on its tokens depend on the draft."""
+    """Completer that, while `is_faulty`, gives other tokens with a draft than without from the third one on."""
 
     is_faulty = False
 

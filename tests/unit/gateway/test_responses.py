@@ -27,7 +27,7 @@ async def ask(completer: ScriptedCompleter, card: ModelCard = CARD, **body: Any)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return a stream's events; check their names, their numbers from 0, and the end of the stream."""
+    """Return a stream's events, which must be named, numbered from 0, and complete."""
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""
     pairs = [block.split("\n") for block in blocks]
@@ -92,7 +92,7 @@ async def test_items_become_the_messages_of_a_chat() -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_a_stream_ends_with_the_whole_answer(thinks: bool) -> None:
-    """The stream's events alone give the same items as the whole answer."""
+    """The events of a stream have the same items as the whole answer."""
     texts = ["<think>", "so", " so", "</think>", *TWO] if thinks else TWO
     card = replace(CARD, chat_template=f"{THINKING}<tool_call>") if thinks else CARD
     whole = (await ask(stopping(texts), card, tools=[TOOL])).json()

@@ -195,7 +195,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault that the server behind the gateway finds is reported by the field that the client has sent.
+    """An error about a grammar, found by the server behind the gateway, names the field that the client has sent.
 
     It was once otherwise: a fault of guided_regex was reported as one of response_format, which the client had not
     sent.
@@ -217,9 +217,9 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_reasoning_stands_apart(begun: bool) -> None:
-    """Reasoning gets a field of its own in an answer, apart from the content.
+    """A model's reasoning is in the field `reasoning_content`, and not in the content.
 
-    The end of the prompt shows whether it has begun, so the gateway asks the completer to echo the prompt.
+    The end of the prompt shows whether reasoning has begun there, so the gateway has the prompt echoed.
     """
     card = replace(CARD, chat_template=THINKING)
     texts = ["<think>"] * (not begun) + ["\nI ", "think", "\n</think", ">\n\n", "So", "!"]
@@ -239,7 +239,7 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 @pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
-    """Servers of the tutorials send a model's thoughts as text of the answer, which LLMPerf reads.
+    """Servers in the tutorials send a model's reasoning as content, since LLMPerf reads nothing else.
 
     It was once otherwise: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended.
     """
@@ -261,9 +261,9 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for the tool that has a fault in its schema has one time limit for all tools.
+    """The search for the tool whose schema is invalid has one time limit for all tools.
 
-    It was once otherwise: for a fault outside the tools each schema was compiled: minutes of a thread that others need.
+    It was once otherwise: if no tool was at fault, each schema was compiled, which occupied a thread for minutes.
     """
     looked: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""A client's errors at an address without a gRPC server."""
+"""Errors of a gRPC client whose address has no gRPC server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def told_of(address: str, *, timeout_s: float) -> str:
 
 
 async def test_an_unknown_host_is_an_error_at_once() -> None:
-    """A host that does not exist is an error at once, which names it.
+    """Dialling a host that does not exist fails at once, with its name in the error.
 
     It was once otherwise: a misspelt host led to ten seconds of silence, and then to "no server answers".
     """
@@ -27,7 +27,7 @@ async def test_an_unknown_host_is_an_error_at_once() -> None:
 
 
 async def test_a_port_of_http_is_an_error_at_once() -> None:
-    """A port of HTTP/1 that is dialled for gRPC is an error at once.
+    """Dialling an HTTP/1 port by gRPC fails at once.
 
     It was once otherwise: a client that dialled the gateway's port, or that for metrics, waited and got no error.
     """
@@ -44,7 +44,7 @@ async def test_a_port_of_http_is_an_error_at_once() -> None:
 
 
 async def test_a_port_without_a_server_yet_is_waited_for() -> None:
-    """A client finds a server that starts a little later."""
+    """A client waits for a server that starts a little later than it."""
     server = Server("127.0.0.1:0", [], status_of=lambda _: None)
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         waiting = asyncio.create_task(wait_until_ready(channel, f"127.0.0.1:{server.port}", timeout_s=60))

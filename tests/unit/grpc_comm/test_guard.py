@@ -67,7 +67,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """An expected failure during a stream carries its time to retry, and is not logged."""
+    """An expected error during a stream has the time to retry in its status, and is not logged."""
     async with serving() as (_, stub):
         call = stub.Generate(pb.GenerateRequest(), timeout=60)
         assert (await call.read()).WhichOneof("event") == "started"
@@ -79,7 +79,7 @@ async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(("name", "words"), [("Assist", "UNIMPLEMENTED"), ("Verify", "draft_session")])
 async def test_methods_that_are_not_there(name: str, words: str) -> None:
-    """A method that an earlier version had is refused with the name of its replacement."""
+    """A missing method is UNIMPLEMENTED; for one of an earlier version the error names the replacement."""
     async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
         call: Any = channel.stream_stream(f"/specdec.v1.VerificationService/{name}")(timeout=60)
         with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:

@@ -1,4 +1,4 @@
-"""A client follows a file with a list of servers, and bears with a file that is wrong for a while."""
+"""A client follows a file that lists its servers, and tolerates a file that is wrong for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time limits that the channel's options promise, all divided by ten."""
+"""Time limits that the options of channels and servers set, each a tenth of the real one here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
 
 @asynccontextmanager
 async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
-    """Run a server with some options replaced; each of its streams sends the client's address every 0.1 s."""
+    """Run a server whose streams send the client's address every 0.1 s; `instead` replaces options."""
 
     async def serve(request: object, context: Any) -> None:
         for _ in range(12):
@@ -67,7 +67,7 @@ async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
 
 
 async def test_an_old_connection_takes_no_new_stream() -> None:
-    """An old connection takes no new stream, so that balancers of connections reach new servers."""
+    """A new stream is not sent on a connection older than a limit, so that load balancers can move clients."""
     async with naming_peers(grpc__max_connection_age_ms=300) as address, grpc.aio.insecure_channel(address) as channel:
         name: Any = channel.unary_stream("/test.Peers/Name")
         running = name(b"", timeout=60)
@@ -93,7 +93,7 @@ async def test_connections_have_a_number() -> None:
 
 
 async def test_a_dial_into_a_black_hole_ends_soon() -> None:
-    """A client connects within 3 s after its link is back; here the limit is 0.3 s.
+    """A client that dialled a silent address connects soon after a server is there; real limit 3 s, here 0.3 s.
 
     It was once otherwise: dials took gRPC's own 20 s.
     """

@@ -1,4 +1,4 @@
-"""Limits of a peer's messages, and the end of a peer that does not read."""
+"""Limits on messages that a peer sends, and the end of calls whose peer does not read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def serving() -> AsyncGenerator[tuple[TalkativeServicer, Server], None]:
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return tracebacks of our servers, without asyncio's, which gRPC's poller causes in closed event loops."""
+    """Return the tracebacks in the log, without those of asyncio, which gRPC's poller causes in closed event loops."""
     return [record.getMessage() for record in caplog.records if record.exc_info and record.name != "asyncio"]
 
 
@@ -109,7 +109,7 @@ async def test_refuses_what_it_does_not_even_parse(
 
 @pytest.mark.parametrize("method", ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", REFLECTION])
 async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Health and reflection refuse a malformed message in the same way.
+    """The health and reflection services refuse a malformed message as INVALID_ARGUMENT, without a traceback.
 
     It was once otherwise: malformed messages to health and reflection got UNKNOWN, and 2 kB of traceback in the log
     each.
@@ -220,7 +220,7 @@ async def test_watchers_get_changes() -> None:
 
 
 async def test_watchers_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A health check works without a place for watchers: the client calls `Check` where `Watch` is refused."""
+    """A client gets health by `Check` if `Watch` is refused because the server has too many watchers."""
     monkeypatch.setattr(health, "MAX_WATCHERS", 1)
     async with serving() as (_, server), open_channel(f"127.0.0.1:{server.port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)

@@ -1,4 +1,4 @@
-"""A server's reports of health."""
+"""Health that a server reports, and clients that watch it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def until(stub: Any, status: int) -> None:
 
 
 async def test_health_follows_the_server_behind() -> None:
-    """A worker or gateway reports NOT_SERVING when it has lost the server behind it.
+    """A worker or gateway that has lost the server to which it sends requests reports NOT_SERVING.
 
     It was once otherwise: a draft worker that had lost its target reported SERVING, and its gateway 200.
     """
@@ -59,7 +59,7 @@ async def test_health_follows_the_server_behind() -> None:
 
 
 class Cut(HealthServicer):
-    """Health service that ends each watch soon after its start."""
+    """Health service that ends each watch at once, or after its first message."""
 
     status = grpc.StatusCode.UNAVAILABLE
 

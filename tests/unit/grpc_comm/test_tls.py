@@ -1,4 +1,4 @@
-"""TLS over real sockets: trust, errors that name the fault, and certificates that are replaced while in use."""
+"""TLS over real sockets: trust, errors that name the cause, and certificates replaced while in use."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ async def serving(credentials: grpc.ServerCredentials | None) -> AsyncGenerator[
 
 
 async def dial(address: str, tls: ClientTls | None) -> bool:
-    """Return whether the server can be reached and reports SERVING."""
+    """Return whether a client with this TLS configuration reaches the server, and it reports SERVING."""
     async with open_channel(address, None if tls is None else Credentials(tls)) as channel:
         await wait_until_ready(channel, address, timeout_s=2.0, tls=tls)
         return await is_serving(channel)
 
 
 async def test_a_server_is_what_its_certificate_names(trust: Pki, tmp_path: Path) -> None:
-    """The error about a wrong certificate has the certificate's names, and the flag to accept one of them.
+    """The error about a certificate with other names shows these, and the flag that accepts one of them.
 
     It was once otherwise: the error was "IP address mismatch", without the certificate's names and the flag to accept
     one.
@@ -128,9 +128,9 @@ BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
 async def test_a_broken_pair_leaves_the_one_before(
     trust: Pki, caplog: pytest.LogCaptureFixture, spoil: Callable[[Pki], object], words: str
 ) -> None:
-    """A certificate file that becomes bad leaves the earlier one in use; the fault is logged once and shown in metrics.
+    """If a certificate file becomes invalid, the earlier one stays in use; the error is logged once, and in metrics.
 
-    A bad file is an error at start. The next good version is used.
+    The next valid version is used. At the start, an invalid file is an error.
     """
     cert, key = trust.pair("server", "127.0.0.1", "first.example")
     tls = ServerTls(cert, key)
@@ -182,7 +182,7 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 
 
 def test_names_of_a_certificate_keep_their_types() -> None:
-    """A name of a certificate counts only as a name of its type.
+    """A name in a certificate is matched only as its own type: a mail address is no host.
 
     It was once otherwise: grpcio's names have no types and end at a zero byte: a mail address was admitted as a host.
     """

@@ -1,4 +1,4 @@
-"""The Grafana dashboard's panels add up the right processes."""
+"""Panels of the Grafana dashboard sum over the right processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 
 def test_a_relayed_request_is_counted_once() -> None:
-    """A request that passes several processes is counted once, since sums are over the processes of one role."""
+    """A request that passes through several processes is counted once, since panels sum over one role."""
     role, instance = VARIABLES["role"], VARIABLES["instance"]
     assert not role["multi"]
     assert not role["includeAll"]
@@ -32,9 +32,9 @@ def test_every_variable_reads_a_series_that_every_process_has() -> None:
 
 
 def test_two_services_stand_side_by_side() -> None:
-    """Two services can be shown side by side.
+    """The dashboard can compare variants of a service; "All" also matches series without the label `variant`.
 
-    Not every Prometheus adds the label for a variant, so "All" must match series without it.
+    Not every Prometheus adds that label.
     """
     for name in ("variant", "topology"):
         assert VARIABLES[name]["allValue"] == ".*"
@@ -54,7 +54,7 @@ def test_every_panel_has_a_place_of_its_own() -> None:
 
 
 def test_a_bad_draft_a_slow_replica_and_a_flooding_account_each_have_a_panel() -> None:
-    """The dashboard has a line for each draft, server and account, so that a bad one is seen."""
+    """Panels have one line per draft, server and account, so that a bad one can be seen."""
     lines = {
         panel["title"]: (panel["targets"][0]["expr"], panel["targets"][0]["legendFormat"])
         for panel in DASHBOARD["panels"]

@@ -34,7 +34,7 @@ COUNTS = Counts(bytes_up=30, bytes_down=20)
 
 
 class Completer:
-    """Completer that gives two passes, then the end or an error."""
+    """Completer that yields two passes, then `error` if it is set."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -49,7 +49,7 @@ class Completer:
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
-    """Return values by name and labels, without the model's name."""
+    """Return the values of all series, by name and labels except the model's name."""
     return {
         (
             sample.name,
@@ -111,7 +111,7 @@ async def test_failures_and_clients_that_leave() -> None:
 
 
 class Slots:
-    """An engine's load."""
+    """Load of an engine: 3 running requests, 1 waiting, 4 slots."""
 
     num_running, num_waiting, num_slots = 3, 1, 4
 

@@ -1,4 +1,4 @@
-"""The profile's parts add up, its percentiles are numpy's, and its files agree."""
+"""The profile's times add up, percentiles equal numpy's, and its files agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request(
     counts: Counts = NOTHING_COUNTED,
     accepted: int = 3,
 ) -> RequestStats:
-    """Return the figures of a request with 5 tokens per commit, 4 of them drafted."""
+    """Return the figures of a request with a commit after each gap: 4 draft tokens, of which `accepted` were kept."""
     stats = RequestStats(started=started, num_prompt_tokens=7)
     for end in np.cumsum(gaps) + started:
         stats.take(Commit(0, (7,) * (accepted + 1), 4, accepted, timings, counts=counts), at=float(end))
@@ -110,7 +110,7 @@ def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
-    """A full disk is an error that names the file, and leaves no part of it.
+    """A file that a full disk cannot take is an error that names it, and no part of it is left.
 
     It was once otherwise: a full disk led to exit code 1, "No space left on device" without a name, and a part of the
     JSON.

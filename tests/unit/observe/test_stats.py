@@ -1,4 +1,4 @@
-"""Figures of one request, computed from arrivals at known times."""
+"""Figures of one request, from messages that arrive at known times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.inference.observe.stats import MAX_PASS_TOKENS, RequestStats
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Set a clock that moves on by a second at each look, from 1."""
+    """Replace the clock by one that starts at 1 s, and moves on by a second each time it is read."""
     ticks = itertools.count(1)
     monkeypatch.setattr("specdec.inference.observe.stats.time.monotonic", lambda: float(next(ticks)))
     return iter(())

@@ -1,4 +1,4 @@
-"""The noise is the documented one, bit for bit; processing is Transformers'; a row's token depends on no other row."""
+"""Noise has the documented bits, logits are processed as in Transformers, and a row depends on no other."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.N
 
 
 def mix(x: int) -> int:
-    """Return SplitMix64's finalizer of x, as published."""
+    """Apply the published finalizer of SplitMix64 to a 64-bit integer."""
     x &= MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -78,7 +78,7 @@ def mix(x: int) -> int:
 
 
 def unmix(x: int) -> int:
-    """Undo `mix`."""
+    """Return the integer that `mix` maps to x."""
 
     def unshift(y: int, bits: int) -> int:
         z = y
@@ -118,7 +118,7 @@ def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, output
 
 
 def test_keys_chain_two_published_streams() -> None:
-    """The noise's keys are SplitMix64's outputs, with the first output for the request's seed as their seed."""
+    """A position's key is an output of SplitMix64 seeded with its first output for the request's seed."""
     first = 0xE220A8397B1DCDAF
     assert noise_keys([0] * 5, list(range(5))) == [signed(mix(first + (t + 1) * GOLDEN)) for t in range(5)]
 
@@ -166,7 +166,7 @@ def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], 
 
 
 def test_numpy_and_torch_noise_is_equal() -> None:
-    """Numpy and torch compute the same bits of noise for 400,000 values, which cover both logarithms."""
+    """Numpy and torch compute the same noise bits for 400,000 values, through both nested logarithms."""
     keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
     token_ids = np.arange(100_000)
     by_numpy = gumbel_noise(np.array(keys)[:, None], token_ids)
@@ -194,7 +194,7 @@ def test_numpy_and_torch_choose_the_same_tokens(
 
 
 def doc_rows(first_column: str) -> list[dict[str, str]]:
-    """Return the rows of the table in docs/noise.md that has this title in its first column."""
+    """Return the rows of a table in docs/noise.md, whose first column has the title `first_column`."""
     _, table = NOISE_DOC.split(f"\n| {first_column} |", maxsplit=1)
     header, _, *lines = f"| {first_column} |{table}".split("\n\n")[0].strip().splitlines()
     titles, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in (header, *lines))
@@ -248,7 +248,7 @@ NUM_BINS = 8
 
 
 def uniform_cube(first_seed: int) -> npt.NDArray[np.float64]:
-    """Return the uniforms of neighbouring seeds, positions and tokens: float64 [seed, position, token]."""
+    """Return the uniform numbers behind the noise: float64 [seed, position, token], from `first_seed` on."""
     pairs = list(itertools.product(range(first_seed, first_seed + CUBE_SIDE), range(CUBE_SIDE)))
     keys = np.array(noise_keys([seed for seed, _ in pairs], [position for _, position in pairs]))
     values: npt.NDArray[np.float64] = gumbel_noise(keys[:, None], np.arange(CUBE_SIDE))
@@ -265,7 +265,7 @@ def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
 def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> None:
     """Noise is uniform, and independent of that of neighbouring seeds, positions and tokens.
 
-    Clients use seeds 0, 1, 2, ...; diagonals are tested since a key of a sum of inputs repeats along them.
+    Clients use seeds 0, 1, 2, ...; diagonals are tested too, since a key made of a sum would repeat along them.
     """
     cube = uniform_cube(first_seed)
     p_values = [chi_squared_p_value((cube.ravel() * 64).astype(np.int64), 64)]
@@ -333,7 +333,7 @@ def test_processing_is_transformers(logits_seed: int, vocab_size: int, params: S
 
 
 def any_number(limits: Range) -> st.SearchStrategy[float]:
-    """Draw a number of a range; half of them are powers of two, tiny ones included."""
+    """Draw a number of a range; half of the floats are powers of two, tiny ones included."""
     if isinstance(limits.low, int):
         return st.one_of(st.integers(0, 60), st.integers(limits.low, int(limits.high)))
     exponents = st.one_of(st.integers(-1074, 7), st.integers(-1074, -1000))  # half of them make infinite quotients
@@ -477,7 +477,7 @@ SETTINGS = [
 
 
 def naive(logits: np.ndarray, params: SamplingParams, position: int) -> np.ndarray:
-    """Return the scores of one row, by the definition."""
+    """Return the scores of one row by their definition: biased and processed logits plus noise."""
     row = logits.astype(np.float64)
     for token_id, bias in params.logit_bias:
         row[token_id] += bias
@@ -492,7 +492,7 @@ def naive(logits: np.ndarray, params: SamplingParams, position: int) -> np.ndarr
 @pytest.mark.parametrize("sampling", [SETTINGS, SETTINGS[:1] * 6, SETTINGS[1:2] * 6, SETTINGS[2:4] * 3])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_best_tokens_are_ranked_by_score(sampling: list[SamplingParams], count: int) -> None:
-    """The first one is the choice; the others follow by their scores, in every library."""
+    """The best tokens of a row are in order of score, the chosen one first, with numpy and torch."""
     logits, positions = random_logits(1, len(sampling), VOCAB_SIZE), [10 + row for row in range(len(sampling))]
     for array in (logits.copy(), torch.from_numpy(logits)):
         ranked = rank_tokens(array, sampling, positions, count=count)

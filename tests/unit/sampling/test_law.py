@@ -50,7 +50,7 @@ ALPHA_WRONG = ALPHA * 1e-6
 
 
 def label(sampling: SamplingParams) -> str:
-    """Return the parameters that differ from their defaults, for test ids."""
+    """Return a test id: the parameters that differ from their defaults."""
     values = asdict(sampling)
     return " ".join(f"{name}={value}" for name, value in values.items() if value != asdict(SamplingParams())[name])
 
@@ -67,7 +67,7 @@ def target_choices(sampling: SamplingParams = ASKED, noise_key: law.NoiseKey = l
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingParams) -> None:
-    """Speculation keeps both promises of shared noise: the target's distribution, and its very tokens."""
+    """With shared noise, speculation has the target's distribution, and for each seed the target's own tokens."""
     target = choices("target", sampling)
     alone = law.decode(target)
     assert law.law_p_value(alone, TARGET, sampling) > ALPHA
@@ -86,7 +86,7 @@ def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingP
     ],
 )
 def test_a_draft_that_samples_otherwise_changes_nothing(drafted: SamplingParams) -> None:
-    """A worker that draws its proposals wrongly lowers the acceptance, and changes no token."""
+    """A draft that samples with other parameters lowers the acceptance, and changes no token."""
     target, near = choices("target", ASKED), choices("near", drafted)
     for gamma in GAMMAS:
         for proposed in (near, near[::-1]):  # the second has the noise of other seeds
@@ -142,9 +142,9 @@ def goes_on_after_a_mismatch(chosen: Sequence[int], proposal: Sequence[int]) -> 
     ],
 )
 def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
-    """Each wrong variant of verification is noticed.
+    """Each wrong variant of verification fails the G-test with a far draft, and changes tokens with a near one.
 
-    A near draft hides some faults in the distribution; the comparison with the target's tokens finds them.
+    With a draft near to its target, some errors do not show in the distribution, but in the tokens.
     """
     target = choices("target", ASKED)
     generated = law.speculate(target, choices("far", ASKED), gamma=gamma, verify=wrong)
@@ -164,7 +164,7 @@ def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     ],
 )
 def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
-    """Noise with a wrong key is noticed.
+    """Noise whose key lacks a part of the seed or of the position fails the G-test.
 
     Each token has the right distribution then, but pairs over positions and seeds do not.
     """
@@ -185,13 +185,13 @@ def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
     ids=label,
 )
 def test_verification_with_other_parameters_than_asked_fails(used: SamplingParams) -> None:
-    """A target that verifies with other parameters than the request's is noticed."""
+    """Verification with other sampling parameters than the request's fails the G-test."""
     generated = law.speculate(choices("target", used), choices("near", ASKED), gamma=3, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
 
 
 def test_acceptance_is_what_shared_noise_promises() -> None:
-    """Draft and target choose equal tokens as often as theory has it for shared noise (arXiv 2408.07978)."""
+    """Draft tokens are accepted as often as the theory of shared Gumbel noise says (arXiv 2408.07978)."""
     rng = np.random.default_rng(4)
     num_pairs, num_seeds = 16, 3000
     sampling = [SamplingParams(temperature=1.0, seed=seed) for seed in range(num_seeds)]

@@ -46,7 +46,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """Mask rows of logits by the project's own code."""
+    """Mask rows of logits with the function that targets use; False in `allowed` masks a token."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
@@ -58,7 +58,7 @@ def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
 def masked_after_truncation(
     _: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]
 ) -> list[int]:
-    """Mask the tokens that truncation left; if none of these is allowed, take all allowed tokens."""
+    """Wrong variant: mask after truncation; a row with no allowed token left takes all allowed tokens."""
     scores = np.where(ALLOWED[previous], process_logits(TARGET[previous], sampling), -np.inf)
     nothing = ~np.isfinite(scores).any(axis=-1)
     scores[nothing] = MASKED[previous][nothing]
@@ -120,5 +120,5 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
 
 
 def test_a_late_mask_is_right_without_truncation() -> None:
-    """Masking after truncation is right where nothing is truncated, so the test above notices the order alone."""
+    """Without truncation, masking late is right: so the test above finds the wrong order, and nothing else."""
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

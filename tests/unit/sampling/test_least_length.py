@@ -1,4 +1,4 @@
-"""min_new_tokens changes the distribution: tokens that end a sequence have probability 0 before that length."""
+"""min_new_tokens gives end-of-sequence tokens the probability 0 before that length."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def backend() -> TorchBackend:
 
 
 async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], int]:
-    """Return the tokens, and the number of accepted draft tokens."""
+    """Return the tokens of a request, and its number of accepted draft tokens."""
     engine.start()
     commits = await commits_of(engine.generate(request))
     await engine.stop()

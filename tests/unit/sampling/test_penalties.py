@@ -51,7 +51,7 @@ def random_logits(seed: int, num_rows: int) -> npt.NDArray[np.float32]:
 def by_the_book(
     logits: npt.NDArray[np.float32], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
-    """Adjust logits one by one, by the definitions in SamplingParams."""
+    """Return one row's logits with bias and penalties, computed token by token from their definitions."""
     bias = dict(params.logit_bias)
     scores = []
     for token_id, logit in enumerate(map(float, logits)):
@@ -127,7 +127,7 @@ def test_each_row_sees_the_draft_tokens_before(committed: list[int], proposal: l
 
 
 def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
-    """Return the counts of the ids in a row's output, and the set of ids in its prompt."""
+    """Return how often each id is in a row's output, and the set of ids in its prompt."""
     counts = Counter(dict(zip(row.token_ids.tolist(), row.counts.tolist(), strict=True)))
     return +counts, set(row.token_ids[row.in_prompt].tolist())
 
@@ -153,7 +153,7 @@ def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple
 def decoded(
     decoder: SlotDecoder, params: SamplingParams, prompt: list[int], num_tokens: int, rng: random.Random | None
 ) -> list[int]:
-    """Return output tokens, one per pass or with random proposals of which half are right."""
+    """Return output tokens, decoded one per pass, or, with `rng`, with proposals whose tokens are mostly right."""
     truth = decoded(decoder, params, prompt, num_tokens + 8, None) if rng else []
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + num_tokens:
@@ -181,7 +181,7 @@ def test_a_resumed_output_begins_where_it_did() -> None:
 
 
 def test_penalties_without_the_tokens_before_are_refused() -> None:
-    """Penalties without the tokens before a row are refused, since they would silently have no effect."""
+    """Penalties without the earlier tokens of a row are refused, since they would silently have no effect."""
     with pytest.raises(ValueError, match="look back"):
         choose_tokens(random_logits(0, 1), [SamplingParams(presence_penalty=1.0)], [3])
     assert choose_tokens(random_logits(0, 1), [SamplingParams(logit_bias=((7, 100.0),))], [3]) == [7]

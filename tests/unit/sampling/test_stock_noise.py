@@ -54,9 +54,9 @@ def test_the_documented_vectors_hold() -> None:
 
 
 def test_it_is_gumbels_of_the_hash() -> None:
-    """Stock vLLM's noise is Gumbel numbers made of a hash.
+    """Stock vLLM's noise is a Gumbel variate of the Murmur3 hash of (seed, position - 1, token id).
 
-    Python's integers and the C library's logarithm give equal ones up to a float32's rounding.
+    The reference uses Python's integers and logarithm, so it is equal up to the rounding of float32.
     """
     rng = np.random.default_rng(3)
     for _ in range(300):
@@ -74,7 +74,7 @@ def test_numpy_and_torch_agree_to_the_bit() -> None:
 
 @pytest.mark.parametrize("choose", [choose_tokens, lambda *row: [best[0][0] for best in rank_tokens(*row, count=2)]])
 def test_rows_of_both_laws_share_a_batch(choose: Callable[..., list[int]]) -> None:
-    """Rows with either rule for random numbers share a batch: each is chosen as if it were alone.
+    """Rows with this project's noise and with stock vLLM's share a batch; each has the token that it has alone.
 
     A draft worker may help targets of both kinds.
     """

@@ -1,4 +1,4 @@
-"""A chain's length follows from its gain, measured times and the number of sessions; no length changes a token."""
+"""The length of a draft chain follows from its expected gain, measured times and the number of sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP_S, PASS_S, SLOPE_S = 0.3e-3, 5e-3, 0.1e-3
 
 
 def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
-    """Return a rule that has recorded usual times; sure tokens were always accepted, unsure ones never."""
+    """Return a DraftLength with 60 rounds of usual times; sure tokens were always accepted, unsure ones never."""
     length = DraftLength()
     for round_number in range(60):
         length.record_step(num_sessions, step_s)
@@ -32,7 +32,7 @@ def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
 
 
 def is_enough(length: DraftLength, slot: int, chain: Sequence[DraftToken]) -> bool:
-    """Return whether the rule ends the chain of a pass's only session."""
+    """Return whether a session that is alone in its pass should stop drafting after this chain."""
     return length.worth([(slot, chain)], [], 1) == [False]
 
 
@@ -84,7 +84,7 @@ def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
 
 @pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
 def test_the_length_is_the_best_one(step_s: float) -> None:
-    """The rule's length gives the most tokens per second of all lengths, for equal acceptance at every token."""
+    """If all tokens have equal acceptance, the chosen length gives the most tokens per second."""
     length = learned(step_s=step_s)
     token = DraftToken(5, 6, margin=1.2)
     for _ in range(500):
@@ -100,7 +100,7 @@ def test_the_length_is_the_best_one(step_s: float) -> None:
 
 
 def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
-    """A chain that grows token by token ends where it would if it were judged as a whole."""
+    """A chain is judged equally whether it grew token by token or is given whole."""
     length, other, tokens = learned(), learned(), [SURE, DraftToken(5, 6, margin=1.2), SURE, UNSURE, SURE]
     for first in range(len(tokens)):
         growing: list[DraftToken] = []
@@ -110,7 +110,7 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """A chain that will probably be accepted grows on after all other chains have ended.
+    """A chain that is likely to be accepted grows on after the chains of all other sessions have ended.
 
     It was once otherwise: each chain was judged as if all drafted as much, so the only sure one of 16 ended early.
     """
@@ -140,9 +140,9 @@ def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
-    """A pass over many sessions takes fewer draft tokens of each.
+    """In a pass over many sessions, each session has fewer draft tokens.
 
-    With 16 sessions a draft token gains one of them a token and delays all, so it must be more certain.
+    A draft token can gain one session a token, but delays all 16, so it must be likely to be accepted.
     """
     alone, crowded = learned(), learned(num_sessions=16)
     unsure = DraftToken(5, 6, margin=0.8)
@@ -153,7 +153,7 @@ LOOKED_UP = DraftToken(5)
 
 
 def taught(num_sessions: int, num_accepted: int) -> DraftLength:
-    """Return a rule that has recorded passes over `num_sessions`, and verdicts on lookups of 8 tokens."""
+    """Return a DraftLength for `num_sessions`, where `num_accepted` of 8 looked-up tokens were accepted each time."""
     length = learned(num_sessions=num_sessions)
     for _ in range(60):
         length.record_verdict(2, [LOOKED_UP] * 8, num_accepted)
@@ -161,7 +161,7 @@ def taught(num_sessions: int, num_accepted: int) -> DraftLength:
 
 
 def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
-    """All looked-up tokens are verified if lookup is usually right, none if it is usually wrong."""
+    """All looked-up tokens are verified if they are usually right, none if usually wrong, else some."""
     assert taught(4, 8).num_worth(2, [LOOKED_UP] * 8, 4) == 8
     assert taught(4, 0).num_worth(2, [LOOKED_UP] * 8, 4) == 0
     half = taught(4, 1).num_worth(2, [LOOKED_UP] * 8, 4), taught(1, 1).num_worth(2, [LOOKED_UP] * 8, 1)
@@ -170,7 +170,7 @@ def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
 
 
 class KnownTimes(DraftLength):
-    """A draft length that ignores this machine's times, and uses times that a test gives."""
+    """DraftLength that records no times of this machine, so that those given by the test count."""
 
     def record_step(self, num_sessions: int, seconds: float) -> None: ...
 
@@ -178,7 +178,7 @@ class KnownTimes(DraftLength):
 
 
 class WrongLookup:
-    """A proposer that gives all its tokens in one step, as prompt lookup does, and is never right."""
+    """Proposer that gives all of its tokens in one step, as prompt lookup does, all of them wrong."""
 
     num_slots, max_length, num_branches = 4, 96, 0
 

@@ -1,4 +1,4 @@
-"""Round trips from acknowledgements: the target's hold is subtracted; unacknowledged messages do not count."""
+"""Round trips measured from acknowledgements, less the target's time; unacknowledged messages do not count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_minimum_of_late_counts_forgets_old_samples() -> None:
 
 
 def test_a_session_begins_with_what_the_one_before_it_measured() -> None:
-    """A session begins with the times of pass and round trip that the session before it measured.
+    """A new session starts from the pass time and round trip that the previous session measured.
 
     It was once otherwise: a new session knew neither pass nor round trip, so it drafted gamma tokens and waited for a
     commit.
@@ -57,7 +57,7 @@ def test_nothing_is_known_of_a_target_before_its_first_session() -> None:
     [(0.001, 0.03, Schedule.SYNC), (0.07, 0.03, Schedule.ASYNC), (0.001, 0.015, Schedule.ASYNC)],
 )
 def test_a_near_and_crowded_target_gets_rounds(round_trip_s: float, pass_s: float, expected: Schedule) -> None:
-    """A target that is near, and whose passes take twice as long as before, gets rounds; any other gets run-ahead."""
+    """A draft chooses rounds for a near target whose passes have become twice as long, else run-ahead."""
     assert Link().schedule is Schedule.ASYNC
     earlier = Link()
     earlier.record_round_trip(round_trip_s)

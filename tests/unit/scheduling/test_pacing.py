@@ -67,9 +67,9 @@ def test_a_message_must_save_more_than_it_costs() -> None:
 
 
 def test_tokens_that_come_too_late_save_nothing() -> None:
-    """Draft tokens that come too late save no time.
+    """Draft tokens for passes that end before the message arrives save no time.
 
-    Three passes end before a message arrives here, so only its tokens after theirs count.
+    Here three passes end before that, so only later tokens count.
     """
     pacing = choose_pacing(4, 0, Measured(0.001, 0.010, 0.035))
     assert expected_gain([0.9, 0.8, 0.7], 0, pacing) == 0.0

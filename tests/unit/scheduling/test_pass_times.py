@@ -17,7 +17,7 @@ PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60
 
 
 def stairs(num_draft_tokens: int) -> float:
-    """Return the seconds of passes with kernels that run six rows at a time."""
+    """Return the seconds of a pass; kernels compute six rows at a time, so time rises with every sixth token."""
     return 0.004 + 0.002 * (num_draft_tokens // 6)
 
 
@@ -82,7 +82,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
 
 
 def test_a_slow_width_is_tried_again() -> None:
-    """A width that was slow once is tried again, since a width that is not used is not measured."""
+    """A number of draft tokens that was slow once is tried again, since otherwise it would never be measured."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]
     for _ in range(MAX_AGE):
@@ -91,7 +91,7 @@ def test_a_slow_width_is_tried_again() -> None:
 
 
 def test_a_single_slow_pass_is_forgotten_sooner() -> None:
-    """A single slow pass has an effect on the length of drafts for a short time alone.
+    """One slow pass shortens drafts only for a short time.
 
     It was once otherwise: one delayed pass over 5 draft tokens kept a server at 4 for 300 passes of right drafts.
     """
@@ -104,7 +104,7 @@ def test_a_single_slow_pass_is_forgotten_sooner() -> None:
 
 
 def test_the_first_pass_over_each_number_is_ignored() -> None:
-    """The first pass of each width is not measured, since a backend allocates memory in it."""
+    """The first pass with each number of draft tokens does not count, since a backend allocates memory in it."""
     times = PassTimes()
     assert not times.of(1).is_known
     times.record(1, 0, 0.01)
@@ -119,7 +119,8 @@ def test_the_first_pass_over_each_number_is_ignored() -> None:
 def test_crowd_costs_do_not_count_for_one_session() -> None:
     """Times of passes over several sessions do not count for a session that is alone.
 
-    It was once otherwise: passes of eight sessions made drafts look dear, and the next session alone had none verified.
+    It was once otherwise: passes of eight sessions made draft tokens look slow, and the next session alone had none
+    verified.
     """
     times = PassTimes()
     times.record(8, 32, 0.6)  # the first over eight: the backend prepares

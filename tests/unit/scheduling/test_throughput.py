@@ -1,4 +1,4 @@
-"""Tests of the rule that all speculation follows: the most expected tokens per second."""
+"""The rule behind all speculation: choose what gives the most expected tokens per second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wait for draft tokens equals a simulation's, has a limit, and learns two delays apart."""
+"""How long a target waits for draft tokens: as long as pays in a simulation, up to a limit."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ DELAYS = st.floats(0.0, 0.1)
 def test_a_longer_delay_never_pays_more(
     num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
 ) -> None:
-    """If waiting for draft tokens pays at a delay, it pays at every shorter one within the same pass."""
+    """If it pays to wait for draft tokens with a delay, it pays with any shorter delay."""
     shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
     if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s) and shorter_s > 0:
         assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s)
@@ -116,7 +116,7 @@ def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
 
 @pytest.mark.parametrize("gap_s", [0.001, 0.008, 0.02, 0.5])
 def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
-    """The target never waits longer for draft tokens than a limit, and waits only if they came soon before."""
+    """A wait for draft tokens has a limit; there is none if earlier ones came too late."""
     costs, arrivals, now = PassCosts(), Arrivals(), 100.0
     for width in (0, 4) * 20:
         costs.record(width, 0.010 + 0.0001 * width)

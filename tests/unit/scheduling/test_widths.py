@@ -1,4 +1,4 @@
-"""Widths of run-ahead passes: the greedy choice is the best, and widths that were given up are tried again."""
+"""How many draft tokens each session has in a run-ahead pass: the best choice, with probes of others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAIRS = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1e-4, 1e-3, 0.02]), min_size=1
 
 
 def tokens_per_s(widths: tuple[int, ...], rates: list[float], seconds: Callable[[int], float]) -> float:
-    """Return the expected tokens per second of one pass, by the definition."""
+    """Return the expected tokens per second of a pass with these widths, by the definition."""
     tokens = sum(sum(rate**k for k in range(width + 1)) for rate, width in zip(rates, widths, strict=True))
     return tokens / seconds(sum(widths))
 
@@ -53,7 +53,7 @@ def test_load_narrows_speculation() -> None:
 
 
 def test_costs_of_draft_tokens_are_remeasured() -> None:
-    """A draft token's cost that was once measured too high is measured again, so that draft tokens come back."""
+    """When draft tokens once seemed too slow, a pass tries some again at intervals."""
     widths, costs = Widths(), PassCosts()
     for width in (0, 4) * 20:
         costs.record(width, 0.001 + 0.1 * width)

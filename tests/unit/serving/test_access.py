@@ -1,4 +1,4 @@
-"""Rights of callers over real sockets: tokens, certificates, and all their faults."""
+"""What callers may do, by their access tokens and client certificates, over real sockets."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def dialling(trust: Pki, *, token: str | None = None, certificate: str | None = 
 
 @asynccontextmanager
 async def remote(port: int, security: DialSecurity) -> AsyncGenerator[FailoverCompleter, None]:
-    """Yield a client of the server at this port."""
+    """Yield a completer that calls the gRPC server at this port."""
     link = ConnectionConfig("127.0.0.1", port, 60.0, security=security)
     async with connected(link) as fleet:
         yield FailoverCompleter(fleet, link)
@@ -100,7 +100,7 @@ REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
-    """Return the refusals of calls of each kind, by method.
+    """Call every method of `METHODS`; return the errors of those that are refused, by method.
 
     A refusal before the call's first write may be lost (grpc issue 36066), so such a call is made again.
     """
@@ -113,7 +113,7 @@ async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
 
 
 async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
-    """A call with two tokens is refused.
+    """A call with two access tokens is refused.
 
     It was once otherwise: the server used the last of two tokens, and a proxy in front of it may have checked the
     first.
@@ -128,7 +128,7 @@ async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
 
 
 async def refusal(begin: Any) -> str | None:
-    """Return the refusal of a call that sends an empty message; None if the call is admitted."""
+    """Begin a call with an empty message; return its refusal, or None if it is admitted."""
 
     async def nothing() -> AsyncGenerator[bytes, None]:
         yield b""
@@ -153,7 +153,7 @@ ALLOWED = {
 
 
 def test_an_unlisted_method_needs_the_right_of_operation() -> None:
-    """A method that no rule names needs the right of operation.
+    """A method that no rule names needs the right `OPS`, which clients lack.
 
     It was once otherwise: a method that a later version added would have been open to all clients.
     """
@@ -241,7 +241,10 @@ async def test_a_caller_without_its_certificate_gets_the_reason(at: Served, trus
 
 
 async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_file: Path) -> None:
-    """Calls on open connections end too; a half-written file changes nothing."""
+    """An access token removed from the auth file is refused, on open connections too.
+
+    An auth file that is only half written changes nothing.
+    """
     async with remote(at.grpc, dialling(trust, token=token_of("client"))) as client:
         assert await client.model() == CARD
         cut_in_half(auth_file)
@@ -307,7 +310,7 @@ async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: 
 
 
 async def attaching(port: int, security: DialSecurity, **fields: Any) -> str:
-    """Attach a draft worker with these fields; return its id, or the refusal."""
+    """Attach a draft worker; return its worker id, or the status and message of the refusal."""
     words = {"tokenizer_fingerprint": WORDS.fingerprint, "vocab_size": WORDS.size}
     attach = pb.Attach(**{"protocol_version": PROTOCOL_VERSION, "num_slots": 1, **words, **fields})
     async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
@@ -462,7 +465,7 @@ async def test_a_gateway_names_the_account_of_each_request(
 
 
 async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog: pytest.LogCaptureFixture) -> None:
-    """A refusal leaves a line in the audit log, and its error has the request's id.
+    """Each refusal has a line in the audit log, and its error has the request's id.
 
     It was once otherwise: the audit log lacked refused callers and attached workers; gRPC errors lacked the request's
     id.
@@ -496,7 +499,7 @@ async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
-    """A caller's limits are its own: a higher value is refused, and a value that is not given stays within them.
+    """A caller's limits are enforced: higher values are refused, and unset ones default within them.
 
     It was once otherwise: a completion without a length asks for 16 tokens, so a caller with a limit of 8 was refused.
     """

@@ -62,7 +62,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Server that fails the first calls of GetModel, with one of the given errors each."""
+    """Servicer whose GetModel raises one of `errors` per call, then works."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -130,7 +130,7 @@ async def generated(channel: grpc.aio.Channel) -> list[int]:
 
 
 async def test_clients_learn_of_another_model_at_the_target(directory: Path, card: ModelCard) -> None:
-    """A draft worker tells its clients of another model at its target.
+    """When the model at its target changes, a draft worker tells its clients the new name and template.
 
     It was once otherwise: the worker read name and template once, and served another model's text under the old name.
     """

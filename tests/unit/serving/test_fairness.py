@@ -1,4 +1,4 @@
-"""Accounts without a slot get one first, at every engine: a flood of long answers waits, and no token changes."""
+"""At every engine, accounts without a slot get one before accounts that have some; no token changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def engine(decoder: Decoder) -> TargetEngine:
 
 
 class Scheduled:
-    """A target's pool that sets the schedule of each request."""
+    """Token source that sends requests to a draft pool with the given schedule."""
 
     def __init__(self, pool: DraftPool, schedule: Schedule) -> None:
         self.max_length, self.vocab_size, self.seed_invariant = pool.max_length, pool.vocab_size, pool.seed_invariant
@@ -67,7 +67,7 @@ class Scheduled:
 
 
 async def helped(stack: AsyncExitStack, schedule: Schedule) -> TokenSource:
-    """Return a target with a draft worker and without spare slots, as a source of tokens."""
+    """Return a target that has a pool worker and no spare slots, as a source of tokens."""
     target = await stack.enter_async_context(running(engine(SlotDecoder(backend(seed=1)))))
     pool = DraftPool(target)
     at = await stack.enter_async_context(served(PortSecurity(), None, VerificationServicer(pool, WORDS)))
@@ -94,7 +94,7 @@ async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[TokenSourc
 async def answer(
     generator: TokenSource, request: GenerationRequest, account: str, log: list[str]
 ) -> tuple[object, ...]:
-    """Return tokens and the prompt's scores, which must not change; add the account to `log` at each token."""
+    """Return a request's tokens and prompt scores; append `account` to `log` at each token."""
     output = list[int]()
     scores: tuple[object, ...] = ()
     with request_context(Caller(account), "id"):

@@ -1,4 +1,4 @@
-"""A gateway follows the servers behind it: their deadlines, models and readiness."""
+"""A gateway follows the deadlines, models and readiness of the servers behind it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BUSY = replace(CARD, name="busy")
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:
-    """Gateway and server both count a request over its deadline as DEADLINE_EXCEEDED.
+    """Gateway and server both count a request that exceeds its deadline as DEADLINE_EXCEEDED.
 
     It was once otherwise: gateway and server counted a request over its deadline as CANCELLED, as if the client had
     left.
@@ -61,7 +61,7 @@ async def test_a_deadline_is_one_on_both_sides() -> None:
 
 
 class Busy(GenerationServicer):
-    """Servicer that names the right model only in its second answer to GetModel."""
+    """Servicer that describes its next model only in its second answer to GetModel."""
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         card, self.card = self.card, OTHER

@@ -1,6 +1,6 @@
-"""The life of a server: it tries ports before slow work, watches it, drains at one signal, and ends at a second one.
+"""The life of a server: free ports before slow work, health, drain at one signal, end at a second one.
 
-It reports what breaks or hangs, and ends also then.
+A server also reports what breaks or hangs, and ends even then.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_free_ports_stay_free() -> None:
 
 
 class Recorder:
-    """A front and a work that record the calls of their methods, and their times."""
+    """Stand-in for a server's ports and for its engine: it records calls of their methods, with times."""
 
     ports = {"grpc": 1}
     hangs = False
@@ -167,7 +167,7 @@ async def test_failed_work_ends_the_host() -> None:
 
 
 async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server ends with an error if the watch of its work ends.
+    """A server ends with an error if the task that watches its engine ends.
 
     It was once otherwise: after an error in the watch of its work, a server ended with exit code 0.
     """
@@ -182,7 +182,7 @@ async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list that gets the times at which the process would have ended itself."""
+    """Return a list of the times at which the host would have ended its process by force."""
     times: list[float] = []
     monkeypatch.setattr(host_module, "_give_up", lambda: times.append(time.monotonic()))
     return times
@@ -191,7 +191,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def hosted(
     decoder: ScriptedDecoder, *, drain_delay_s: float = 0.0, pass_timeout_s: float = 60.0
 ) -> tuple[TargetEngine, Recorder, asyncio.Task[None]]:
-    """Run a host of an engine over this decoder; return the engine, a front of the host, and the run."""
+    """Run a Host of an engine over `decoder`; return the engine, a recorder of the Host's calls, and its task."""
     engine, front = TargetEngine(decoder, EngineLimits(pass_timeout_s=pass_timeout_s)), Recorder()
     engine.start()
     config = ServerConfig(grace_s=0.1, drain_delay_s=drain_delay_s)
@@ -250,7 +250,7 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 
 
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
-    """A drained server lets its last pass end, and exits with code 0.
+    """A drained server lets its last pass end, and exits with code 0, though all sessions have moved away.
 
     It was once otherwise: a drain moved all requests while their last pass ran, and the process ended with code 1.
     """
@@ -310,7 +310,7 @@ asyncio.run(main())
 async def stuck(
     tmp_path: Path, source: str = STUCK
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Streams], None]:
-    """Run a host that does not end by itself; yield its process and its output streams."""
+    """Run a process whose host never ends by itself; yield the process and its streams."""
     script = tmp_path / "stuck.py"
     script.write_text(source)
     process = await asyncio.create_subprocess_exec(
@@ -355,7 +355,7 @@ def test_addresses_that_other_machines_cannot_dial(host: str, ours: bool) -> Non
 
 
 async def test_the_end_of_stdin_is_no_signal(tmp_path: Path) -> None:
-    """A drain that begins with the end of stdin goes on after a SIGTERM, as a pod gets it at its deletion."""
+    """A drain that the end of stdin began goes on after one SIGTERM, which a deleted pod gets."""
     source = STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)')
     async with stuck(tmp_path, source) as (process, (lifeline, output, errors)):
         ready = json.loads(await output.readline())

@@ -1,4 +1,4 @@
-"""Traces and the port for metrics need no package that is not asked for, and a missing one is one clear line."""
+"""Tracing and the metrics port need no package unless they are used; the error about a missing one is clear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few functions hand an event on, so that a newcomer can remember them."""
+"""An event passes through few functions between engine and client, so that newcomers can follow it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TARGET = [
 
 
 def our_frames() -> list[str]:
-    """Return our coroutines and generators on the stack, outermost first."""
+    """Return this project's functions on the call stack, outermost first, as file:function."""
     rooms = tuple(str(ROOT / "specdec" / room) for room in ("inference", "grpc_comm"))
     frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(rooms)]
     return [f"{Path(frame.filename).name}:{frame.name}" for frame in frames]
@@ -62,7 +62,7 @@ async def gateway() -> AsyncGenerator[str, None]:
 
 
 async def test_an_event_passes_few_functions(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event of an answer passes few functions on its way to the client.
+    """An event of an answer passes through few functions on its way to the client.
 
     It was once otherwise: an event passed 9 functions of a gateway and 10 of a target, with two nested waits.
     """

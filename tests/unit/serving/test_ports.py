@@ -131,7 +131,7 @@ def test_a_token_is_not_sent_in_plain_text() -> None:
 async def test_a_server_that_others_cannot_reach_logs_it(
     host: str, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that other machines cannot reach logs this.
+    """A server on loopback logs that only this machine can reach it, and the flag that changes this.
 
     It was once otherwise: a target on loopback logged "serving", and a draft on another machine could not reach it.
     """

@@ -1,4 +1,4 @@
-"""Prefixes in slots belong to an account: `cached_tokens` never counts another account's prompt, on any port."""
+"""Prefixes that slots hold belong to an account: `cached_tokens` never counts another account's prompt."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Drafting(DraftEngine):
-    """A draft engine that records the prefix and salt of each session."""
+    """Draft engine that records the prefix and salt of each session."""
 
     def __init__(self) -> None:
         super().__init__(ModelProposer(backend(seed=2)))
@@ -70,7 +70,7 @@ class Drafting(DraftEngine):
 
 
 class Helper(SilentWorker):
-    """A worker of the pool that never drafts, and records the salts of its requests."""
+    """Pool worker that never drafts, and records the salt of each session."""
 
     def __init__(self, pool: DraftPool, salts: list[str]) -> None:
         super().__init__("w", 9, pool)
@@ -82,7 +82,7 @@ class Helper(SilentWorker):
 
 @dataclass
 class Scene:
-    """Servers of one service, and the folder of their files."""
+    """Starts targets, gateways and drafts with auth files in one folder."""
 
     folder: Path
     stack: AsyncExitStack
@@ -259,7 +259,7 @@ callers = st.builds(
 
 @given(callers, st.text('ab:,"[]', max_size=3), callers, st.text('ab:,"[]', max_size=3))
 def test_salts_depend_on_account_group_and_client(one: Caller, given_one: str, other: Caller, given_other: str) -> None:
-    """Two requests have the same salt only if they have the same account or group and the same client's salt."""
+    """Two requests have equal salts only if account (or prefix group) and the client's own salt are equal."""
 
     def owner(who: Caller) -> tuple[bool, str]:
         group = who.prefix_groups.get(who.account)

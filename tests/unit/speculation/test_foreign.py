@@ -72,7 +72,7 @@ def with_and_without_space(columns: Columns) -> Columns:
 
 
 def special_as_text(columns: Columns) -> Columns:
-    """Map the special token, which the draft lacks, to a text token of the draft."""
+    """Wrong map: it gives a special token, which the draft lacks, the column of a text token."""
     return np.where(np.arange(NUM_TARGET) == 5, columns[0], columns)
 
 
@@ -95,7 +95,7 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
-    """Return a new proposer's token for a sequence of the draft's own ids, read at once."""
+    """Return the tokens that a new proposer gives for a draft whose ids it reads at once, in an empty slot."""
     own_ids = [*draft.token_map.prefix, *draft.token_map.read([*draft.token_ids])]
     if len(own_ids) > backend.max_length:
         return []
@@ -127,7 +127,7 @@ def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
 def test_a_long_prompt_is_read_in_parts_and_a_full_slot_proposes_nothing(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long prompt is read in parts, counted in the draft's tokens; a prompt that fills the slot gets no proposal."""
+    """A long prompt is read in parts of a number of draft ids; one that fills the slot gets no proposal."""
     prompt = tuple(range(2, 32))
     draft = Draft(0, prompt, SAMPLED, limit=1, token_map=SPELLING)
     whole = ModelProposer(backend).extend([draft])
@@ -155,7 +155,7 @@ def test_branches_and_prefixes_begin_where_their_own_tokens_agree(backend: Torch
 
 
 def watched(backend: TorchBackend, proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
-    """Run a step and check its tokens; return how many tokens it reads for each draft."""
+    """Propose for some drafts, and check the tokens; return how many tokens were read for each."""
     with widths_of(backend) as widths:
         chosen = ids_of(proposer.extend(drafts))
     assert chosen == [fresh(backend, draft) for draft in drafts]

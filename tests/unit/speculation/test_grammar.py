@@ -58,7 +58,7 @@ class Counting(SlotDecoder):
 
 
 def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Grammar = GRAMMAR) -> list[int]:
-    """Generate one sequence to its end, with the decoder's own draft tokens if it makes any."""
+    """Generate a whole output under a grammar; the decoder proposes its own draft tokens, if it can."""
     matcher, tokens, start = COMPILER.compile(grammar), list(PROMPT), 0
     while EOS_TOKEN_ID not in tokens and len(tokens) < MAX_LENGTH - gamma - 1:
         turn = Turn(0, start, list(tokens), sampling, gamma=gamma, output_start=len(PROMPT), grammar=matcher)
@@ -71,9 +71,9 @@ def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Gra
 
 
 def test_a_step_that_fails_anywhere_costs_no_token() -> None:
-    """A step with a grammar that fails at any point changes no token of later steps.
+    """Wherever a step with a grammar fails, later steps give the same tokens.
 
-    It was once otherwise: an error between a matcher's move and the note of its place made later masks wrong.
+    It was once otherwise: an error after a matcher had advanced, but before this was recorded, made later masks wrong.
     """
 
     def begun() -> list[Turn]:
@@ -104,7 +104,7 @@ def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) ->
 
 
 def test_forced_tokens_cost_no_pass() -> None:
-    """Tokens that a grammar forces need no pass of their own.
+    """Tokens that a grammar forces need no pass of their own, since they are verified as draft tokens.
 
     In `{"name":"..."`, the model chooses three times: the name, its end, and once in the rest.
     """
@@ -129,9 +129,9 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """Tokens that a grammar forces are proposed in place of tokens that it refuses.
+    """Where a grammar refuses a proposed token, the tokens that it forces there are proposed instead.
 
-    It was once otherwise: the grammar refused proposals in their middle, and what it forced there was not proposed.
+    It was once otherwise: proposals were cut at the refused token, and forced tokens were left out.
     """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')
@@ -162,7 +162,7 @@ def test_rows_without_a_grammar_are_not_touched() -> None:
 
 
 class NoModel(ModelProposer):
-    """Proposer with a model that must not run."""
+    """Proposer whose model must not run."""
 
     def _forward(self, readings: Any) -> Any:
         raise AssertionError("the model was asked")
@@ -182,7 +182,7 @@ def test_a_draft_takes_forced_tokens_without_its_model() -> None:
 
 @pytest.mark.parametrize("device_tokens", [1, 2])
 def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
-    """A draft's token and its runner-up are ones that the grammar allows."""
+    """The grammar allows a draft model's token, and its runner-up."""
     proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
     draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
     (tokens,) = proposer.extend([draft], ranked=True)

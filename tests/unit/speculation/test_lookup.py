@@ -17,7 +17,7 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def reference(token_ids: list[int], limit: int) -> list[int]:
-    """Look up by exhaustive search: the longest suffix first, and its latest earlier occurrence first."""
+    """Return what prompt lookup should find: what followed the latest earlier occurrence of the longest suffix."""
     for length in MATCHES:
         suffix = token_ids[-length:]
         for start in range(len(token_ids) - length - 1, -1, -1):
@@ -42,7 +42,7 @@ def test_lookup_is_its_definition(token_ids: list[int], limit: int) -> None:
 
 @given(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), max_size=6), st.integers(1, 8))
 def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[int], list[int]]], limit: int) -> None:
-    """An index that grows with the sequence finds what a search of all its tokens finds, and no draft tokens."""
+    """An index that grows with the sequence finds what an exhaustive search finds, and ignores draft tokens."""
     index = NgramIndex()
     proposer = NgramProposer(num_slots=1, max_length=1000)
     for committed, drafts in steps:
@@ -84,7 +84,7 @@ def test_right_lookups_grow_longer() -> None:
 
 
 def test_hopeless_ways_are_hardly_tried() -> None:
-    """In a text without repetition lookup verifies few tokens; after a pause it is tried again."""
+    """Where text does not repeat, prompt lookup soon proposes little; after a pause it tries again."""
     rng, lookup, num_tried = random.Random(0), Lookup(), 0
     log = [rng.randrange(20) for _ in range(50)]
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""A draft model's proposals depend on the chain alone: neither on the slot's past nor on other chains of the step."""
+"""A draft model's proposals depend on the chain alone, not on earlier use of the slot or on other chains."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingParams) -> int:
-    """Return a new proposer's token for a sequence."""
+    """Return the token that a new proposer gives for a sequence."""
     return extended(ModelProposer(backend), [Draft(2, token_ids, sampling, limit=1)])[0]
 
 
 def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
-    """Return one proposed token per draft."""
+    """Propose one token for each draft; return these tokens."""
     return [token_id for extension in ids_of(proposer.extend(drafts)) for token_id in extension or ()]
 
 
@@ -78,7 +78,7 @@ def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pyte
 
 
 def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) -> None:
-    """A part of a prompt, a plain turn and one with a proposal share a pass, each with the tokens it gets alone."""
+    """In one pass, part of a prompt, a turn and a turn with a proposal get the tokens that each gets alone."""
     prompt = tuple(range(30, 40))
     alone = ModelProposer(backend)
     continuation: list[int] = []
@@ -148,7 +148,7 @@ def test_a_fork_saves_reading_the_prefix() -> None:
 
 @contextmanager
 def widths_of(backend: TorchBackend) -> Iterator[list[int]]:
-    """Yield a list that gets the number of tokens of each span that the backend reads."""
+    """Yield a list to which the number of tokens of each span is appended as the backend reads it."""
     widths: list[int] = []
     forward = backend.forward
 

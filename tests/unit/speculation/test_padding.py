@@ -88,7 +88,7 @@ def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> Non
 
 
 def test_one_pass_for_targets_of_two_sizes() -> None:
-    """In a pass for two targets, a session gets ids of its own target, however few ids the other target has."""
+    """In a pass for two targets, a draft gets ids of its own target, however few the other target has."""
     backend = TorchBackend(tiny_model("llama", vocab_size=SMALL, seed=1), num_slots=2, max_length=LENGTH)
     drafts = [
         Draft(0, [5], SamplingParams(), 1, token_map=TokenMap(1)),
@@ -112,7 +112,7 @@ def bigrams(logits: FloatArray) -> law.Bigrams:
 
 
 class PaddedInFront(law.Bigrams):
-    """Wrong model: its ids begin one column later, so they get the noise of other tokens."""
+    """Wrong draft: its vocabulary is shifted by one column, so its tokens get the noise of other ones."""
 
     def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
         return np.roll(super().forward(spans), 1, axis=1)
@@ -120,14 +120,14 @@ class PaddedInFront(law.Bigrams):
 
 @dataclass(frozen=True)
 class Sampled:
-    """Outputs for all seeds, a row each, and how often the first draft token of each was accepted."""
+    """Outputs, one per seed, and the share of them whose first draft token was accepted."""
 
     outputs: list[list[int]]
     acceptance: float
 
 
 class Changed:
-    """Wrong decoder, which changes another decoder's verdicts."""
+    """Wrong decoder: it changes the verdicts of a right one."""
 
     def __init__(self, decoder: SpeculativeDecoder, change: Callable[[Verdict], Verdict]) -> None:
         self._decoder, self._change = decoder, change
@@ -160,7 +160,7 @@ def same_ids(target_size: int, draft_size: int) -> Pair:
 
 
 def toy_pair(target_size: int, draft_size: int, pair: Pair | None = None) -> tuple[FloatArray, FloatArray]:
-    """Return the logits of a target, and of a draft that is near it on common tokens."""
+    """Return the logits of a toy target, and of a draft that nearly agrees on the ids that both have."""
     rng = np.random.default_rng(1)
     ours, theirs = pair or same_ids(target_size, draft_size)
     target, draft = law.toy_logits(rng, target_size), law.toy_logits(rng, draft_size)
@@ -169,7 +169,7 @@ def toy_pair(target_size: int, draft_size: int, pair: Pair | None = None) -> tup
 
 
 def promised(target: FloatArray, draft: FloatArray, pair: Pair | None = None, row: int = 0) -> float:
-    """Return the probability that both choose the same token after token 0, the draft's `row`, with shared noise."""
+    """Return the probability with which shared noise makes draft and target choose the same first token."""
     ours, theirs = pair or same_ids(len(target), len(draft))
     q = np.zeros(len(target))
     q[ours] = law.exact_distribution(draft[row, theirs].tolist(), ASKED)
@@ -219,7 +219,7 @@ def test_a_target_kept_to_the_drafts_ids_fails() -> None:
 
 @pytest.mark.parametrize("wrong", ["padded in front", "uncut"])
 def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of the draft lowers the acceptance, and changes nothing else."""
+    """A fault of the draft changes its acceptance, and leaves the target's distribution."""
     target, draft = toy_pair(NUM_COMMON, NUM_PADDED)
     kind = PaddedInFront if wrong == "padded in front" else law.Bigrams
     proposer = ModelProposer(kind(draft, num_slots=BATCH, max_length=64))
@@ -231,7 +231,7 @@ def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch
 
 
 class _Tolerant(SlotDecoder):
-    """A target that cuts a proposal before an id that it lacks, where the real one refuses it."""
+    """Target that drops the rest of a proposal from an id that it lacks on; a real target refuses that."""
 
     def __init__(self, logits: FloatArray) -> None:
         super().__init__(bigrams(logits))

@@ -26,7 +26,7 @@ actions = st.one_of(
 
 @dataclass
 class NaiveTree:
-    """Draft tree that stores each token as the whole sequence up to it; each call computes which ones are live."""
+    """Draft tree that stores each token with the whole sequence before it, and filters by what is committed."""
 
     committed: list[int]
     max_tokens: int

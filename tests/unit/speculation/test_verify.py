@@ -1,4 +1,4 @@
-"""Verification accepts draft tokens while they equal the target's."""
+"""Verification accepts draft tokens up to the first that differs from the target's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls and reasoning in a growing text: the result does not depend on its pieces, and no text is lost."""
+"""Tool calls and reasoning in streamed text: the result does not depend on its pieces, and no text is lost."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_forced_tokens_are_those_without_a_choice(grammar: Grammar) -> None:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_allowed_tokens_are_accepted(grammar: Grammar) -> None:
-    """Every token that the mask allows is accepted, and no other one, unless the mask leaves a single token."""
+    """A matcher accepts exactly the tokens of its mask, unless the mask leaves a single one."""
     rng = random.Random(5)
     output = walk(COMPILER.compile(grammar), rng, limit=12)
     matcher = COMPILER.compile(grammar)
@@ -255,7 +255,7 @@ EXPLODING = {
 
 @pytest.fixture
 def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten a trial's limit to 3 s of CPU time, as in a server; CPU time is equal on slow machines."""
+    """Shorten the limit of a grammar's trial process from a server's 3 s of CPU time to 1 s."""
     monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 1)
 
 
@@ -283,7 +283,7 @@ def test_a_grammar_without_bounds_is_refused(name: str) -> None:
 
 @pytest.mark.usefixtures("brief_trials")
 def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grammars are tried out in one process, until one exceeds the limits: the next grammar gets a new process."""
+    """Grammars are tried out in the same process until one exceeds the limits; then a new one is started."""
     started = started_processes(monkeypatch)
     bombs = [Grammar(EXPLODING["all at once"][0], EXPLODING["all at once"][1].replace("[a-z]", "[b-z]"))] * 2
     for grammar in (Grammar(GrammarKind.REGEX, "first|second"), *bombs, Grammar(GrammarKind.REGEX, "third")):
@@ -293,7 +293,7 @@ def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch
 
 
 def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
-    """End the present trial process; return a list that gets each process that is started."""
+    """End the running trial process; return a list to which each newly started one is appended."""
     grammar_trial._ended()
     started, start = list[subprocess.Popen[str]](), grammar_trial._started
 
@@ -306,7 +306,7 @@ def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[
 
 
 def test_a_trial_that_cannot_be_held_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial that the machine cannot run, or kills, is an internal error, not a fault of the grammar."""
+    """If the trial process of a grammar cannot start or is killed, the error is internal, and not of the client."""
     started = started_processes(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere")

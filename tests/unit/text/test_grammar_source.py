@@ -1,4 +1,4 @@
-"""Grammars with reasoning and calls allow exactly what the readers of answers can read."""
+"""Grammars with reasoning and tool calls allow exactly the outputs that the parsers of answers can read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PREAMBLES = {Preamble.REASONING: "<think>", Preamble.REST_OF_REASONING: ""}
 
 
 def is_kept(grammar: Grammar, text: str) -> bool:
-    """Return whether the text is an output of the grammar."""
+    """Return whether a grammar allows the text as a whole output."""
     proposal = [*TOKENIZER.encode(text, special=False), EOS_TOKEN_ID]
     return COMPILER.compile(grammar).num_allowed((), proposal) == len(proposal)
 
@@ -127,7 +127,7 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "schema"), ANSWERS.items())
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
-    """A grammar for tools allows a call of one, or the JSON that the request asks for.
+    """A grammar for tools and a JSON schema allows either a call of a tool, or JSON by that schema.
 
     It was once otherwise: after the first brace, which a Llama call has too, the grammar allowed no other JSON.
     """
@@ -155,7 +155,7 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 
 
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that was compiled here is sent on in its final syntax, without converting it again.
+    """A grammar that a server has compiled is sent on in its final syntax, and not converted again.
 
     It was once otherwise: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for
     0.7 s.

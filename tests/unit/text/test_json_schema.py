@@ -1,4 +1,4 @@
-"""Replacements for JSON schemas that the library lacks allow no value that the schemas do not."""
+"""Replacements for JSON schema keywords that llguidance lacks allow no value that the schema forbids."""
 
 from __future__ import annotations
 

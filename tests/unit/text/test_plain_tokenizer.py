@@ -1,4 +1,4 @@
-"""The plain tokenizer agrees with Transformers' for every model that it serves, and refuses other models."""
+"""The tokenizer without Transformers agrees with it on every model that it supports, and refuses others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stop string cuts the text before its first occurrence, however pieces are cut; other text is not delayed."""
+"""A text ends before its first stop string, however it is cut into pieces; other text is not delayed."""
 
 from __future__ import annotations
 

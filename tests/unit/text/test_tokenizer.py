@@ -94,7 +94,7 @@ def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
 @relaxed
 @given(st.lists(st.integers(0, 262), max_size=20))
 def test_broken_bytes_never_fail_a_stream(token_ids: list[int]) -> None:
-    """Broken bytes never fail a request, though `tokenizers` raises if later bytes change the text of earlier ones."""
+    """No bytes fail a stream, though the library `tokenizers` raises if later bytes change earlier text."""
     streamed(SENTENCEPIECE, token_ids)
 
 
@@ -169,7 +169,7 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 
 
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
-    """Arguments of a tool call that were cut off are accepted, and stay as they are.
+    """A tool call whose arguments were cut off is accepted in a chat, with the arguments as they are.
 
     It was once otherwise: an agent sent back a tool call that the model had not finished, and got status 400.
     """
@@ -207,7 +207,7 @@ def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) ->
 
 
 def test_marks_of_calls_are_text_where_calls_are_read() -> None:
-    """Llama's <|python_tag|> is a special token, which has text only here; the text around it is unchanged."""
+    """The special token <|python_tag|> has text only if calls are read; text around it stays the same."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     (mark,) = tokenizer.call_markers
     token_ids = [*tokenizer.encode("a\u00e9"), mark, *tokenizer.encode(" the\u00e9"), mark]
@@ -221,7 +221,7 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
 
 
 def test_a_character_that_a_mark_cuts_comes_once() -> None:
-    """After the marker a new text begins; bytes of a character before it are not repeated."""
+    """A character that a marker cuts is written once, as a replacement character, before the marker."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     (mark,) = tokenizer.call_markers
     first_half = tokenizer.encode("\u00e9")[:1]
@@ -231,7 +231,7 @@ def test_a_character_that_a_mark_cuts_comes_once() -> None:
 
 
 def test_a_template_that_refuses_messages() -> None:
-    """An empty system message is dropped if the template refuses it; any other refusal is the client's fault."""
+    """An empty system message that a template refuses is dropped; any other refusal is an error of the client."""
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())

@@ -75,7 +75,7 @@ def test_ids_in_common_have_equal_bytes_and_each_one_partner(own: str, target: s
 @settings(max_examples=20, deadline=None)
 @given(text=st.text(st.sampled_from(" \n\tthewindas12é日€<|>▁"), max_size=40))
 def test_the_draft_reads_the_targets_bytes(own: str, target: str, text: str) -> None:
-    """A draft reads a target's tokens as draft tokens with the same bytes, even of cut characters."""
+    """A target's tokens, mapped to draft tokens, have the same bytes, also where a token cuts a character."""
     ours, theirs = TOKENIZERS[own], TOKENIZERS[target]
     text = text.replace("▁", " ") if "sentencepiece" in own + target or "unigram" in own + target else text
     token_ids = theirs.encode(text, special=False)

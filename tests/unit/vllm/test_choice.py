@@ -1,4 +1,4 @@
-"""Choice of tokens in vLLM's workers: requests with logits that are not finite. Needs no vLLM."""
+"""Choice of tokens in vLLM's workers finds requests whose logits are not finite; vLLM is not needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from specdec.inference.vllm.choice import names_not_finite
 
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
 def test_requests_without_finite_logits_are_named(fault: float) -> None:
-    """The requests that have logits which are not finite are found by name, and no others.
+    """Requests that have a row of logits without a finite maximum are found by name, and no others.
 
-    A row is at fault if its largest logit is not finite; other logits may be minus infinity, as by a bias.
+    Other logits of a row may be minus infinity, as by a bias.
     """
     logits = np.random.default_rng(1).normal(size=(6, 9))  # rows of requests a, b, c: 1, 3, 2
     logits[:, 4] = -np.inf

@@ -1,4 +1,4 @@
-"""Group of a server's processes: all of them end, those too that Python has only just spawned."""
+"""The processes of a server form a group, all of which ends, also those that Python has just spawned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specdec.inference.vllm.group import end_members, members
 
 
 def test_a_spawned_process_ends_with_the_group() -> None:
-    """A process counts from its start, with the warning filters that vLLM's processes get on their command line.
+    """A process that Python has just spawned belongs to the group, whatever warning filters its command line has.
 
-    It was once otherwise: the filter names Python's tracker of shared memory, and the process was taken for one. A
-    server that ended during its start left workers behind.
+    It was once otherwise: a filter names Python's tracker of shared memory, so such a process was taken for the
+    tracker, and a server that ended during its start left workers behind.
     """
     quiet = "-Wignore::UserWarning:multiprocessing.resource_tracker"
     code = "import time; print(flush=True); time.sleep(600)"

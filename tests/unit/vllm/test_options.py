@@ -1,4 +1,4 @@
-"""Configuration of vLLM: a runner without the names that we need is refused with the way out."""
+"""Configuration of vLLM: a runner that lacks needed names is refused, with what to use instead."""
 
 from __future__ import annotations
 

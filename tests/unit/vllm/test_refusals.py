@@ -1,4 +1,4 @@
-"""Lines of failed starts: the first error that a process of vLLM has logged, and the flag whose value it names."""
+"""The line that a failed start of vLLM becomes: the first logged error, and the flag whose value it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REASON = "_C::static_scaled_fp8_quant() expected\nat most 0 arguments"
 
 
 def fail() -> None:
-    """Log what vLLM's processes do at a start that fails, and raise what its front does."""
+    """Log errors as vLLM's processes do when a start fails, and raise what its front then raises."""
     logger = logging.Logger("vllm")
     logger.addHandler(handler := logging.StreamHandler(log))
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

@@ -1,4 +1,4 @@
-"""NxDI as this test run has it, and a folder for the models that it compiles."""
+"""Fixtures of the neuron tests: the NxDI of this test run, and a folder for the models that it compiles."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def _neuron(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(autouse=True)
 def _no_step_is_repeated(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test in which the engine repeated a failed step with success: its tokens would be right all the same."""
+    """Fail a test in which the engine had to repeat a failed step: the tokens alone would not show it."""
     yield
     assert "a step over" not in caplog.text
 
 
 @pytest.fixture
 def calls(nxdi: Nxdi) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the list of (graph, shape of input_ids) of every call, in order."""
+    """Return the list of all calls of graphs in this process, in order: (graph, shape of input_ids)."""
     return nxdi.calls
 
 
 @pytest.fixture
 def compiled_in(nxdi: Nxdi) -> list[str]:
-    """Return the list of work directories of every compilation."""
+    """Return the list of the work directories of all compilations in this process."""
     return nxdi.compiled_in
 
 

@@ -1,4 +1,4 @@
-"""Command lines and configuration files become compiled models."""
+"""Flags and configuration files for backend neuron lead to the compiled models that they describe."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_model_alone_prints_its_own_tokens(
 
 @pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
 def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
-    """A draft on a backend that cannot copy slots gets no slots for branches.
+    """A draft on backend neuron, which cannot copy slots, gets no slots for branches.
 
     It was once otherwise: with `--batch 2` a draft took four times the memory, and did not match its model compiled
     ahead.

@@ -1,4 +1,4 @@
-"""`--compile` makes the models that each role loads; models of other programs, and the order of a store."""
+"""`--compile` makes the models that each role loads; models that other programs compiled are loaded if they fit."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest
 
 
 def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
-    """Make a compiled model as vLLM leaves it: the files of NxDI, without the manifest that we add."""
+    """Compile a model as vLLM does: NxDI's files, without this project's specdec.json."""
     load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, **options))
     (made,) = artifacts.glob("*/*")
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("specdec.json", "started.json"))

@@ -1,4 +1,4 @@
-"""The target alone, with tokens chosen on the device: the baseline for pairs that choose there."""
+"""A target alone that chooses tokens on the device: the baseline for pairs that choose there too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def config(path: Path, **options: Any) -> ModelConfig:
-    """Return settings with three slots; gamma, from a server's flags, has no effect here."""
+    """Return the settings of a target with three slots; its gamma has no effect, as with a server's flags."""
     return neuron_config(path, length=MAX_LENGTH - 4, gamma=3, device_sampling=True, **options)
 
 
@@ -52,7 +52,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 
 
 async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, compiled_in: list[str]) -> None:
-    """A server with device sampling loads the model that was compiled ahead, and refuses seeds."""
+    """An engine with device_sampling loads the model that was compiled ahead, and refuses seeds."""
     before = len(compiled_in)
     compile_models(config(models.target), None)
     async with target_engine(config(models.target), max_waiting=4) as running:
@@ -65,9 +65,9 @@ async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, co
 
 
 def test_all_tokens_are_as_many_as_the_device_sees(models: ModelDirectories, caplog: pytest.LogCaptureFixture) -> None:
-    """A request without top_k is served with as many tokens as the device looks at.
+    """A request without top_k gets the device's largest, 256, with one warning in the log.
 
-    It was once otherwise: a request without top_k has 0, all tokens, and was refused.
+    It was once otherwise: a request without top_k has 0, which means all tokens, and was refused.
     """
     decoder = load(models.target)
     decoder.check(GenerationRequest((5, 6, 7), SamplingParams(temperature=1.0)))

@@ -85,7 +85,7 @@ def test_settings_that_nxdi_leaves_out_are_refused(
 
 
 def test_a_transformers_5_checkpoint_keeps_its_rope(tmp_path: Path) -> None:
-    """A checkpoint of Transformers 5 is refused if NxDI would read another rope_theta, which it looks for elsewhere."""
+    """A checkpoint of Transformers 5 is refused if NxDI would not find its rope_theta."""
     path = save(tmp_path, "llama")
     file = path / "config.json"
     fields = json.loads(file.read_text())

@@ -73,7 +73,7 @@ def rescaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantized(checkpoint: Path, folder: Path) -> Path:
-    """Save the same model in float32, for Transformers."""
+    """Save the quantized model in float32, as Transformers can load it."""
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
@@ -90,7 +90,7 @@ def logits_of(model: Path) -> np.ndarray[Any, Any]:
 
 
 def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
-    """Return the settings of CONFIG that `TAKEN` names, for a model of `NUM_LAYERS` layers."""
+    """Return the neuron_config fields of CONFIG that `TAKEN` names, for a model of `NUM_LAYERS` layers."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     found = {name: values[name] for name in TAKEN}
     found["modules_to_not_convert"] = [
@@ -105,7 +105,7 @@ def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
 def test_nxdi_computes_what_the_public_checkpoint_stands_for(
     rescaled: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
-    """NxDI's logits for a rescaled checkpoint are those of Transformers for it and for the public checkpoint.
+    """NxDI's logits for the rescaled checkpoint equal Transformers' for it and for the public one.
 
     Halving loses no bit here, since no value is near 0. Logits reach 10, and scales stay in float32.
     """
@@ -126,7 +126,7 @@ async def test_a_fused_pair_answers_as_the_rescaled_target(rescaled: Path, tmp_p
 
 
 def test_the_walk_leaves_out_what_the_public_checkpoint_does() -> None:
-    """AWS's list of modules without quantization has the attention of all 126 layers, and the MLPs of the outer two."""
+    """AWS's list of layers not to quantize has the attention of all 126 layers, and the MLPs of the outer two."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     attention = {f"layers.{layer}.self_attn" for layer in range(LAST_OF_405B + 1)}
     assert set(values["modules_to_not_convert"]) == {

@@ -78,7 +78,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 
 @pytest.mark.parametrize("method", ["fused", "vanilla"])
 async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, calls: Calls, method: str) -> None:
-    """A fused server runs the method that was chosen, one graph or two slot models, with the target's tokens."""
+    """A fused server loads one graph or two slot models, as its method says, and gives the tokens of the target."""
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
     config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)

@@ -1,4 +1,4 @@
-"""The fused graph with tokens that the host chooses serves every request, and answers as the target alone does."""
+"""A fused graph whose tokens the host chooses serves every request, and answers as the target alone does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 
 def torch_decoder(models: ModelDirectories) -> SlotDecoder:
-    """Load the target on torch: the same noise on Transformers' logits."""
+    """Load the target on backend torch, whose tokens the fused graph must give."""
     config = ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
     return SlotDecoder(load_torch_backend(config))
 
@@ -37,7 +37,7 @@ def torch_target(models: ModelDirectories) -> TargetEngine:
 
 
 def wanted() -> list[GenerationRequest]:
-    """Return requests with temperature, seeds, top_k, top_p, min_p and penalties all over their ranges."""
+    """Return requests with temperature, seed, top_k, top_p, min_p and penalties from all over their ranges."""
     return requests(20, seed=3, sampled=True)
 
 
@@ -88,7 +88,7 @@ async def test_a_graph_that_chooses_itself_refuses_grammars(models: ModelDirecto
 
 
 def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParams, gamma: int = K) -> float:
-    """Decode sequences of unequal length in one pass; return the share of draft tokens accepted."""
+    """Decode `num_slots` sequences of unequal length together; return the share of draft tokens accepted."""
     sequences = [list(range(20, 23 + 5 * slot)) for slot in range(num_slots)]
     decoder.step([Turn(slot, 0, tokens[:-1], sampling) for slot, tokens in enumerate(sequences)])
     drafted = accepted = 0
@@ -107,8 +107,8 @@ def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParam
 def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, num_slots: int, on_device: bool) -> None:
     """A draft with the target's own weights has all of its tokens accepted, also in a pass of several sequences.
 
-    It was once otherwise: each sequence's mask had the others' draft tokens; only the count of accepted tokens shows
-    it.
+    It was once otherwise: the mask of each sequence had draft tokens of all sequences, which lowers only the
+    acceptance.
     """
     decoder = load(models.target, models.target, num_slots=num_slots, device_sampling=on_device)
     assert acceptance(decoder, num_slots=num_slots, sampling=SamplingParams()) == 1.0
@@ -128,7 +128,7 @@ def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories,
 
 
 def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> None:
-    """Only prompts that are too long and scores of prompt tokens are refused.
+    """Requests are refused only if the prompt is too long, or its log-probabilities are asked for.
 
     The prompt graph reads prompts up to a length, and gives the logits of their last token alone.
     """

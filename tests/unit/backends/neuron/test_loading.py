@@ -1,4 +1,4 @@
-"""Refusals before anything is compiled, models that are compiled once, and Python without NxDI."""
+"""Models are refused before anything is compiled, and compiled only once; Python without NxDI works."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.backends.neuron.test_fused import pair
 
 
 def test_no_module_imports_a_neuron_package_by_statement() -> None:
-    """Neuron's packages are imported by name, when a model is loaded."""
+    """No module has an import statement for a Neuron package: they are imported by name when a model is loaded."""
     for file in (ROOT / "inference").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -43,7 +43,7 @@ def test_no_module_imports_a_neuron_package_by_statement() -> None:
 
 
 def quantized(path: Path, kind: str, **more: Any) -> dict[str, Any]:
-    """Return the options of a model with weights quantized in this way, and written to this path."""
+    """Return settings of a model with weights of the quantization type `kind`, stored at `path`."""
     given = {"quantized": True, "quantized_checkpoints_path": str(path), "quantization_type": kind}
     return {"overrides": {**given, **more}}
 
@@ -70,7 +70,7 @@ def test_a_draft_may_take_fewer_cores(models: ModelDirectories, artifacts: Path)
 
 
 def _draft_degrees(artifacts: Path) -> Iterator[tuple[int, int]]:
-    """Return the tp_degree of target and draft as NxDI got them."""
+    """Yield (tp_degree of the target, of the draft) from the configuration of each compiled pair."""
     for file in artifacts.glob("*/*/neuron_config.json"):
         config = json.loads(file.read_text())
         draft = config["fused_spec_config"]["draft_config"]
@@ -170,10 +170,10 @@ def test_an_artifact_names_its_origin(artifacts: Path) -> None:
 def test_an_artifact_of_another_format_is_not_taken(
     artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiled model is not taken if a version with other graphs made it.
+    """A model compiled by a version of this project with other graphs is not loaded.
 
-    It was once otherwise: after a change of our graphs, which no setting records, a new version loaded models of the
-    old one.
+    It was once otherwise: after a change of the code of graphs, which no setting records, a new version loaded models
+    of the old one.
     """
     load_and_run(checkpoint("llama"))
     monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)

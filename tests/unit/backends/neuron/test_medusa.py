@@ -65,9 +65,9 @@ def engine(decoder: MedusaDecoder) -> TargetEngine:
 
 @pytest.mark.parametrize("spare", [0, 4])
 async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: Path, calls: Calls, spare: int) -> None:
-    """Answers are exact over graphs with just enough room for the tree, and over graphs with more room.
+    """Medusa gives Transformers' greedy tokens, whether graphs are as wide as the tree or four tokens wider.
 
-    With more room, a pass can read tokens of the last tree that are not at their own positions.
+    Wider graphs leave room in a pass for tokens of the last tree that were accepted, but lie at other positions.
     """
     wanted = requests(12, seed=11, sampled=False)
     running = engine(load(checkpoint, medusa_speculation_length=WIDTH + spare))
@@ -77,7 +77,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: 
 
 
 async def test_paths_of_every_kind_are_accepted(checkpoint: Path, monkeypatch: Patch) -> None:
-    """The requests of the test above accept no draft tokens, several, and some that lie beside their positions."""
+    """The requests of the test above have passes that accept no draft token, several, and ones at other positions."""
     paths: list[tuple[int, int]] = []
     in_place = TreePass.num_in_place
 

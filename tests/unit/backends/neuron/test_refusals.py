@@ -1,4 +1,4 @@
-"""Models, pairs and settings that cannot be are refused by name, before anything is compiled."""
+"""Impossible models, pairs and settings are refused before anything is compiled; the error names them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Options = dict[str, Any]
 
 
 def given(**overrides: Any) -> Options:
-    """Return the option that gives these parameters to NxDI's NeuronConfig."""
+    """Return the neuron options that pass these parameters on to NeuronConfig."""
     return {"overrides": overrides}
 
 
@@ -158,7 +158,7 @@ def tiny(family: str = "llama", **fields: Any) -> Saved:
 
 
 def eagle(method: str, *, lost: str = "") -> Saved:
-    """Return a function that saves an EAGLE draft without a tensor, or with half of it if it is a matrix."""
+    """Return a function that saves an EAGLE draft without the tensor `lost`, or with half of it if it is a matrix."""
 
     def save(folder: Path) -> Path:
         draft = save_eagle_draft(folder, method)

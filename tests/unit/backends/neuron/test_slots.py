@@ -40,7 +40,7 @@ class TestContract(BackendContract):
 
 
 class TestContractWithoutDrafts(TestContract):
-    """The contract of backends where no pass has room for draft tokens."""
+    """The contract of backends, for models compiled with gamma 0: their passes have one token per slot."""
 
     families = ("llama",)
 
@@ -132,7 +132,7 @@ LONG = tuple(20 + position * 7 % 260 for position in range(300))
 
 
 def assert_exact(lengths: Sequence[int], widths: Sequence[int], **options: Any) -> None:
-    """Compare prompts of these lengths, and passes of these widths after each, with a forward without a cache."""
+    """Compare the logits of prompts of these lengths, each followed by passes of these widths, with Transformers'."""
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, **options))
     model = AutoModelForCausalLM.from_pretrained(path).eval()
@@ -151,7 +151,7 @@ def assert_exact(lengths: Sequence[int], widths: Sequence[int], **options: Any) 
     ids=["NxDI's own", "named"],
 )
 def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, overrides: dict[str, Any]) -> None:
-    """Each bucket, a length that graphs are compiled for, gives the logits of a pass without a cache.
+    """For every bucket (a length that graphs are compiled for), logits are those of a forward without a cache.
 
     Lengths lie on both sides of each bucket's end, up to the last position; some prompts have one or two tokens.
     """

@@ -1,4 +1,4 @@
-"""Compiled models in a store on a local disk, and in one with the rules of S3 Mountpoint."""
+"""The store of compiled models, on a local disk and on a double of S3 Mountpoint."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_published_model_is_found_by_all(anywhere: Path) -> None:
 
 
 def test_two_publishers_leave_one_model(anywhere: Path) -> None:
-    """If two processes publish the same model at once, both publications stay, and every reader finds the same one."""
+    """If two processes publish the same model at once, both copies stay, and all readers take the same one."""
     first, second = store.begin(anywhere, WANTED.key), store.begin(anywhere, WANTED.key)
     for folder in (second, first):
         with workshop.workshop("key") as made:
@@ -98,7 +98,7 @@ def test_a_slower_process_takes_the_faster_ones_model(anywhere: Path) -> None:
 
 
 def test_a_killed_publisher_blocks_no_other_process(tmp_path: Path) -> None:
-    """A process that was killed while it published blocks no other: unfinished files are never read."""
+    """A process killed while it publishes a model blocks no other one: unfinished files are never read."""
     for moment in range(100):
         mountpoint = Mountpoint(tmp_path / f"store{moment}")
         with pytest.MonkeyPatch.context() as patch:
@@ -230,7 +230,7 @@ def test_a_key_depends_on_all_but_dates(tmp_path: Path) -> None:
 
 
 def test_the_double_keeps_mountpoints_rules(mounted: Mountpoint) -> None:
-    """The double of S3 Mountpoint refuses what Mountpoint refuses: no other test would notice if it did not."""
+    """The double of S3 Mountpoint refuses what Mountpoint refuses; other tests would pass without this."""
     place, other = mounted.root / "file", mounted.root / "other"
     with place.open("xb", buffering=0) as file:
         file.write(b"one")

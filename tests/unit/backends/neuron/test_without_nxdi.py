@@ -1,4 +1,4 @@
-"""Errors of a Python without NxDI, or with a placeholder under its name."""
+"""Errors in a Python that lacks NxDI, or has a placeholder package from PyPI under its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("on_double")
 
 
 def forget(patch: pytest.MonkeyPatch, package: str) -> None:
-    """Let this process import a package again, from where it then is."""
+    """Remove a package from `sys.modules`, so that the next import finds it where it then is."""
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         patch.delitem(sys.modules, name)
 
@@ -38,7 +38,7 @@ def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package
 
 
 def write_placeholders(folder: Path) -> None:
-    """Write placeholders as on PyPI: one raises at import, the other has a name that cannot be imported."""
+    """Write packages like the placeholders on PyPI: one raises at import, one has no importable name."""
     text = 'raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")\n'
     for package, module in (
         ("torch_neuronx", "torch_neuronx"),

@@ -90,7 +90,7 @@ def test_settings_of_a_family_are_respected(variant: str, tmp_path: Path) -> Non
 
 @pytest.fixture
 def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
-    """Record the memory of the slots of each backend that is loaded."""
+    """Return the list of memory maps that backends allocate for slots, which later loads extend."""
     made: list[mmap.mmap] = []
 
     def recorded(num_bytes: int) -> mmap.mmap:
@@ -140,7 +140,7 @@ def test_more_spans_than_places_run_in_groups(backend: OnnxBackend, monkeypatch:
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("slots", [(0, 1, 2, 3, 4, 5, 6, 7), (7, 2, 0, 1, 5, 3), (6, 4, 5, 0)], ids=str)
 def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: str, tmp_path: Path) -> None:
-    """A run, spans of one token in neighbouring slots, gives the logits of a pass for each.
+    """Spans of one token in neighbouring slots, which are computed together, have the logits of passes one by one.
 
     Sequences of different lengths are in any order, beside a longer span; all can be continued.
     """
@@ -176,7 +176,7 @@ def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.M
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph with other logits than the model's is refused at loading.
+    """A graph whose logits differ from those of Transformers is refused at loading.
 
     A later version of Transformers with another arithmetic for a family could cause this.
     """
@@ -194,9 +194,9 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("off", [-1, 1])
 def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that counts the positions of a sliding window otherwise is refused at loading.
+    """A runtime with an off-by-one error in sliding windows is found at loading, and refused.
 
-    The usual test of 8 tokens would pass it, since they never leave a window of 512.
+    The usual test at loading has 8 tokens, which never leave a window of 512.
     """
     path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH - 1)
     load(path)
@@ -213,7 +213,7 @@ def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: py
 
 
 def test_windows_that_never_apply_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window as long as the slots is left out, since the operator is slower with one."""
+    """A sliding window as long as the slots is left out of the graph, since attention is slower with one."""
     path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH + 1)
     monkeypatch.setattr(PackedDecoder, "narrowed", None)
     load(path)
@@ -257,9 +257,9 @@ def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[s
 def test_passes_that_are_filled_up_give_what_was_asked(
     backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """A pass that is filled up with unused tokens gives the logits that were asked for.
+    """A pass that is padded with unused tokens gives the logits that were asked for.
 
-    It may end at the last position, after which no room is left to fill.
+    A pass that ends at the slot's last position has no room for padding.
     """
     monkeypatch.setattr(backend, "_fills_up", True)
     for start in (0, 3, MAX_LENGTH - width):

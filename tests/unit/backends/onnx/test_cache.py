@@ -48,7 +48,7 @@ def logits(backend: OnnxBackend, num_spans: int = 1) -> Array:
 
 
 def age(folder: Path) -> None:
-    """Make a folder older than the grace for processes that have not locked it yet."""
+    """Make a folder look so old that a process which uses it must have locked it."""
     old = time.time() - 10 * packing.SETTLED_S
     os.utime(folder, (old, old))
 
@@ -73,7 +73,7 @@ def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: Patch) 
 
 
 def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirectories) -> None:
-    """Weights with other content are packed again, even if size and date are the same; the old form is deleted.
+    """Changed weights are packed again, even if size and date are equal; the old packed form is deleted.
 
     It was once otherwise: the cache went by size and date, so the old model answered under the new one's model_id.
     """
@@ -106,7 +106,7 @@ def test_weights_replaced_while_packing_are_not_used(model: Path, models: ModelD
 
 
 def test_checkpoints_are_packed_once_for_each_dtype(model: Path, monkeypatch: Patch) -> None:
-    """A later start needs the original weights no more, even if a file of theirs was touched."""
+    """Weights are packed once per dtype: a later start reads no original weights, though their date has changed."""
     for dtype in ("float32", "int8"):
         load(model, dtype=dtype)
     os.utime(model / "model.safetensors")
@@ -143,7 +143,7 @@ def test_a_damaged_packed_form_is_made_again(model: Path, dtype: str, name: str)
 
 
 def test_two_processes_may_pack_at_once(model: Path, monkeypatch: Patch) -> None:
-    """Two processes may pack the same weights: if the other one is first, ours uses its folder."""
+    """Two processes may pack the same weights at once: the slower one uses the folder of the faster one."""
     load_weights = checkpoint.load_weights
 
     def overtaken(*about: Any, **more: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Places hold every span once, and share only single tokens of neighbouring slots."""
+"""Places of a pass hold each span once; a place is what one attention operator computes.
+
+A place is one span, or the single tokens of several neighbouring slots.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,6 @@ def test_neighbours_with_single_tokens_share() -> None:
 
 
 def test_places_that_hardly_save_are_single() -> None:
-    """Spans share a place only if that saves more time than binding the place to other slots takes."""
+    """Spans share places only if that at least halves the number of places."""
     mixed = spans((0, 1), (1, 1), (2, 3), (3, 3))
     assert shared_places(mixed) == single_places(mixed)

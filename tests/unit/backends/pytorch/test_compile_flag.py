@@ -1,4 +1,4 @@
-"""Effect of `--compile` on backend torch, mostly with makers that compile nothing."""
+"""Effect of `--compile` on backend torch; in most tests nothing is really compiled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPAN = Span(1, 0, range(40), 1)
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace the compilers by functions that record their names and leave the passes uncompiled; return that list."""
+    """Replace compilers by stand-ins that leave passes uncompiled; return the list of the names asked for."""
     asked: list[str] = []
 
     def compiler(name: str, **_: object) -> Uncompiled:
@@ -129,7 +129,8 @@ def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pyte
 def test_compiling_needs_a_torch_with_a_cache_for_each_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`--compile` with a torch that is too old is refused, with the torch version that `--compile` needs.
 
-    It was once otherwise: `torch.compile` of torch 2.9 lacks an argument of ours, so loading raised TypeError.
+    It was once otherwise: `torch.compile` of torch 2.9 lacks an argument that is used here, so loading raised
+    TypeError.
     """
     monkeypatch.setattr(graphs, "_compile", lambda run, *, backend, fullgraph, dynamic: run)
     with pytest.raises(ConfigError, match=r"torch 2\.13 or later.*--compile never"):

@@ -23,7 +23,7 @@ DEVICE = torch.device("cuda")
 
 
 class OnHost(TorchBackend):
-    """A backend that brings logits to the host, where the suite compares them."""
+    """A backend that copies logits to the host, where the tests compare them."""
 
     def forward(self, spans: Sequence[Span]) -> np.ndarray[Any, Any]:
         logits: np.ndarray[Any, Any] = torch.as_tensor(super().forward(spans)).cpu().numpy()

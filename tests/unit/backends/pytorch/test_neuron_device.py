@@ -1,4 +1,4 @@
-"""Device neuron without such a device: the contract of backends over the stand-in compiler, and checks at loading."""
+"""`--device neuron` without a Neuron device: the backend contract with a stand-in compiler, and checks at loading."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_another_models_threads_compile_nothing_again() -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> NeuronCompiler:
-    """Install a package that loading takes for TorchNeuron; its device is the CPU."""
+    """Install a stand-in for TorchNeuron whose device is the CPU; return its compiler."""
     compiler = NeuronCompiler()
     monkeypatch.setitem(compilers._BACKENDS, devices.DEVICE, None)
     monkeypatch.setitem(compilers._COMPILER_FNS, devices.DEVICE, compiler)

@@ -51,7 +51,7 @@ def linears(model: torch.nn.Module) -> tuple[int, int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_packed(family: str) -> None:
-    """Every family of models gets packed layers; test_backend.py compares the logits of this very backend."""
+    """In every model family all linear layers are packed; test_backend.py compares their logits."""
     model = tiny_model(family)
     TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
     num_plain, num_packed = linears(model)

@@ -1,4 +1,4 @@
-"""Passes of fixed shapes give the logits of other passes, uncompiled or compiled without code generation."""
+"""Passes of fixed shapes, uncompiled or compiled without code generation, give the logits of ordinary passes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestContract(BackendContract):
 
 
 def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int = 0) -> None:
-    """Play prompts of up to 70 tokens, verification, rollback and forks; compare all logits with fresh forwards."""
+    """Run random passes (prompts of up to 70 tokens, rollbacks, forks); compare all logits with a fresh forward."""
     rng = np.random.default_rng(seed)
     held: list[tuple[int, ...]] = [()] * NUM_SLOTS
     for _ in range(num_passes):
@@ -67,7 +67,7 @@ def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int 
 
 
 def play_compiled(family: str, maker: Compiled, *, num_passes: int = 25) -> None:
-    """Play a history over compiled passes; check that none is compiled after the warm-up."""
+    """Run random passes on a backend with compiled passes; check that nothing is compiled after the warm-up."""
     fixed = FixedShapes(maker, LONG_BUCKETS)
     backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
     backend.warm_up()
@@ -127,7 +127,7 @@ def test_a_break_in_a_graph_is_an_error() -> None:
 
 def test_graphs_made_after_the_warm_up_are_counted() -> None:
     class Forgetful(Uncompiled):
-        """Maker of graphs that must be made again for each run after the first, as a compiler's guards may demand."""
+        """A compiler stand-in whose graphs are compiled again at each later run, as if a guard of Dynamo failed."""
 
         def make(self, run: Any) -> Any:
             def again() -> torch.Tensor:

@@ -44,7 +44,7 @@ def test_marks_keep_the_text(pieces: list[str], num_accepted: int, rest: str) ->
 
 @pytest.mark.parametrize("lengths", [(1, 1, 1), ()])
 def test_each_token_has_a_line_with_its_origin(lengths: tuple[int, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """Each token has a line with its id, and with its text if the server sends the lengths of pieces."""
+    """Format `tokens` prints a line per token: index, id, and, if piece lengths are known, origin and text."""
     delta, result = Delta(1, (5, 6, 7), 3, 2, text="abc", piece_lengths=lengths), Result("x")
     result.record(delta)
     TokenSink(SamplingParams()).show(result, delta)

@@ -1,4 +1,4 @@
-"""Many prompts at once: results in order, each failure apart, and retries at full servers."""
+"""Many prompts at once: results keep their order, a failure affects one prompt, and full servers are retried."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def job(prompts: list[str], *, concurrency: int) -> PromptJob:
 
 
 class ListSink:
-    """Sink that keeps all results."""
+    """Output sink that records every call as a line."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -43,7 +43,7 @@ class ListSink:
 
 @pytest.mark.parametrize(("temperature", "source"), [(0.0, "lookup"), (1.0, "draft")])
 def test_the_line_of_figures_is_explained(temperature: float, source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The line of figures after an answer has only figures that apply.
+    """The line of figures after an answer leaves out figures that do not apply to it.
 
     It was once otherwise: the line had a seed at temperature 0, and a draft's acceptance where the target looked tokens
     up.

@@ -1,4 +1,4 @@
-"""Confidence intervals are right: a real difference is found, and none is invented."""
+"""Confidence intervals find a real difference, and none where there is none."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_uninterleaved_runs_are_compared_by_prompt() -> None:
 
 
 def test_certain_and_undecided_ratios() -> None:
-    """Values without scatter have an interval of one point; too few pairs have no verdict."""
+    """Equal ratios have an interval of one point, and too few pairs have no verdict."""
     ratio = paired_ratio([1.0, 2.0, 4.0], [2.0, 4.0, 8.0])
     assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
     few = paired_ratio([1.0] * (MIN_PAIRS - 1), [9.0] * (MIN_PAIRS - 1))

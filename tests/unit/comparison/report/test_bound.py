@@ -1,4 +1,4 @@
-"""The bound, compared with rounds that are simulated one by one."""
+"""The bound on the speed of each topology, compared with rounds that are simulated one by one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ COSTS = Costs(pass_s=PASS_S, verify_s=VERIFY_S, step_s=STEP_S)
 
 
 def _simulated_round(rng: random.Random, alpha: float, gamma: int) -> Round:
-    """Accept draft tokens up to the first rejection, then add one token of the target's own."""
+    """Draw one round: draft tokens are accepted up to the first rejection, and one token of the target is added."""
     num_accepted = next((i for i in range(gamma) if rng.random() >= alpha), gamma)
     return Round(0.0, num_accepted + 1, gamma, num_accepted, Timings())
 
 
 def _simulate(alpha: float, gamma: int, round_s: float) -> tuple[list[Round], float]:
-    """Simulate enough rounds; return them and their tokens per second."""
+    """Draw rounds up to NUM_TOKENS tokens; return the rounds, and tokens per second if each takes `round_s`."""
     rng, rounds, num_tokens = random.Random(1), [], 0
     while num_tokens < NUM_TOKENS:
         rounds.append(_simulated_round(rng, alpha, gamma))
@@ -62,7 +62,7 @@ def test_run_ahead_without_surprise_is_the_first_way(contender: Contender) -> No
 
 @pytest.mark.parametrize("contender", RUN_AHEAD)
 def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
-    """In the bound for drafting ahead, each rejection costs a round trip.
+    """In the bound for run-ahead, each rejection costs a round trip.
 
     It was once otherwise: the bound did not depend on the round trip, as if the draft learned of a rejection at once.
     """
@@ -76,7 +76,7 @@ def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
 
 @dataclass
 class Simulation:
-    """A target, and a draft that runs ahead of it without limit, event by event; times in seconds.
+    """Simulation, event by event, of a target and a draft that runs ahead without limit; times in seconds.
 
     Whether the draft is right at a position is drawn once. If no proposal has arrived, the target waits, or decodes by
     itself.
@@ -108,11 +108,11 @@ class Simulation:
         return now + self.rtt_s / 2
 
     def _arrived(self, arrival: Callable[[int], float], done: int, now: float) -> int:
-        """Return how many tokens of the proposal, of at most gamma tokens, have arrived at the target by `now`."""
+        """Return how many tokens of the proposal (gamma at most) have reached the target by `now`."""
         return next((n for n in range(self.gamma) if arrival(done + n) > now), self.gamma)
 
     def _foreseen(self, start: int, known_s: float) -> tuple[int, Callable[[int], float]]:
-        """Return the first position that the draft gets wrong, and the arrival of each of its tokens at the target."""
+        """Draft from position `start` on; return the first wrong position, and when each token reaches the target."""
         end = start
         while self.rng.random() < self.alpha and end < start + 10_000:
             end += 1
@@ -147,7 +147,7 @@ def test_network_costs_targets_the_first_token_alone() -> None:
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """The probability of acceptance is found again from the counts of a simulation.
+    """The estimate from simulated rounds is the acceptance probability with which they were drawn.
 
     It is not the rate of accepted tokens, since tokens after a rejection were never decided on.
     """
@@ -156,7 +156,7 @@ def test_acceptance_probability_is_found_again(alpha: float) -> None:
 
 
 def test_costs_are_read_from_the_timings() -> None:
-    """Costs of passes and draft steps come from the rounds' timings; without rounds they are 0."""
+    """Costs of passes and draft steps are computed from the timings of rounds; without any they are 0."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)

@@ -1,4 +1,4 @@
-"""Comparison of two results: a planted slow-down is found, equal ones are equal, other conditions are refused."""
+"""Comparison of two results: a slowdown is found, equal ones differ in nothing, other conditions are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("I
 
 
 def _measured(directory: Path, seed: int, *, fused: float = 1.0) -> Path:
-    """Write a results.json with 3 % of noise, and with the fused pair's times multiplied by `fused`."""
+    """Write a results.json with 3 % of noise, the fused pair's times multiplied by `fused`; return its path."""
     directory.mkdir()
     rng = random.Random(seed)
 
@@ -41,7 +41,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _same_models(file: Path, other: Path) -> Path:
-    """Give both results the same model directories, since each run of this test has its own."""
+    """Give the result in `file` the conditions of `other`, so that both name the same model directories."""
     content = json.loads(file.read_text())
     content["conditions"] = json.loads(other.read_text())["conditions"]
     file.write_text(json.dumps(content))
@@ -97,7 +97,7 @@ def with_failures(content: dict[str, Any]) -> object:
 
 
 def without(name: str, content: dict[str, Any]) -> object:
-    """Return the results without the field `name` of each request."""
+    """Return the results without the field `name` in any request."""
     content["requests"] = [[{key: it[key] for key in it if key != name} for it in cell] for cell in content["requests"]]
     return content
 

@@ -1,4 +1,4 @@
-"""Answers over gRPC, which the client checks after their end."""
+"""Answers over gRPC: after the end of a stream, the client checks that no message was lost."""
 
 from __future__ import annotations
 

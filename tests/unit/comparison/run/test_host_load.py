@@ -35,7 +35,7 @@ def test_foreign_load_or_spread_means_busy(load: HostLoad, spread: float, *, is_
 
 
 def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The load of other processes leaves out this process and its children.
+    """The load of other processes excludes this process and its children.
 
     The cores' times are made up; the child is real.
     """

@@ -29,7 +29,7 @@ WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignor
 
 
 async def test_an_answer_without_usage_counts_messages() -> None:
-    """A server without counts has its messages counted as tokens; the client keeps the form of request it accepts."""
+    """Tokens of a server without usage are counted by its messages; fields that it refused are not sent again."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         first = await client.complete("hello", 0, None)
         second = await client.complete("hello", 1, None)
@@ -57,7 +57,7 @@ async def test_a_late_answer_is_a_record_with_a_code() -> None:
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """A refused prompt does not change the fields of the requests after it.
+    """After a refused prompt, later requests have the same fields as before.
 
     It was once otherwise: one prompt that was too long made the client drop seed and counts for all requests after it.
     """
@@ -150,7 +150,7 @@ async def test_a_conversation_sends_what_was_answered_before() -> None:
 def test_token_counts_are_reported_or_spread(
     texts: str, counts: tuple[int, ...] | None, total: int | None, expected: dict[int, int]
 ) -> None:
-    """Tokens have the time of their message, in seconds; without counts, those of the answer are spread by length."""
+    """Tokens have the time of their message; without counts per message, the total is spread by length of text."""
     words = texts.split()
     known = zip(words, counts or [None] * len(words), strict=True)
     chunks = [_Chunk(float(at), word, count) for at, (word, count) in enumerate(known)]
@@ -192,9 +192,9 @@ data: unfinished"""
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
-    """The events of a stream are the same wherever its parts end.
+    """The events read from a stream are the same however its bytes are split into packets.
 
-    That may be within a character, or between carriage return and line feed.
+    A packet may end within a character, or between carriage return and line feed.
     """
     stream = STREAM.replace("\n", line_end).encode()
     for at in range(len(stream) + 1):
@@ -204,9 +204,9 @@ def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
 
 
 async def test_thirty_two_streams_at_once_are_whole() -> None:
-    """Thirty-two streams at once have the server's times; the client's own are printed (`pytest -s`).
+    """Thirty-two streams at once are read whole: text, counts of tokens, and one record per request.
 
-    They are not asserted, since a busy machine changes them.
+    Times at the client and at the server are printed (`pytest -s`), not compared: a busy machine changes them.
     """
     num_streams, server = 32, TimedServer(num_tokens=20)
     prompts = tuple(f"prompt {number}" for number in range(num_streams))
@@ -226,7 +226,7 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """Times count from the moment when a request leaves, which a busy loop delays here.
+    """Times count from the moment when a request is really sent, which a busy event loop delays.
 
     It was once otherwise: the clocks of 32 streams started before their requests were sent.
     """

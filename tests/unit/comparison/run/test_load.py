@@ -1,4 +1,4 @@
-"""Load generators, with the imports of Locust's process and the records that it returns as JSON."""
+"""Load generators, what Locust's process imports, and the records that it returns as JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_messages_survive_json() -> None:
 
 
 async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord]:
-    """Answer like a server that handles one request at a time, for 50 ms each."""
+    """Return the record of an answer by a server that handles one request at a time, for 50 ms each."""
     due_s = time.monotonic() if due_s is None else due_s
     async with ONE_AT_A_TIME:
         await asyncio.sleep(0.05)
@@ -61,9 +61,9 @@ ONE_AT_A_TIME = asyncio.Lock()
 
 
 async def test_forced_tokens_do_not_wait_for_answers() -> None:
-    """Requests of an open loop count from their time, without waiting for answers, even if they leave late.
+    """In an open loop, each request counts from its scheduled time, whether earlier answers have come or not.
 
-    A client that waits sends a slow server fewer requests, and so hides its queue.
+    Waiting for answers would send a slow server fewer requests, and so hide its queue.
     """
     asyncio.get_running_loop().call_later(0.01, time.sleep, 0.05)
     records = await as_they_come(_held_up, 3, [*[0.0] * 5, 0.02])
@@ -91,7 +91,7 @@ def test_arrivals_are_poisson_and_repeat() -> None:
 
 @pytest.mark.parametrize(("count", "streams"), [(3, 1), (3, 3), (2, 5)])
 async def test_steady_load_never_falls(count: int, streams: int) -> None:
-    """A steady load sends a new request whenever one ends, until all prompts and streams have an answer."""
+    """A steady load has `streams` requests in flight until each prompt and each stream has an answer."""
     in_flight, least, asked = 0, 99, list[int]()
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
@@ -112,7 +112,7 @@ async def test_steady_load_never_falls(count: int, streams: int) -> None:
 
 
 async def test_steady_load_ends_in_time() -> None:
-    """A steady load ends in time: a server that does not answer gives no record, and its requests are cancelled."""
+    """A steady load ends at its time limit: unanswered requests are cancelled, and have no record."""
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
         await asyncio.sleep(3600)

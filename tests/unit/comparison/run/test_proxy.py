@@ -39,7 +39,7 @@ async def _link(conditions: LinkConditions) -> AsyncGenerator[DelayProxy, None]:
 
 @asynccontextmanager
 async def _connection(proxy: DelayProxy, *, is_warm: bool = True) -> AsyncGenerator[_Streams, None]:
-    """Connect through a proxy, and send a byte there and back unless the connection should stay cold."""
+    """Connect through a proxy; unless `is_warm` is False, first send one byte and read its echo."""
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     try:
         if is_warm:

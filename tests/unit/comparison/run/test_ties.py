@@ -1,4 +1,4 @@
-"""Near-ties: answers may differ where rounding decides between two tokens; any other difference is a fault."""
+"""Near-ties: answers may differ where two tokens score almost equally; any other difference is an error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_answer_that_parted_earlier_this_time_is_no_evidence() -> None:
 
 
 class Scripted:
-    """Client of a server that reports these log-probabilities, or none."""
+    """Client whose server reports these log-probabilities, or none; it records the prompts."""
 
     def __init__(self, text: str = "", steps: list[Step] | None = None) -> None:
         self._found = text, steps or []
@@ -73,7 +73,7 @@ def answered(contender: Contender, *texts: str) -> Sample:
 
 @pytest.mark.parametrize("silent", [BASE, SD])
 async def test_either_server_is_asked_once_for_each_prompt_that_parted(silent: Contender, tmp_path: Path) -> None:
-    """Each server is asked once for scores of each prompt whose answers differ; a server without scores is no failure.
+    """Servers are asked once for scores of each prompt whose answers differ; one that has none is no failure.
 
     It was once otherwise: Job measure failed at any near-tie, since a graph that chooses on the device has no scores.
     """
@@ -103,7 +103,7 @@ async def test_turns_of_a_conversation_are_not_asked_again(tmp_path: Path) -> No
 
 
 async def scored_over_http(answer: object) -> tuple[str, list[Step], dict[str, Any]]:
-    """Return the text and steps that a client reads from this answer, and the body of its request."""
+    """Return what an HTTP client makes of this answer (text and steps), and the body of its request."""
     server = ScriptedServer(lambda _: (200, "application/json", json.dumps(answer)))
     workload = WorkloadConfig((PromptSet("kind", ("text",)),))
     async with serving(server), http_client(Endpoint("a", server.url), workload) as client:

@@ -1,4 +1,4 @@
-"""The search for capacities finds the most streams that a service can hold; its table has the figures."""
+"""The search for capacity finds the most streams that a service can hold, and its table has the results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def config(*flags: str) -> ComparisonConfig:
 
 @given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 5000))
 def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> None:
-    """The search finds the capacity up to its resolution; it tries no number of streams twice, and at most 30."""
+    """The search finds the capacity within its resolution, in at most 30 probes, all with different streams."""
     steps, tried = search(limit, first), list[int]()
     streams = next(steps)
     try:
@@ -47,7 +47,7 @@ def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> Non
 
 
 def answer(rate: float, ttft_s: float) -> RequestRecord:
-    """Return the record of an answer of eleven tokens at a rate per second; drafting takes a quarter of each pass."""
+    """Return the record of an answer of eleven tokens, `rate` per second, with a quarter of pass time for drafting."""
     timings = Timings(compute_us=40_000, draft_us=10_000)
     rounds = tuple(Round(ttft_s + i / rate, 1, 3, 0, timings) for i in range(11))
     return RequestRecord(0, 0.0, 4, tuple(range(11)), rounds)
@@ -61,13 +61,13 @@ def probed(*records: RequestRecord, wanted: int = 20, failures: tuple[RequestRec
 
 @pytest.mark.parametrize(("num_slow", "num_late", "holds"), [(0, 0, True), (1, 0, True), (4, 0, False), (0, 1, False)])
 def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, holds: bool) -> None:
-    """The limits hold if nine in ten answers keep them, and 99 in 100 times to the first token."""
+    """Limits hold if 9 in 10 answers are fast enough, and 99 in 100 first tokens come in time."""
     quick = [answer(30.0, 0.2)] * (20 - num_slow - num_late)
     assert probed(*quick, *[answer(10.0, 0.2)] * num_slow, *[answer(30.0, 2.0)] * num_late).holds is holds
 
 
 def test_an_unfinished_stream_breaks_the_promise() -> None:
-    """A stream that was cut off breaks the promise: it has no record, and the other streams alone would look fast."""
+    """Limits do not hold if a stream is cut off: without its record, the other streams would look fast."""
     assert not probed(*[answer(30.0, 0.2)] * 19).holds
     assert not probed(*[answer(30.0, 0.2)] * 20, failures=(answer(30.0, 0.2),)).holds
     assert not probed().holds
@@ -101,7 +101,7 @@ def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
 
 
 class SlowServers:
-    """A measurement in which no answer ends and each probe takes 4 s."""
+    """Measurement in which no answer ends; each probe adds 4 s to its clock."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -115,7 +115,7 @@ class SlowServers:
 
 
 async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topology that was not measured, since the time was over, is left out.
+    """A topology that was not measured before the study's time ended is left out of the report.
 
     It was once otherwise: the time was over after two probes of 65 streams, and the page had "at least 0".
     """
@@ -128,7 +128,7 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
 
 
 def test_no_capacity_found_has_no_figures(tmp_path: Path) -> None:
-    """A study that measured no capacity has a report without figures of capacity.
+    """A study that measured no capacity still writes a report, without figures of capacity.
 
     It was once otherwise: if the time was over before the first probe, the picture raised ValueError, and no report
     came.

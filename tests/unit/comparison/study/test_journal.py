@@ -23,7 +23,7 @@ from tests.support.samples import model_directory, samples
 
 
 class Servers:
-    """Stand-in for servers, which records the drafts and lengths that were started, and fails at one length."""
+    """Stand-in for servers: it records (draft, gamma) of each start, and fails to start at the gamma `broken`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, int | None]] = []
@@ -50,7 +50,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def study(folder: Path, *flags: str) -> StudyConfig:
-    """Return a study of two drafts and three lengths, compiled as one graph each, under one set of conditions."""
+    """Return a study on backend neuron: two drafts and three gammas, each compiled, under one set of conditions."""
     (folder / "report").mkdir(exist_ok=True)
     for kind in ("structured", "open_ended"):
         (folder / f"{kind}.txt").write_text("1 2 3")
@@ -62,7 +62,7 @@ def study(folder: Path, *flags: str) -> StudyConfig:
 
 
 async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
-    """Conduct a study; return draft and length of every trial, after a check that each trial has both prompt kinds."""
+    """Run a study; return (draft, gamma) of its trials, each of which must have both kinds of prompt."""
     trials = (await conduct_study(config, Console(file=io.StringIO()))).evidence.trials
     assert [trial.place.kind for trial in trials] == ["structured", "open_ended"] * (len(trials) // 2)
     return [(trial.contender.draft_name, trial.contender.gamma) for trial in trials[::2]]
@@ -76,7 +76,7 @@ async def test_every_graph_is_served_once_and_the_target_alone_once(servers: Ser
 
 
 async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) -> None:
-    """The continued study has the same trials; lengths that could not be compiled are not tried again."""
+    """A study that goes on after an interruption has the same trials; what could not be compiled is not retried."""
     servers.broken = 5
     with pytest.raises(UnavailableError, match="the compiler was killed"):
         await conducted(study(tmp_path))

@@ -1,4 +1,4 @@
-"""The search, over services with a formula for their speed, finds the known optimum within its time."""
+"""The search, over servers whose speed follows a formula, finds the known optimum within its time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def space(**conditions: tuple[float, ...]) -> Space:
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
-    """Return the evidence of a search in which every group takes `GROUP_S` of a simulated clock."""
+    """Search with a simulated clock, on which a group of measurements takes `GROUP_S`; return the evidence."""
     now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 
@@ -83,7 +83,7 @@ def test_the_best_of_the_whole_grid_is_found(rtt_ms: float, load: int) -> None:
 
 
 def test_a_way_lost_at_usual_length_is_retried() -> None:
-    """The search finds a topology that is best at another number of draft tokens than the usual one."""
+    """A topology that is slow at the usual gamma, but the fastest at another one, is found."""
 
     def speedup(place: Conditions, contender: Contender) -> float:
         if contender.topology is Topology.POOL:
@@ -134,7 +134,7 @@ def test_a_group_ends_with_the_budget() -> None:
 
 
 def test_first_comes_what_is_worth_most() -> None:
-    """If there is time for only one group, the search compares all ways to serve under the usual conditions."""
+    """If there is time for one group only, the search measures every topology once, under the usual conditions."""
     evidence = studied(rounds, 0.1, rtt_ms=(10.0, 80.0))
     assert [it.place for it in evidence.trials] == [evidence.space.usual] * 4
     assert len({it.contender.topology for it in evidence.trials}) == 4

@@ -1,4 +1,4 @@
-"""Fields of other servers: values without effect are accepted, and a refusal names these values."""
+"""Request fields of other servers: values that change nothing are accepted, and an error names such values."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_missing_abilities_of_a_model_are_named(messages: list[dict[str, A
 
 
 async def test_an_answer_goes_back_as_a_message() -> None:
-    """The message of an answer is accepted in the next conversation, with all its empty fields."""
+    """The message of an answer, with its empty fields, is accepted as a message of the next request."""
     empty: dict[str, Any] = {"refusal": None, "annotations": [], "audio": None, "tool_calls": [], "function_call": None}
     messages = [HELLO, {"role": "assistant", "content": "x", **empty}, HELLO]
     assert (await post(ScriptedCompleter(PASSES), "/v1/chat/completions", {"messages": messages})).is_success

@@ -19,8 +19,8 @@ from tests.support.completers import ScriptedCompleter, gateway
 async def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
     """Bodies that the schema allows are accepted, others are refused, and the schema describes every answer.
 
-    The schema lacks two conditions on fields that name a grammar (`structured.NAMES`): at most one is given, and only
-    one of JSON beside tools. So bodies may break these two here.
+    The schema cannot say that at most one field of `structured.NAMES` is allowed, and beside tools only one for JSON;
+    bodies that break these two rules may be refused here.
     """
     port = free_port()
     arguments = ("--phases", "fuzzing", "--max-examples", "20", "--seed", "1", "--no-color")

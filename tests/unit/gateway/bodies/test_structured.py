@@ -1,4 +1,4 @@
-"""All fields for structured output lead to the same grammar."""
+"""Every field for structured output leads to the same grammar."""
 
 from __future__ import annotations
 

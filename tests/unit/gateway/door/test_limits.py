@@ -1,4 +1,4 @@
-"""Limits of an HTTP client's requests in size and time, and the probes of a process."""
+"""Limits on the size and time of HTTP requests, and a process's probes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def serving(
 
 @asynccontextmanager
 async def dialled(port: int, first: bytes) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    """Yield both ends of a connection on which these bytes were sent."""
+    """Open a connection, and send `first` on it; yield its reader and writer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(first)
@@ -63,7 +63,7 @@ async def dialled(port: int, first: bytes) -> AsyncGenerator[tuple[asyncio.Strea
 
 
 def posted(body: bytes, *fields: str, num_bytes: int | None = None) -> bytes:
-    """Return a completion request, whose body may still lack some of its `num_bytes`."""
+    """Return a completion request as bytes; with `num_bytes`, the body's declared length, the body may be partial."""
     length = len(body) if num_bytes is None else num_bytes
     known = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json")
     return "\r\n".join((*known, f"Content-Length: {length}", *fields, "\r\n")).encode() + body
@@ -133,7 +133,7 @@ def test_bodies_that_are_dear_to_parse_are_refused_unparsed(body: bytes, monkeyp
 
 
 def test_a_string_without_an_end_is_read_once() -> None:
-    """A string without an end is read once.
+    """Checking a body that has an endless string takes linear time.
 
     It was once otherwise: a search for the string's end from each of its two million quotes took hours.
     """
@@ -253,7 +253,7 @@ async def test_another_host_gets_the_way_out(host: str) -> None:
 
 
 async def test_a_compressed_body_gets_the_way_out() -> None:
-    """A compressed body is refused as such, with what to send instead.
+    """The error about a compressed body says so, and what to send instead.
 
     It was once otherwise: compressed bytes were parsed as JSON, and the error named a character of them.
     """
@@ -269,7 +269,7 @@ async def test_a_compressed_body_gets_the_way_out() -> None:
 
 @pytest.mark.parametrize("part", [b'{"prompt": "x"}', b'{"pro'], ids=["after the body", "within it"])
 async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
-    """A client that closes its sending side gets an error that says so.
+    """A client that closes its sending side before the answer gets an error that tells it to leave that open.
 
     It was once otherwise: a client that closes its sending side got no answer, since that counts as leaving.
     """
@@ -285,7 +285,7 @@ async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
 
 
 async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections above the limit are closed before their first byte; the others continue."""
+    """Connections above the limit are closed at once; those below it continue."""
     monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 1)
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/livez")).status_code == 200
@@ -294,7 +294,7 @@ async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
-    """A connection has a limit for requests that wait on it.
+    """A connection may have only so many requests waiting.
 
     It was once otherwise: one read from a connection had 14,000 requests, and separating them took the event loop 0.2
     s.
@@ -308,7 +308,7 @@ async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
 
 
 def test_a_limit_that_closes_ends_the_answer_silently(caplog: pytest.LogCaptureFixture) -> None:
-    """An answer on a connection that a limit has closed ends without an error.
+    """An answer whose connection a limit has closed ends without an error in the log.
 
     It was once otherwise: the answer was still written after the close, and uvloop's RuntimeError filled 90 log lines.
     """
@@ -335,7 +335,7 @@ CHUNKED = (
 
 @pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["after the body", "beside a chunk"])
 async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
-    """Fields after a body have the limits of headers.
+    """Trailer fields after a body, and extensions of its chunks, have the limits of headers.
 
     It was once otherwise: fields after a body had no limit, and a cost that grows with the square of their length.
     """
@@ -344,9 +344,9 @@ async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
 
 
 async def test_fields_after_a_body_are_no_headers() -> None:
-    """Fields after a body do not count as headers.
+    """Trailer fields after a body do not count as headers.
 
-    It was once otherwise: fields after a body counted as headers, so a token could change behind a proxy that had
+    It was once otherwise: they counted as headers, so a request could change its access token behind a proxy that had
     checked it.
     """
     body = b'{"prompt": "x"}'
@@ -360,7 +360,7 @@ async def test_fields_after_a_body_are_no_headers() -> None:
 
 @pytest.mark.parametrize("name", ["Host", "Authorization"])
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
-    """A request with two Host headers or two tokens is refused.
+    """A request with two Host headers or two access tokens is refused.
 
     It was once otherwise: the first of two Host headers was checked, the last of two tokens used; a proxy may check
     others.
@@ -376,7 +376,7 @@ async def test_a_request_has_one_host_and_one_token(name: str) -> None:
 async def test_bodies_that_have_not_ended_have_a_total(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
 ) -> None:
-    """Unfinished bodies have a limit of memory together; here it admits two, and refuses the third.
+    """All unfinished bodies together have a limit of memory, which here allows two and refuses a third.
 
     It was once otherwise: unfinished bodies of one account took 1.2 GB.
     """
@@ -387,7 +387,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
     async with serving([["a"]], access=access) as (port, _), AsyncExitStack() as stack, asyncio.timeout(60):
 
         async def begun(account: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            """Send a body without its last byte."""
+            """Send a request but for the last byte of its body; return its connection."""
             fields = (f"Authorization: Bearer {token_of(account)}", "Connection: close")
             request = posted(b'{"prompt": "x"'.ljust(size - 1), *fields, num_bytes=size)
             return await stack.enter_async_context(dialled(port, request))
@@ -409,7 +409,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
 
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
 async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    """A partial request on a connection does not end the answer before it.
+    """A partial next request on a connection does not end the answer that is being sent.
 
     It was once otherwise: the time limit of a client's next request ran during the answer, and cut a stream after 10 s.
     """

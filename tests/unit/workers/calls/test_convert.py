@@ -1,4 +1,4 @@
-"""Messages convert to dataclasses and back without a change, and unset fields mean what the .proto has."""
+"""Messages convert to dataclasses and back unchanged, and unset fields mean what the .proto says."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ scores = st.lists(
 
 
 def possible(piece: Commit) -> Commit:
-    """Return the commit with its counts changed to counts that a pass can have."""
+    """Return a commit whose counts are reduced to ones that a pass can have."""
     num_draft = piece.num_draft_tokens % (MAX_TREE_TOKENS + 1)
     num_accepted = piece.num_accepted_tokens % (min(num_draft, len(piece.token_ids)) + 1)
     own = OwnDrafts(piece.own.num_lookup_tokens % (num_draft + 1), piece.own.num_lookup_accepted % (num_accepted + 1))
@@ -172,7 +172,7 @@ def test_event(event: Started | Delta | Finished) -> None:
 
 
 def test_a_preamble_becomes_part_of_the_grammar() -> None:
-    """A preamble becomes a part of the grammar, so that targets without a field for it mask the same tokens."""
+    """A grammar's preamble is sent as part of the grammar, so that a target without that field masks alike."""
     grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
     request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())
     message = convert.open_to_message(request, fingerprint="f", vocab_size=9)

@@ -32,7 +32,7 @@ NAME = "targets.example"
 
 
 class Resolver:
-    """Addresses of a name; None if the name is unknown."""
+    """Stand-in for DNS: `hosts` are the addresses of the name NAME, None if it does not exist."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.hosts: tuple[str, ...] | None = hosts
@@ -129,7 +129,7 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 
 
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
-    """A gateway with as many streams as it may have is ready.
+    """A gateway that has as many streams open as its connection allows stays ready.
 
     It was once otherwise: a busy gateway's health check waited for a free HTTP/2 stream, and it was taken out of
     service.
@@ -154,7 +154,7 @@ async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a replaced certificate no request is lost, and drains are still noticed.
+    """When a certificate is replaced, no request is lost, and later drains are still noticed.
 
     It was once otherwise: a replaced certificate closed the old channel with its health watch, and later drains went
     unseen.

@@ -1,4 +1,4 @@
-"""The scope of a request: its caller's limits, its deadline, the process's drain, and the audit line."""
+"""A request's scope: its caller's limits, its deadline, a drain of the process, and its line in the audit log."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def forever(num_items: int) -> AsyncGenerator[int, None]:
 
 
 async def test_an_end_touches_nothing_between_two_waits() -> None:
-    """If a request ends between two waits, the next wait raises an error, and the consumer's task is not cancelled."""
+    """A deadline that passes between two waits fails the next wait, and does not cancel the task."""
     items, scope = forever(2), RequestScope(asyncio.get_running_loop().time() + 0.02)
     for number in range(2):
         with scope:

@@ -1,4 +1,4 @@
-"""Exceptions as statuses and back: kind, message and hint survive the wire."""
+"""Exceptions become gRPC statuses and exceptions again, of the same class, with message and time to retry."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def two_hops(told: errors.SpecDecError) -> errors.SpecDecError:
 
 
 def test_details_for_callers_survive_two_hops() -> None:
-    """A gateway needs the name of the field at fault and, for its log, the address of the server that failed."""
+    """Across two servers an error keeps the client's field that it is about, and the address of the failed server."""
     told = two_hops(errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p"))
     assert isinstance(told, errors.InvalidRequestError)
     assert (told.message, told.field) == ("top_p 0 is outside (0, 1]", "top_p")
@@ -84,7 +84,7 @@ def test_every_error_of_a_request_has_a_status() -> None:
     ],
 )
 def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
-    """A status from a proxy, which lacks our details, becomes an error of the right class."""
+    """A status from a proxy, without this project's details, becomes an exception of the right class."""
     assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
 
 
@@ -106,9 +106,9 @@ def test_foreign_errors_are_internal() -> None:
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
-    """If a server behind refuses credentials, the client is not told to check its own token.
+    """If a target refuses a gateway's credentials, the error does not tell the client to check its own token.
 
-    The log names that server.
+    Only the gateway's log names the target.
     """
     behind = client_status(error("the token is not known here", address="target:1"))
     assert behind is not None
@@ -121,9 +121,9 @@ def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDe
 
 
 def test_a_handshake_that_fails_at_work_is_named() -> None:
-    """A handshake that fails on an open channel gets an error that names the fault.
+    """A TLS handshake that fails on an open channel gives an error that names the cause.
 
-    The message is gRPC's own, as of 1.85.
+    The test has the message of gRPC 1.85.
     """
     words = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "

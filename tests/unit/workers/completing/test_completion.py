@@ -1,4 +1,4 @@
-"""`LocalCompleter`: a tokenizer around a generator."""
+"""`LocalCompleter`, which puts a tokenizer before and after a generator of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.models import marked_tokenizer, tiny_tokenizer
 
 
 class RefusingGenerator:
-    """Generator that refuses every prompt for lack of room."""
+    """Generator that refuses every prompt as too long."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 
@@ -30,7 +30,7 @@ class RefusingGenerator:
 
 
 class WritingGenerator:
-    """Generator that gives certain tokens, with log-probabilities, in one pass."""
+    """Generator that gives the set tokens in one pass, with log-probabilities."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 
@@ -55,7 +55,7 @@ E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
 async def test_offsets_count_the_text_that_tokens_have(
     token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
 ) -> None:
-    """Offsets count the characters of the text that tokens have together.
+    """A token's text offset counts the characters that all tokens before it have together.
 
     It was once otherwise: offsets of the bytes of single tokens drifted: half characters and special tokens have no
     text.

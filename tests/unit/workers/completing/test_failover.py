@@ -1,4 +1,4 @@
-"""A request at several servers: the choice of a server, and the answer when that is lost."""
+"""A request with several servers: which one it is sent to, and where it goes on when that one is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATIENCE_S = 20.0
 
 
 class Counting:
-    """A completer with the tokens 0, 1, 2, ..., which waits for `go` after each."""
+    """Completer whose tokens are 0, 1, 2, ...; after each one it waits for the event `go`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Counting:
 
 
 class Place:
-    """A completer at a port."""
+    """A gRPC server over a completer, which a test can kill and restart on its port."""
 
     def __init__(self, completer: Any, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
@@ -106,7 +106,7 @@ class Place:
 async def places(
     *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
-    """Serve completers; yield a completer over these servers, which asks the first one first, and the servers."""
+    """Run a server for each completer; yield a client of all, which prefers the first, and the servers."""
     found = [Place(completer) for completer in completers]
     async with AsyncExitStack() as stack:
         for place in found:
@@ -133,7 +133,7 @@ async def answer(completer: FailoverCompleter, request: CompletionRequest = REQU
 async def interrupted(
     completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[TextEvent] | None = None
 ) -> list[TextEvent]:
-    """Return the events of an answer that loses its server after the first token."""
+    """Return the events of an answer whose server dies, or moves its streams, after the first token."""
     place.completer.go.clear()
     events = [] if events is None else events
     async for event in completer.complete(REQUEST):
@@ -188,7 +188,7 @@ async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """An answer is never resumed at a server of an older version.
+    """An answer is never resumed at a server of an older version, which does not know resuming.
 
     Such a server would begin the answer again, and the client would get its first half twice, with code OK.
     """
@@ -244,7 +244,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
-    """A burst of requests that one server refuses is served by another: refused requests wait for the retry budget."""
+    """Requests that a full server refuses wait for the retry budget, and are then served by another server."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):
         assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)
@@ -252,7 +252,7 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """A request that breaks servers reaches three of them at most; an empty message does not count as progress.
+    """A request that breaks its servers is sent to three at most; an empty message is no progress.
 
     It was once otherwise: it went to each replica, for ever.
     """
@@ -298,7 +298,7 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """A new request waits for a server that was ready a short time ago.
+    """If no server is ready, a new request waits for one that was ready a short time ago.
 
     It was once otherwise: of two restarted servers one was not reconnected and one ejected, and new requests were
     refused.
@@ -313,7 +313,7 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
 
 
 async def test_each_server_has_its_own_sums() -> None:
-    """A gateway's figures are kept for each server.
+    """A gateway keeps figures for each of its servers separately.
 
     It was once otherwise: a gateway's figures were sums over all replicas, so they did not show which one was slow or
     failed.

@@ -1,4 +1,4 @@
-"""The service of answers: its load and drain, for operators, and a budget of unread log-probabilities of prompts."""
+"""The gRPC service for answers: its load and drain, and its budget for unread prompt log-probabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.serving.test_host import Recorder
 
 @dataclass
 class Load:
-    """Load of a server with six sessions and four slots."""
+    """Load of a server: four slots, four running requests, two waiting ones."""
 
     num_slots: int = 4
     num_running: int = 4
@@ -71,7 +71,7 @@ SCORES = (TokenLogprobs((1, 2, 3), (-1.0, -2.0, -3.0)),) * 4
 
 
 class Peer:
-    """A peer that takes messages when the test lets it."""
+    """gRPC peer that, unless it `reads`, blocks the writer of each message."""
 
     def __init__(self, *, reads: bool) -> None:
         self._reads = asyncio.Event()

@@ -59,7 +59,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield deltas without an end."""
+    """Yield deltas endlessly."""
     return one_by_one(position, range(left))
 
 
@@ -112,7 +112,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Target that answers each request by the next recipe, then always by the last; it accepts draft workers."""
+    """Target that answers each request by the next of `recipes`, the last one again and again."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -154,14 +154,14 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
 
 @asynccontextmanager
 async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield the completer that a gateway and a fused client call a server with."""
+    """Yield the completer by which gateways and clients call a server."""
     async with listening(target) as server, client_of(server.port) as completer:
         yield completer
 
 
 @asynccontextmanager
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
-    """Yield a fleet of one server that is ready; a request to an unknown server would not be sent again."""
+    """Yield a fleet of one server, once it is ready: before that, a failed request would not be sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
         async with asyncio.timeout(60), aclosing(fleet.serves()) as changes:
             async for serves in changes:
@@ -243,7 +243,7 @@ async def test_an_open_length_takes_the_servers_default() -> None:
 async def test_a_text_that_no_pass_could_make_is_refused(
     num_characters: int, error: type[Exception], words: str
 ) -> None:
-    """A message of a server with more text than a pass can make is refused as the server's fault.
+    """A server's message whose text is too long for any pass is refused as an error of that server.
 
     It was once otherwise: gRPC's words for both directions are alike, and a client learned that its request was too
     long.
@@ -255,7 +255,7 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """A count of a server that no pass can have is refused.
+    """A count of draft tokens that no pass can have is refused when a server sends it.
 
     It was once otherwise: a count in 30 bytes of a target became a list of 80 million numbers, and blocked a gateway
     for 7 s.

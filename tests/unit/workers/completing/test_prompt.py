@@ -42,7 +42,7 @@ async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["content", "tool_call_id", "name", "reasoning"])
 async def test_every_part_of_a_message_counts(tmp_path: Path, field: str) -> None:
-    """Every part of a chat's message counts for the limit of length.
+    """Every field of a chat message counts towards the limit of length.
 
     It was once otherwise: no limit counted the id of a call, so megabytes of it were tokenized, and on the event loop.
     """
@@ -58,7 +58,7 @@ def codec() -> LocalCodec:
 
 
 async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
-    """Between prompts that come together other requests have their turn on the event loop.
+    """While many prompts are tokenized, other tasks of the event loop run in between.
 
     It was once otherwise: a long prompt with 32 choices was tokenized 32 times in a row on the event loop.
     """

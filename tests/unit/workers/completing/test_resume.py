@@ -1,4 +1,4 @@
-"""An answer that is cut anywhere continues at another server with the same text, figures and end."""
+"""An answer cut at any token goes on at another server, with the same text, counts and finish reason."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def begun(completer: LocalCompleter, request: CompletionRequest) -> Starte
 async def cut(
     completer: LocalCompleter, request: CompletionRequest, num_deltas: int
 ) -> tuple[Progress, list[TextEvent]]:
-    """Return the client's progress and the first events of an answer that loses its server after `num_deltas`."""
+    """Return a client's progress, and its events, when it loses the server after `num_deltas` deltas."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
     async with aclosing(completer.complete(asked)) as events:
@@ -153,7 +153,7 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
-    """An answer that is cut within a stop string goes on right: the next server holds back such text too."""
+    """An answer cut within a stop string goes on with the same text: the next server also holds back its beginning."""
     async with server(model) as first, server(model) as second:
         plain = CompletionRequest("the wind", HOT, seed=11, max_new_tokens=12, ignore_eos=True)
         text = "".join(each.text for each in await events_of(first, plain) if isinstance(each, Delta))
@@ -201,7 +201,7 @@ async def test_resumes_that_cannot_be(
 
 
 async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: ModelConfig) -> None:
-    """An answer goes on only at a server with the same adapter: two may have different ones under one name."""
+    """An answer goes on only at a server whose adapter has the same content; names may be equal by chance."""
     asked = replace(REQUESTS["token ids"], adapter="poet")
     async with server(model, poet="1", clerk="2") as completer:
         started = await begun(completer, asked)
@@ -233,7 +233,7 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Converting the scores of a prompt lets other requests run.
+    """While a prompt's log-probabilities are converted to a message, other requests run.
 
     It was once otherwise: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s.
     """

@@ -1,4 +1,4 @@
-"""A request that loses its server: when it continues at the next one, and when it ends."""
+"""A request that loses its server: when it goes on at the next one, and when it fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafter: Drafter | None = None,
 ) -> list[int]:
-    """Return a client's tokens from servers that give one delta each and are then lost, or that fail at once."""
+    """Return the tokens from a series of servers, each of which gives a delta and is lost, or fails at once."""
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
@@ -89,7 +89,7 @@ async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.Monkey
 
 
 class Waiting:
-    """A draft worker in the client's process that drafts nothing."""
+    """Draft worker of the client's process that leaves requests as they are."""
 
     def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest

@@ -48,7 +48,7 @@ async def attached(
     max_waiting: int = 4,
     noise: Noise = Noise.SPECDEC,
 ) -> AsyncGenerator[Edge, None]:
-    """Yield a client at a target with this vocabulary and rule of random numbers."""
+    """Yield a client with a draft worker, at a target with this vocabulary and noise."""
     async with running(TargetEngine(SlowDecoder(num_slots=4))) as engine:
         pool = DraftPool(engine)
         generation = GenerationServicer(LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset())), CARD)
@@ -60,7 +60,7 @@ async def attached(
 
 
 async def answered(client: Edge, request: CompletionRequest = REQUEST) -> list[Delta]:
-    """Return the answer's deltas; check that the tokens are the target's."""
+    """Complete a request, whose tokens must be the target's; return its deltas."""
     async with asyncio.timeout(60):
         deltas = [event async for event in client.completer.complete(request) if isinstance(event, Delta)]
     assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, 34)

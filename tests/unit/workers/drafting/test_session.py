@@ -1,4 +1,4 @@
-"""A draft worker's session drafts at the right pace, counts what each commit cost, and ends."""
+"""A draft worker's session: its pace, the figures that it counts for each commit, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAR_S, PASS_US = 0.1, 5000
 
 @dataclass
 class Scene:
-    """A session that begins after two tokens, and its messages."""
+    """An engine for sessions with a prompt of two tokens, and the messages that they send."""
 
     engine: DraftEngine
     link: Link
@@ -42,7 +42,7 @@ class Scene:
 
     @property
     def rounds(self) -> list[list[int]]:
-        """Return the tokens of each message."""
+        """Token ids of each message that was sent."""
         return [[token_id for branch in message.branches for token_id in branch.token_ids] for message in self.sent]
 
 
@@ -58,7 +58,7 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """A session sends messages ahead and measures the round trip again, even if the last one was long.
+    """A session that believes its round trip to be long measures it again at intervals.
 
     It was once otherwise: the first round trip had the opening of a connection in it, and no message seemed to pay
     again.
@@ -119,7 +119,7 @@ async def test_each_round_waits_for_its_verdict() -> None:
 
 
 async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> None:
-    """Wasted draft tokens are counted with the commit that makes them useless.
+    """Draft tokens that a commit makes useless are counted with that commit.
 
     It was once otherwise: a pool worker's counter stayed at 0, since commits were counted before their figures were
     known.

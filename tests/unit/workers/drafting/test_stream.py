@@ -1,4 +1,4 @@
-"""A worker of the pool and its targets: the loss of one target does not affect the others."""
+"""A pool worker and its targets: what happens to one target does not affect the others."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> 
 
 
 async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool worker dials again after any fault of a link.
+    """A pool worker dials its target again whenever the link breaks, for any reason.
 
     It was once otherwise: a malformed frame counted as an internal error, and the worker left all of its targets.
     """
@@ -105,7 +105,7 @@ async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch
 
 
 class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """The target's end of an Assist stream, which sends a test's messages."""
+    """Stand-in for a target's Assist call: it sends the messages that a test sets, and keeps those it gets."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -255,7 +255,7 @@ async def test_a_broken_tokenizer_is_a_refusal() -> None:
 
 
 async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
-    """A session takes its target's number of ids up to a limit, since counts of tokens have an entry per id."""
+    """A worker drafts for a target with a larger vocabulary, but declines one of four billion ids."""
     target = Target()
     async with attached(target) as worker:
         target.opens("absurd", 1, 2, vocab_size=2**32 - 1)
@@ -356,7 +356,7 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
 
 
 def test_a_worker_knows_the_request_that_it_helps() -> None:
-    """A worker gets the id of the request that it helps, though a session is lent outside of its request's context."""
+    """A pool worker gets the id of the request for which it drafts, also if it is assigned outside of its context."""
     with request_context(ANYBODY, "abc"):
         session = TargetSession(GenerationRequest((1, 2, 3)), max_length=100, gamma=4)
     worker = StreamWorker(pb.Attach(num_slots=1), Vocabulary("f", 1000))
