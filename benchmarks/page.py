@@ -12,6 +12,7 @@ import json
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks import since
@@ -22,7 +23,7 @@ from specdec.inference.config import ROOT
 
 MEASUREMENTS = ROOT / "docs" / "measurements"
 PAGES = (
-    *(MEASUREMENTS / name for name in ("passes.md", "architectures.md", "peers.md")),
+    *(MEASUREMENTS / name for name in ("passes.md", "architectures.md", "peers.md", "vllm.md")),
     ROOT / "README.md",
 )
 WIDTH = 120
@@ -67,7 +68,7 @@ def part(name: str, bench: Bench) -> str:
     """Return the generated text of the part called `name`, which stands between that part's marks on a page."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
-    if name in MEASURED_APART and name not in bench:
+    if name in MEASURED_APART and name.partition("_")[0] not in bench:
         return "Not measured yet."
     return PARTS[name](bench)
 
@@ -146,12 +147,13 @@ def _range(speedups: Sequence[float]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _peers(bench: Bench) -> str:
-    """Return machines and versions of all runs, and the tables of every shape."""
-    runs = list(itertools.chain(*bench["peers"].values()))
+def _peers(bench: Bench, *, of_vllm: bool) -> str:
+    """Return machines and versions of the runs, and the tables of every shape: those of vLLM, or the others."""
+    shapes = {name: runs for name, runs in bench["peers"].items() if (name in TITLES) == of_vllm}
+    runs = list(itertools.chain(*shapes.values()))
     versions = (_versions({**run["machine"]["versions"], **run["versions"]}) for run in runs)
     conditions = ", ".join(dict.fromkeys((*map(_hardware, runs), *itertools.chain(*versions))))
-    return "\n\n".join([_filled(f"{conditions}."), *(_shape(name, shape) for name, shape in bench["peers"].items())])
+    return "\n\n".join([_filled(f"{conditions}."), *(_shape(name, shape) for name, shape in shapes.items())])
 
 
 def _shape(name: str, runs: Sequence[Bench]) -> str:
@@ -189,11 +191,12 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
     "machine": _machine,
     "headline": _headline,
     "comparison": _comparison,
-    "peers": _peers,
+    "peers": partial(_peers, of_vllm=False),
+    "peers_vllm": partial(_peers, of_vllm=True),
     "since": _since,
 }
 """Parts beside the tables of the set, by the name of their mark."""
-MEASURED_APART = ("peers", "since")
+MEASURED_APART = ("peers", "peers_vllm", "since")
 """Parts with figures that `make bench` does not measure; their files may be missing."""
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Shapes vllm, vllm-110M, serve and serve-defaults are races of their own, `make b
 vLLM's own server with a pool beside it, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and
 llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets the figures; what
 an earlier run measured with another shape, arithmetic or number of streams stays there. `python -m benchmarks.page`
-makes docs/measurements/peers.md of it.
+makes docs/measurements/peers.md and vllm.md of it.
 """
 
 from __future__ import annotations

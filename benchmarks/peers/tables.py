@@ -1,4 +1,4 @@
-"""Tables of docs/measurements/peers.md, made of docs/peers.json."""
+"""Tables of docs/measurements/peers.md and vllm.md, made of docs/peers.json."""
 
 from __future__ import annotations
 
