@@ -90,7 +90,7 @@ class _Async:
         await self.close()
 
     async def close(self) -> None:
-        """Close models and connections; requests that run fail."""
+        """Close models and connections; requests that still run end with an error."""
         self._completer = None
         await self._stack.aclose()
 

@@ -1,4 +1,4 @@
-"""Style of all charts: colours, marks, lines and hatches that differ by series, and a line with the conditions."""
+"""Style of all charts: colours, marks, line styles and hatches by series, and a caption with the conditions."""
 
 from __future__ import annotations
 

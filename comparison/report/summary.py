@@ -139,7 +139,10 @@ class Summarizer:
         return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
-        """Return the bound's parts, pooled over round trip times, which change neither passes nor acceptance."""
+        """Return what the theoretical speed limit needs of a contender: pass times and acceptance.
+
+        Runs at all round trip times are pooled, since these change neither.
+        """
         records = self._by_group.get((contender, kind, concurrency), [])
         alone = self._by_group.get((ALONE, kind, concurrency))
         return Theory(

@@ -198,7 +198,7 @@ class TargetModel(OneModel):
     Attributes:
         engine: specdec: our own; vllm: vLLM, in its own environment, with its flags after -- at the end
             (docs/vllm.md).
-        engine_flags: flag of vLLM, or its value; what stands after -- is read as these.
+        engine_flags: one of vLLM's own flags, or its value; everything after -- is read so.
         noise: noise by which a seed chooses tokens. vllm, with --engine vllm: that of stock vLLM, for its text at the
             same seed (docs/noise.md).
     """

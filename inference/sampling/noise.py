@@ -1,8 +1,8 @@
-"""Shared noise G(seed, t, v): standard Gumbel from an integer hash, the same bits on numpy and torch.
+"""Shared noise G(seed, t, v), standard Gumbel, by one of two rules; each gives the same bits on numpy and torch.
 
-The hash is 64-bit integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only,
-because the libraries' own logarithms differ in the last bit. The second rule is that of stock vLLM (runner V2, since
-0.31): float32, from a hash of 32 bits. docs/noise.md has the definition and test vectors of both for other languages.
+This project's rule hashes in 64-bit integers, and makes the logarithm of IEEE additions, multiplications and divisions
+only, because the libraries' own logarithms differ in the last bit. Stock vLLM's rule (runner V2, since 0.31) is float32
+from a 32-bit hash. docs/noise.md has the definition and test vectors of both for other languages.
 """
 
 from __future__ import annotations

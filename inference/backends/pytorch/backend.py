@@ -184,10 +184,10 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | None:
-    """Return how passes of fixed shapes are made on a device; None where they run as they come.
+    """Return how passes are padded to fixed shapes on a device; None if each pass runs at its own shape.
 
     Raises:
-        ConfigError: the device runs nothing but compiled passes, and `--compile never` asks for others.
+        ConfigError: the device runs compiled passes only, and `--compile never` forbids them.
     """
     widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round in which all draft tokens stayed
     if config.device == DEVICE:

@@ -75,7 +75,7 @@ class MessageItem(_Item):
     phase: str | None = Field(None, description="Accepted without effect.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the message to a chat; an assistant's text joins its tool calls."""
+        """Add the message to a chat; an assistant's text goes into the last message if that has only its reasoning."""
         text = _text(self.content)
         if self.role == "assistant":
             _of_assistant(messages, "content", "tool_calls")["content"] = text
