@@ -154,8 +154,12 @@ class Site:
         return raw_worker(f"127.0.0.1:{server.port}", token, ca=ca, is_private=False)
 
     async def asked(self, *servers: Server, disturb: Callable[[], Any] | None = None) -> tuple[list[list[int]], int]:
-        """Return the servers' answers and the number of accepted draft tokens; call `disturb` after ten tokens."""
-        link, begun = self.link(*servers), asyncio.Event()
+        """Return the servers' answers and the number of accepted draft tokens.
+
+        Once every answer has begun, call `disturb`. It was once otherwise: a busy machine had not sent all requests
+        when their server was stopped, and the server rightly refused the rest.
+        """
+        link, begun = self.link(*servers), [asyncio.Event() for _ in self.prompts]
         async with self.explained(), connected(link) as fleet:
             completer = FailoverCompleter(fleet, link)
 
@@ -170,13 +174,12 @@ class Site:
                         if isinstance(event, Delta):
                             tokens += event.token_ids
                             num_accepted += event.num_accepted_tokens
-                            if len(tokens) > 10:
-                                begun.set()
+                            begun[seed].set()
                 return tokens, num_accepted
 
             tasks = [asyncio.create_task(one(prompt, seed)) for seed, prompt in enumerate(self.prompts)]
             if disturb is not None:
-                await begun.wait()
+                await asyncio.gather(*(each.wait() for each in begun))
                 disturb()
             results = await asyncio.gather(*tasks)
         return [tokens for tokens, _ in results], sum(number for _, number in results)
