@@ -167,8 +167,9 @@ def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
     if named:
         target, draft = (model_directory(each) if is_hub_id(each) else Path(each) for each in named.split(","))
         return target, draft
-    folder = FOLDER / "models" / (VLLM_110M if shape == VLLM_110M else VLLM)
-    given = walking_pair("110M", FOLDER / "models") if shape == VLLM_110M else (BUNDLED_TARGET, BUNDLED_DRAFT)
+    given, folder = (BUNDLED_TARGET, BUNDLED_DRAFT), FOLDER / "models" / VLLM
+    if shape == VLLM_110M:
+        given, folder = walking_pair("110M", FOLDER / "models"), FOLDER / "models" / shape
     pair = folder / "target", folder / "draft"
     for wide, narrow in zip(pair, given, strict=True):
         if not wide.exists():

@@ -56,7 +56,7 @@ def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How the requests of one cell were served, in all of its runs.
+    """Service that the requests of one cell got, in all of its runs.
 
     Attributes:
         requests: figures of each request, or its error_code and error_msg, with its run and prompt, from 0, and

@@ -73,7 +73,7 @@ class _Early:
 
 @dataclass(slots=True)
 class _Record:
-    """What the pool knows of one attached draft worker.
+    """One attached draft worker, as the pool knows it.
 
     Attributes:
         sessions: sessions for which the worker drafts, by `help_id`.

@@ -49,7 +49,7 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine core finds its mailbox, and the rules of their link; it gets them by vLLM's `additional_config`.
+    """Address of a core's mailbox, and rules of their link; vLLM's `additional_config` carries both to the core.
 
     Attributes:
         path: path of the socket.

@@ -284,7 +284,7 @@ def _probe_faults(probe: Manifest, ports: Mapping[str, str]) -> Iterator[str]:
         return
     asked = probe["httpGet"]
     if asked["port"] not in ports or asked["port"] != "probes" or asked["path"] not in PATHS:
-        yield f"nobody answers GET {asked['path']} at port {asked['port']}"
+        yield f"no server answers GET {asked['path']} at port {asked['port']}"
 
 
 def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:

@@ -356,7 +356,7 @@ MISTAKES: dict[tuple[str, str, object], str] = {
     ),
     ("trn2-baseline", "PersistentVolumeClaim metadata name", "x"): "no PersistentVolumeClaim models",
     ("cpu-demo", f"{SERVER} livenessProbe httpGet port", "grpc"): "at port grpc",
-    ("cpu-demo", f"{SERVER} readinessProbe httpGet path", "/healthz"): "nobody answers GET /healthz",
+    ("cpu-demo", f"{SERVER} readinessProbe httpGet path", "/healthz"): "no server answers GET /healthz",
     ("cpu-demo", f"StatefulSet {POD} volumes 0 secret items", GONE): "there is no file /access/auth.toml",
     ("cpu-demo", f"{SERVER} ports 1 containerPort", 8001): "port http is 8001, --http_port 8000",
     ("cpu-demo", f"{SERVER} args +", "--max-model-len=1024"): "--max-model-len",

@@ -55,7 +55,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What an idle server holds: requests, event-loop tasks, file descriptors, threads, and memory."""
+    """Resources of an idle server: requests, event-loop tasks, file descriptors, threads, and memory."""
 
     num_requests: int
     num_tasks: int

@@ -58,7 +58,7 @@ AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistRe
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a draft worker tells a target when it attaches, and the security of their connection.
+    """Offer of a draft worker to a target: its message at attaching, and the security of their connection.
 
     Attributes:
         vocabulary: vocabulary of the ids in which the engine drafts.

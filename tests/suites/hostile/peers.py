@@ -221,7 +221,7 @@ async def churn(scene: Scene, seen: Seen) -> None:
 async def lying_worker(scene: Scene, seen: Seen) -> None:
     """Attach a pool worker whose proposals are for unknown sessions or others', too long, or have invalid ids."""
     proposals = [
-        pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[after(1, 1)])),
+        pb.AssistPropose(session_id="unknown", propose=pb.Propose(branches=[after(1, 1)])),
         pb.AssistPropose(),
         pb.AssistPropose(session_id="x" * 100_000),
     ]
@@ -230,11 +230,11 @@ async def lying_worker(scene: Scene, seen: Seen) -> None:
             async with raw_worker(scene.target, num_slots=4096, is_private=False) as worker, asyncio.timeout(0.3):
                 for message in proposals:
                     await worker.call.write(pb.AssistRequest(propose=message))
-                await _propose_for_whoever_comes(worker.call, scene)
+                await _propose_for_all_comers(worker.call, scene)
         seen["lies"] += 1
 
 
-async def _propose_for_whoever_comes(call: Any, scene: Scene) -> None:
+async def _propose_for_all_comers(call: Any, scene: Scene) -> None:
     for _ in range(20):
         message = await call.read()
         if message == grpc.aio.EOF:

@@ -1,4 +1,4 @@
-"""What the attackers know: addresses of the servers, and requests that any client may send."""
+"""Knowledge of the attackers: addresses of the servers, and requests that any client may send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rooms of the KV cache a graph reads and writes, and where it writes its padding."""
+"""Rooms of the KV cache that a graph reads and writes, and the room for its padding."""
 
 from __future__ import annotations
 

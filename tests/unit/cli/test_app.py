@@ -1,4 +1,4 @@
-"""End of a program, output that nobody reads, and which log lines of libraries are shown."""
+"""End of a program, output without a reader, and the log lines of libraries that are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens a pass takes beside decoding sessions."""
+"""Number of prompt tokens that a pass takes beside decoding sessions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: fl
 
 
 def test_costs_follow_the_latest_parts() -> None:
-    """How many prompt tokens a pass takes follows from the latest costs, which grow with the position in a prompt."""
+    """The latest costs, which grow with the position in a prompt, decide the number of prompt tokens in a pass."""
     known = PromptParts(2.0)
     rooms = []
     for token_s in (1e-4, 1e-3):

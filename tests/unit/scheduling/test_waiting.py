@@ -1,4 +1,4 @@
-"""How long a target waits for draft tokens: as long as pays in a simulation, up to a limit."""
+"""A target waits for draft tokens as long as that pays in a simulation, up to a limit."""
 
 from __future__ import annotations
 

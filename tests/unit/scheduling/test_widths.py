@@ -1,4 +1,4 @@
-"""How many draft tokens each session has in a run-ahead pass: the best choice, with probes of others."""
+"""Numbers of draft tokens of the sessions in a run-ahead pass: the best choice, with probes of other numbers."""
 
 from __future__ import annotations
 

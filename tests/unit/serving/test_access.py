@@ -1,4 +1,4 @@
-"""What callers may do, by their access tokens and client certificates, over real sockets."""
+"""Rights of callers, by their access tokens and client certificates, over real sockets."""
 
 from __future__ import annotations
 

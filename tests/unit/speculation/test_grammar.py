@@ -129,7 +129,7 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """Where a grammar refuses a proposed token, the tokens that it forces there are proposed instead.
+    """If a grammar refuses a proposed token, the tokens that it forces there are proposed instead.
 
     It was once otherwise: proposals were cut at the refused token, and forced tokens were left out.
     """

@@ -84,7 +84,7 @@ def test_right_lookups_grow_longer() -> None:
 
 
 def test_hopeless_ways_are_hardly_tried() -> None:
-    """Where text does not repeat, prompt lookup soon proposes little; after a pause it tries again."""
+    """Prompt lookup soon proposes little for text that does not repeat; after a pause it tries again."""
     rng, lookup, num_tried = random.Random(0), Lookup(), 0
     log = [rng.randrange(20) for _ in range(50)]
     for _ in range(400):

@@ -93,12 +93,12 @@ def test_a_long_prompt_continues_in_passes(calls: Calls, overrides: dict[str, An
 def test_slot_reads_are_used_where_faster() -> None:
     times = ReadingTimes(width=5)
     times.record_prompt(40, 1.0)
-    assert not times.goes_on(39, 40), "nobody knows what a pass takes"
+    assert not times.goes_on(39, 40), "the time of a pass is unknown"
     times.record_pass(1, 0.01)  # of one token, no measure of those that read a rest
     assert not times.goes_on(39, 40)
     times.record_pass(5, 0.3)
     assert [times.goes_on(num_held, 40) for num_held in (39, 35, 30, 25, 24)] == [True, True, True, True, False]
-    assert not times.goes_on(38, 39), "nobody knows what so short a prompt takes"
+    assert not times.goes_on(38, 39), "the time of so short a prompt is unknown"
     times.record_prompt(30, 0.2)
     assert [times.goes_on(29, 30), times.goes_on(38, 39), times.goes_on(39, 40)] == [False, False, True]
     times.record_prompt(40, 0.1)

@@ -61,7 +61,7 @@ async def test_a_changed_name_is_published_once(monkeypatch: pytest.MonkeyPatch)
     await resolver.until_asked(2)
     resolver.hosts = None
     await resolver.until_asked(2)
-    assert not change.done(), "the servers are kept while nobody knows the name"
+    assert not change.done(), "the servers are kept while no name server knows the name"
     resolver.hosts = ("::1",)
     async with asyncio.timeout(60):
         assert await change == {"c:1": None, "[::1]:7": NAME}

@@ -111,7 +111,7 @@ def shown(events: Sequence[TextEvent]) -> tuple[object, ...]:
 
 
 REQUESTS = {
-    "nobody chose a seed": CompletionRequest("the wind", HOT, max_new_tokens=5),
+    "without a seed": CompletionRequest("the wind", HOT, max_new_tokens=5),
     "what is left open": CompletionRequest("the wind", max_new_tokens=None, unsaid=frozenset({"temperature", "top_k"})),
     "token ids": CompletionRequest((5, 6, 7), HOT, seed=4, max_new_tokens=5, ignore_eos=True),
     "chat": CompletionRequest(Chat((ChatMessage("user", "hello"),)), HOT, seed=5, max_new_tokens=5),
