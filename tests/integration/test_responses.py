@@ -99,7 +99,7 @@ async def test_openai_agents(client: Any) -> None:
     assert isinstance(answer.final_output, Forecast)
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 async def test_langchain(url: str, method: Any) -> None:
     from langchain_openai import ChatOpenAI

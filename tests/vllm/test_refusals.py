@@ -25,9 +25,8 @@ async def refused(model: Path, *flags: str) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize(
-    "has_worker", ["0", pytest.param("1", marks=pytest.mark.release)], ids=["core", "worker"]
-)  # a worker imports vLLM once more
+@pytest.mark.release
+@pytest.mark.parametrize("has_worker", ["0", "1"], ids=["core", "worker"])
 async def test_a_broken_file_is_named(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_worker: str
 ) -> None:

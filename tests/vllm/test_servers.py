@@ -25,7 +25,7 @@ import pytest_asyncio
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.inference.commit import Delta
 from specdec.inference.config import ROOT, ConnectionConfig, DialSecurity
-from specdec.inference.errors import SpecDecError, UnauthenticatedError
+from specdec.inference.errors import UnauthenticatedError
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.assembly import running
 from specdec.inference.serving.processes import free_port
@@ -97,7 +97,7 @@ class Site:
         """Add the state of all servers to any error that is raised in the block."""
         try:
             yield
-        except SpecDecError as exc:
+        except Exception as exc:
             states = [(each.port, each.process.returncode, members(each.front)) for each in self.servers]
             exc.add_note(f"ports of the servers, their exit codes and processes: {states}")
             raise
@@ -177,11 +177,12 @@ class Site:
                             begun[seed].set()
                 return tokens, num_accepted
 
-            tasks = [asyncio.create_task(one(prompt, seed)) for seed, prompt in enumerate(self.prompts)]
-            if disturb is not None:
-                await asyncio.gather(*(each.wait() for each in begun))
-                disturb()
-            results = await asyncio.gather(*tasks)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(prompt, seed)) for seed, prompt in enumerate(self.prompts)]
+                if disturb is not None:
+                    await asyncio.gather(*(each.wait() for each in begun))
+                    disturb()
+        results = [task.result() for task in tasks]
         return [tokens for tokens, _ in results], sum(number for _, number in results)
 
 

@@ -173,7 +173,7 @@ def test_a_missing_torchneuron_is_named(
         load_backend(config_of(models.target))
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_device_is_judged_by_its_passes(
     models: ModelDirectories,
     device: NeuronCompiler,

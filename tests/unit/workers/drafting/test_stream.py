@@ -193,10 +193,10 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         target.commits("gap", 7, 5)
         await until(lambda: target.declined == ["foreign", "empty", "later", "gap"])
         target.opens("good", 1, 2)
-        target.opens("good", 1, 2)
-        await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(2, 6)])
+        target.opens("good", 1, 2, 3)
+        await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(3, 7)])
+        await until(lambda: worker._engine.num_running == 1)
         assert worker.fault is None
-        assert worker._engine.num_running == 1
 
 
 async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined() -> None:
