@@ -14,13 +14,15 @@ from functools import partial
 
 from benchmarks.peers.child import Generate, Loaded, Setup, answer
 from benchmarks.peers.environment import UnavailableError
-from benchmarks.peers.over_vllm import MAIN, READY, Way, attach, has_logged
+from benchmarks.peers.over_vllm import MAIN, Way, attach
 from benchmarks.peers.race import PLAIN
 from benchmarks.peers.server import Server
 from benchmarks.peers.vllm import ALIKE, IDS, START_S, prepare, refuse, rest, started, usable
 from specdec.inference.serving.processes import free_port
 
 MOST_WORKERS = 2
+READY = '"pid"'
+"""Part of the line of `--ready_json`."""
 WAYS = {
     ", ".join(filter(None, (base, f"{number} worker{'s' * (number > 1)}" * bool(number)))) or PLAIN: Way(flags, number)
     for base, flags in (("", ALIKE), ("defaults", ()))
@@ -38,7 +40,7 @@ def load(setup: Setup) -> Loaded:
     for name, (server, pool) in sites.items():
         variants[name] = usable(server, IDS)
         try:
-            pool.wait(partial(has_logged, pool, READY), START_S)
+            pool.wait(partial(_is_ready, pool), START_S)
         except UnavailableError as error:
             variants[name] = partial(refuse, str(error))
     for number in range(MOST_WORKERS):
@@ -55,6 +57,10 @@ def _site(setup: Setup, name: str, way: Way) -> tuple[Server, Server]:
     ours = shlex.split(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     pool = [sys.executable, *MAIN, "pool", mailbox, f"--port={(port := free_port())}", "--ready_json", "--grace_s=1"]
     return started(setup, (*way.flags, *ours), name), Server(pool, port)
+
+
+def _is_ready(pool: Server) -> bool:
+    return READY in pool.log()
 
 
 if __name__ == "__main__":

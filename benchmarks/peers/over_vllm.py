@@ -1,8 +1,7 @@
 """Our target over vLLM, in vLLM's environment: alone, and with one and two draft workers at several round trips.
 
-Each target has a gateway in our own environment, .venv, and workers of its own, which reach it by the comparison's
-network proxy. The first answer after a change of the round trip does not count, since workers measure the new one
-meanwhile.
+Each target serves HTTP itself and has workers of its own, which reach it by the comparison's network proxy. The first
+answer after a change of the round trip does not count, since workers measure the new one meanwhile.
 """
 
 from __future__ import annotations
@@ -17,22 +16,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from benchmarks.peers.child import Loaded, Setup, answer
+from benchmarks.peers.child import Generate, Loaded, Setup, answer
 from benchmarks.peers.environment import UnavailableError
 from benchmarks.peers.race import PLAIN
 from benchmarks.peers.server import Server
-from benchmarks.peers.vllm import ALIKE, EXTRA, START_S, engine_flags, prepare, refuse, rest, usable
+from benchmarks.peers.vllm import ALIKE, EXTRA, START_S, engine_flags, generate, prepare, refuse, rest
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy, precise_event_loop
 from specdec.comparison.run.topologies import ATTACHED
 from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import free_port
 
-PYTHON = ROOT / ".venv" / "bin" / "python"
 MAIN = (str(ROOT / "main.py"), "--role")
 SHOWN = {"stream_options": {"include_speculation": True}}
 """Fields of a request to ours for the ids of tokens."""
-READY = '"pid"'
-"""Part of the line of `--ready_json`."""
 Result = TypeVar("Result")
 
 
@@ -91,29 +87,24 @@ def load(setup: Setup) -> Loaded:
     for served, (target, port) in targets.items():
         proxy = network.link(port)
         try:
-            target.wait(partial(has_logged, target, READY), START_S)
-            generate = usable(_gateway(port), SHOWN)
+            target.wait(partial(target.answers, "/v1/models"), START_S)
             for _ in range(served[1]):
                 attach(setup, [proxy.address])
+            ask: Generate = partial(generate, target, SHOWN)
         except UnavailableError as error:
-            generate = partial(refuse, str(error))
+            ask = partial(refuse, str(error))
         for name, way in chosen.items():
             if way[:3] == served:
-                variants[name], before[name] = generate, partial(network.set_rtt, proxy, way.rtt_ms)
+                variants[name], before[name] = ask, partial(network.set_rtt, proxy, way.rtt_ms)
     return Loaded(variants, {}, before)
 
 
 def _target(setup: Setup, flags: Sequence[str], num_workers: int, looks_up: bool) -> tuple[Server, int]:
-    """Start a target of this project that computes with vLLM; return the server with its port."""
-    own = ["--engine=vllm", f"--model={setup.target}", f"--port={(port := free_port())}", "--grace_s=1", "--ready_json"]
-    own += [] if looks_up else ["--no-lookup"]
-    return Server([sys.executable, *MAIN, "target", *own, "--", *engine_flags(setup), *flags], port), port
-
-
-def _gateway(target: int) -> Server:
-    """Start a gateway to the target at this port, in this project's environment, since vLLM's has an older FastAPI."""
-    own = ["--stream_chunk=pass", f"--target_host=127.0.0.1:{target}", f"--http_port={(port := free_port())}"]
-    return Server([str(PYTHON), *MAIN, "gateway", *own, "--grace_s=1"], port)
+    """Start a target of this project that computes with vLLM; return the server with the port of draft workers."""
+    own = ["--engine=vllm", f"--model={setup.target}", f"--port={(port := free_port())}", "--grace_s=1"]
+    own += [f"--http_port={(http_port := free_port())}", "--stream_chunk=pass", *([] if looks_up else ["--no-lookup"])]
+    own += ["--", *engine_flags(setup), *flags]
+    return Server([sys.executable, *MAIN, "target", *own], http_port), port
 
 
 def attach(setup: Setup, addresses: Sequence[str]) -> None:
@@ -123,11 +114,6 @@ def attach(setup: Setup, addresses: Sequence[str]) -> None:
     command = [sys.executable, *MAIN, "draft", *own, f"--attach={','.join(addresses)}", "--no-prefix_caching", *device]
     worker = Server(command, 0)
     worker.wait(lambda: worker.log().count(ATTACHED) >= len(addresses), START_S)
-
-
-def has_logged(server: Server, words: str) -> bool:
-    """Return whether a server has printed these words."""
-    return words in server.log()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
-from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -70,6 +69,8 @@ from specdec.inference.workers.calls.access import Access
 from specdec.inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig  # vLLM's environment has a FastAPI without it
+
     from specdec.inference.observe.spans import Spans
 
 logger = logging.getLogger(__name__)

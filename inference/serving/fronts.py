@@ -7,6 +7,8 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specdec.grpc_comm.guard import Gate
@@ -183,11 +185,17 @@ def _keys_of(server: ServerConfig) -> tuple[ServerTls | None, Access]:
 
 
 def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
-    """Refuse ports that cannot be listened on, before a model is loaded for minutes.
+    """Refuse ports that cannot be listened on, and traces that cannot be made, before a model is loaded for minutes.
 
     Raises:
-        ConfigError: a port cannot be listened on; the message names its address and the reason.
+        ConfigError: a port cannot be listened on, and the message names its address and the reason; or FastAPI is too
+            old to trace HTTP requests.
     """
+    if http is not None and observe.otlp_endpoint is not None and find_spec("fastapi.telemetry") is None:
+        raise ConfigError(
+            f"--otlp_endpoint with --http_port needs a newer FastAPI than {version('fastapi')}, which makes no traces: "
+            "leave one of them out, or serve HTTP by `specdec gateway` in an environment of its own"
+        )
     ports = [server.port, observe.metrics_port, None if http is None else http.port]
     ports += [server.probe_port, server.security.mtls_port]
     try:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import signal
+import ssl
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -51,10 +53,11 @@ GONE_S = 60.0
 
 @dataclass(slots=True)
 class Server:
-    """Server that leads a process group of its own, and its port."""
+    """Server that leads a process group of its own, and its ports."""
 
     process: asyncio.subprocess.Process
     port: int
+    http_port: int
     front: int
 
     async def until_gone(self) -> None:
@@ -113,7 +116,8 @@ class Site:
         """Start a target with a port, and its vLLM worker in a process of its own or in the engine core."""
         port = free_port()
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
-        ours = ("--port", str(port), "--ready_json", "--no-lookup", *security)  # so that a worker's tokens are counted
+        ports = ("--port", str(port), "--http_port", "0")
+        ours = (*ports, "--ready_json", "--no-lookup", *security)  # no lookup, so that a worker's tokens are counted
         arguments = ("--engine", "vllm", "--model", str(model), *ours)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -128,8 +132,8 @@ class Site:
         )
         assert process.stdout is not None
         async with asyncio.timeout(START_S):
-            line = await process.stdout.readline()
-        return Server(process, port, json.loads(line)["pid"])
+            ready = json.loads(await process.stdout.readline())
+        return Server(process, port, ready["ports"]["http"], ready["pid"])
 
     async def start_draft(self, *servers: Server) -> asyncio.subprocess.Process:
         """Start a draft worker that attaches to the servers."""
@@ -229,6 +233,24 @@ async def test_a_draft_worker_helps_and_changes_nothing(site: Site) -> None:
             draft.kill()
         await draft.wait()
     assert (await site.asked(*site.servers))[0] == site.answers
+
+
+async def test_http_has_the_same_tokens(site: Site) -> None:
+    """A target serves HTTP from its own process, with the FastAPI that vLLM brings.
+
+    It was once otherwise: HTTP needed a newer one, and so a gateway in another environment.
+    """
+    authority = ssl.create_default_context(cafile=site.folder / "tls" / "ca.pem")
+    async with httpx.AsyncClient(verify=authority, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
+        for seed, (prompt, answer) in enumerate(zip(site.prompts, site.answers, strict=True)):
+            asked = {"prompt": prompt, "seed": seed, "temperature": 0.8, "presence_penalty": 0.5 * (seed % 2)}
+            shape = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
+            shown = {"stream_options": {"include_speculation": True}}
+            url = f"https://127.0.0.1:{site.servers[0].http_port}/v1/completions"
+            async with client.stream("POST", url, json=asked | shape | shown) as events:
+                lines = [line async for line in events.aiter_lines()]
+            chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            assert [each for chunk in chunks for each in chunk["speculation"]["token_ids"]] == answer, lines
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import ConfigError, InternalError, UnavailableError
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import GenerationRequest
+from specdec.inference.serving import fronts
 from specdec.inference.serving import host as host_module
 from specdec.inference.serving.fronts import check_ports
 from specdec.inference.serving.host import Host
@@ -56,6 +57,16 @@ def test_one_port_for_two_things_is_found_at_once() -> None:
     port = free_port()
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
         check_ports(ServerConfig(port=port), ObserveConfig("target", metrics_port=port))
+
+
+def test_traces_of_http_that_fastapi_cannot_make_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose FastAPI makes no traces, as the one that vLLM brings, refuses to trace HTTP requests."""
+    http, traced = HttpConfig(free_port()), ObserveConfig("target", otlp_endpoint="http://localhost:4317")
+    check_ports(ServerConfig(port=free_port()), traced, http)
+    monkeypatch.setattr(fronts, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"newer FastAPI than .* leave one of them out"):
+        check_ports(ServerConfig(port=free_port()), traced, http)
+    check_ports(ServerConfig(port=free_port()), traced)
 
 
 def test_free_ports_stay_free() -> None:
