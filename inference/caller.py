@@ -50,7 +50,7 @@ class Caller:
     Attributes:
         name: name in the auth file; empty on a server without one.
         rights: rights of the caller.
-        speaks_for_others: the caller may name another account with each request, as a gateway does.
+        speaks_for_others: True if the caller may name another account with each request, as a gateway does.
         user: account that the caller named, if any.
         prefix_groups: by account, the group in which it shares prefixes; an account without a group shares none.
     """
@@ -85,7 +85,7 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Current:
-    """Request that is served now, with its caller and id; `is_audited`: True if its audit line has been written."""
+    """Request that is being served, with its caller and id; `is_audited` is True once its audit line is written."""
 
     caller: Caller
     request_id: str
@@ -129,7 +129,7 @@ def is_audited() -> bool:
 
 
 def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
-    """Write the audit line of the current request or of one of its choices: never a text, a token id or a secret."""
+    """Write the audit line of the current request or of one of its choices, without any text, token id or secret."""
     _CURRENT.get().is_audited = True
     who, line = caller(), "request=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
     _log.info(line, request_id(), who.name or "-", who.user or "-", model, num_tokens, seconds, status)

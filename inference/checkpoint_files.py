@@ -1,7 +1,7 @@
 """Files of a model directory: facts known before anything is loaded, and advice on formats that are not read.
 
-The one place of these checks. Roles make them at start, backends before they read weights, and `specdec doctor` before
-it reports sizes. Reads JSON and the headers of safetensors; knows no library of tensors.
+Servers make these checks at start, backends before they read weights, and `specdec doctor` before it reports sizes.
+Reads JSON and the headers of safetensors; knows no library of tensors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from specdec.inference.errors import ConfigError
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 """Names that families give to the number of positions they were trained for."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-"""Files of which a tokenizer has one: its own, or what Transformers makes one of."""
+"""Names of tokenizers' files; a model has at least one of them, which Transformers can read or convert."""
 READ_QUANTIZED = ("mxfp4",)
-"""Methods of quantization that are read: Transformers makes bfloat16 of them."""
+"""Methods of quantization whose weights can be read: Transformers turns them into bfloat16."""
 MAX_HEADER_BYTES = 100 * 1024 * 1024
-"""Limit of a header of safetensors, by the format."""
+"""Largest header in bytes that the safetensors format allows."""
 COMPLETE = "a download that ended early looks like this: complete it"
 
 
@@ -48,15 +48,15 @@ class CheckpointFiles:
 
     @property
     def num_positions(self) -> float:
-        """Positions that the model was trained for; infinity if config.json has no number of them."""
+        """Positions that the model was trained for; infinity if config.json does not say it."""
         return next((self.config[name] for name in LENGTH_FIELDS if isinstance(self.config.get(name), int)), math.inf)
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the output layer.
+        """Number of rows of the output layer.
 
         Raises:
-            ConfigError: config.json has none.
+            ConfigError: config.json has no vocab_size.
         """
         if isinstance(size := self.config.get("vocab_size"), int):
             return size
@@ -70,7 +70,7 @@ class CheckpointFiles:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all weights, as the files' headers have them."""
+        """Number of elements of all weights, by the headers of their files."""
         shapes = (each["shape"] for file in self._weights() for each in self._header(file).values())
         return sum(math.prod(shape) for shape in shapes)
 
@@ -84,7 +84,7 @@ class CheckpointFiles:
         _ = self.config
 
     def require_weights(self) -> None:
-        """Raise ConfigError unless the backends onnx and torch can read the weights; reads headers alone."""
+        """Raise ConfigError unless the backends onnx and torch can read the weights; read only headers."""
         if (self.path / "adapter_config.json").is_file():  # where PEFT is installed, it may name another directory
             raise self._fault("an adapter (LoRA) lies beside it: merge the two first, as PEFT's merge_and_unload does")
         if self.quantization is not None and self.quantization not in READ_QUANTIZED:
@@ -103,13 +103,13 @@ class CheckpointFiles:
         self.require_whole()
 
     def require_whole(self) -> None:
-        """Raise ConfigError if one of the files of weights that are there ends early; reads headers alone."""
+        """Raise ConfigError if a file of weights is incomplete; read only headers, and skip files that are missing."""
         for file in self._weights():
             if file.is_file():
                 self._header(file)
 
     def require_tokenizer(self) -> None:
-        """Raise ConfigError if no file of a tokenizer is there."""
+        """Raise ConfigError if the directory has no file of a tokenizer."""
         if not any((self.path / name).is_file() for name in TOKENIZERS):
             raise self._fault("no tokenizer.json there; copy the files tokenizer* of the model that it was made of")
 

@@ -103,7 +103,8 @@ class OwnDrafts:
 
     Attributes:
         num_lookup_tokens, num_lookup_accepted: tokens that prompt lookup found in the sequence.
-        num_forced_tokens, num_forced_accepted: tokens where a grammar allowed no other; not sent over the wire.
+        num_forced_tokens, num_forced_accepted: tokens where a grammar allowed no other; these two numbers are not
+            sent over the wire.
     """
 
     num_lookup_tokens: int = 0
@@ -134,7 +135,7 @@ class Commit:
     """Tokens that became final in one target pass.
 
     Attributes:
-        position: absolute position of the first token.
+        position: absolute position of the first token in the sequence.
         token_ids: ids in order; empty only in a last commit that carries nothing but the finish reason.
         num_draft_tokens: draft tokens that the pass verified.
         num_accepted_tokens: how many of these the target accepted.
@@ -143,9 +144,10 @@ class Commit:
         logprobs: one per token, if the request asked for them.
         num_received_tokens: draft tokens received from the present draft worker so far; 0 if none came since the
             previous commit.
-        hold_us: microseconds from the arrival of the last of them to this commit; 0 if `num_received_tokens` is.
+        hold_us: microseconds from the arrival of the last of these to this commit; 0 if `num_received_tokens` is 0.
         counts: what the draft worker counted for this commit.
-        own: verified draft tokens that the target itself proposed, included in both numbers above.
+        own: counts of verified draft tokens that the target itself proposed; `num_draft_tokens` and
+            `num_accepted_tokens` include them.
         rejected_token_ids: draft tokens that the pass rejected, if the request asked for them.
     """
 
@@ -284,7 +286,7 @@ class TokenSource(Protocol):
         """Yield one Opened, then commits until one has a finish_reason; closing the iterator frees the slot.
 
         Commits follow one another without a gap: the first has the position after the prompt, each later one the
-        position after the tokens before it. The tokens depend on model, prompt, parameters and seed alone.
+        position after the tokens before it. The tokens depend only on model, prompt, parameters and seed.
 
         Raises:
             InvalidRequestError: the request is out of range for this model. Nothing was yielded.

@@ -31,38 +31,38 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 COMPILE_POLICIES = ("auto", "never", "always", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
-"""Speculation methods on Neuron: with vanilla our own engine verifies, else NxDI's graph drafts and verifies."""
+"""Speculation methods on Neuron: with vanilla this project's engine verifies, else NxDI's graph drafts and verifies."""
 
 DEFAULT_BRANCHES = 3
 DEFAULT_GAMMA = 8
-"""Draft tokens per round, per pass at most in run-ahead, or per pass of a compiled graph."""
+"""Draft tokens per synchronous round, most draft tokens per pass in run-ahead, or draft tokens of a compiled graph."""
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
-"""Most sessions of one worker of the pool, even if it announces more room."""
+"""Most sessions of one draft worker that helps all requests, even if it announces more room."""
 MIN_VOCABULARY_SHARE = 0.5
-"""Share of the target's token ids that a draft of another tokenizer must have."""
+"""Least share of the target's token ids that a draft model with another tokenizer must have."""
 DEFAULT_IDLE_TIMEOUT_S = 60.0
 DEFAULT_PROMPT_SHARE = 2.0
-"""Time that reading prompts adds to a pass, in passes: others then see gaps of three, and a prompt takes 1.5 times as
-long as alone."""
+"""Most time that reading prompts adds to a pass, as a multiple of the pass. At 2.0, other requests wait three times as
+long for a token, and a prompt takes 1.5 times as long as without other requests."""
 DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
 """Port of a draft worker that serves clients."""
 MAX_PASS_MS = 10_000.0
-"""Longest emulated pass, in milliseconds."""
+"""Longest time of an emulated pass, in milliseconds."""
 
 BATCH = Range(1, 4096)
-"""Sequences in flight at once."""
+"""Range of the number of sequences in flight at once."""
 BRANCHES = Range(0, 16)
-"""Branches of one sequence at once; each has a slot of the draft model."""
+"""Range of the number of branches of one sequence; each branch has a slot of the draft model."""
 PORT = Range(0, 65535)
-"""Ports to listen on; 0 takes a free one."""
+"""Range of ports to listen on; 0 takes a free one."""
 SECONDS = Range(0.0, above=True)
 COUNT = Range(0)
 NEURON = "AWS Neuron devices (backend neuron)"
 SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
-"""Flags of `ObserveConfig` that only roles with a server have."""
+"""Fields of `ObserveConfig` whose flags only commands that run a server have."""
 
 _DNS, _FILE = "dns:///", "file:///"
 
@@ -477,7 +477,7 @@ class ServerConfig:
 
     @property
     def ends_by_call(self) -> bool:
-        """True if a call may drain the server: only this machine can send one, or an auth file grants the right."""
+        """True if an RPC may drain the server: only this machine can send one, or an auth file grants the right."""
         return self.on_loopback or self.security.auth_file is not None
 
 

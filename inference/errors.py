@@ -24,7 +24,7 @@ class SpecDecError(Exception):
     Attributes:
         message: one line that names the value and the limit.
         address: HOST:PORT of the server that reported the error; None: this process.
-        is_final: several servers in a row failed over the request, so no other one should be tried.
+        is_final: True if several servers in a row failed on the request, so that no other server should be tried.
     """
 
     is_final = False
@@ -40,7 +40,7 @@ class ConfigError(SpecDecError):
 
 
 class MissingPackageError(ConfigError):
-    """Package that is not installed: clients need only the base packages, servers also those of the extra `server`."""
+    """Missing package: clients need only the base packages, servers also those of the extra `server`."""
 
     def __init__(self, what: str, package: str | None) -> None:
         how = "`pip install 'specdec-serve[server]'`; in a checkout `pip install '.[server]'`"
@@ -48,7 +48,7 @@ class MissingPackageError(ConfigError):
 
 
 class RoomError(ConfigError):
-    """Setting that asks for more than the model or the machine has, whatever the backend."""
+    """Setting that asks for more than the model or the machine has, so that no backend can serve it."""
 
 
 class UnsupportedModelError(ConfigError):
@@ -56,7 +56,7 @@ class UnsupportedModelError(ConfigError):
 
 
 class RequestError(SpecDecError):
-    """Fault of one request, after which the server serves all others.
+    """Fault of one request, which does not affect other requests.
 
     Attributes:
         caller_name: name of a caller that was refused, in the auth file; empty if it is not known.

@@ -12,16 +12,16 @@ from specdec.inference.settings import SETTING, Range, described, field_of, same
 
 MAX_SEED = 2**64 - 1
 MAX_COUNT = 2**32 - 1
-"""Largest count; the wire has 32 bits for it."""
+"""Largest count in a request; a message has 32 bits for each."""
 MAX_GAMMA = 64
 GAMMA = Range(0, MAX_GAMMA)
 DEFAULT_MAX_NEW_TOKENS = 128
-"""Output tokens where neither request nor server sets a limit."""
+"""Limit of output tokens where neither request nor server sets one."""
 MAX_LOGPROBS = 20
 """Most log-probabilities of best tokens that a request can ask for at a position."""
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
-"""Most tokens of one request with a bias."""
+"""Most tokens to which one request can give a bias."""
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
 """Longest text of a grammar; the schemas of Kubernetes have up to 200,000 characters."""
 MAX_CACHE_SALT_CHARACTERS = 256
@@ -38,7 +38,7 @@ def _require(condition: bool, message: str, field: str | None = None) -> None:
 
 
 class Noise(enum.StrEnum):
-    """Rule for the noise of a seed, and the arithmetic around it (docs/noise.md); a target has one for all requests."""
+    """Rule by which a seed gives random numbers, and its arithmetic (docs/noise.md); each target has one rule."""
 
     SPECDEC = "specdec"
     VLLM = "vllm"  # stock vLLM's, since 0.31
@@ -231,7 +231,7 @@ class Schedule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origin of an output. A server that resumes it must agree in every field, or it would write another text.
+    """Origin of an output. A server that resumes the output must agree in every field, or its text would differ.
 
     Attributes:
         model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws the

@@ -21,7 +21,7 @@ T = TypeVar("T")
 REQUIRED: Any = MISSING
 """Default of a setting that has none."""
 FINITE = sys.float_info.max
-"""High end of a range that takes any number but infinity."""
+"""Upper end of a range that contains all finite numbers above its lower end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Setting:
         return self.usage.removeprefix(" ".join(self.names)).strip() or None
 
     def check(self, name: str, value: Any) -> None:
-        """Raise ConfigError if the value of the field of this name is out of range, or none of the choices."""
+        """Raise ConfigError if `value`, of the field `name`, is out of range or none of the choices."""
         if value is None:
             return
         shown = self.key if self.usage else name
@@ -108,13 +108,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Configuration as part of a larger one.
+    """Declaration of a field that is itself a configuration, within a larger one.
 
     Attributes:
         kind: dataclass of the configuration.
         section: title above its flags in --help, except for settings with their own.
         without: flags that are left out, by their first name; these fields keep their defaults.
-        needs: flags of which one must be given; without any, the field is None instead of a configuration.
+        needs: flags of which at least one must be given, or the field is None instead of a configuration.
         changes: by field name, another default, or another `setting` or `group`.
     """
 

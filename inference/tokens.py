@@ -13,10 +13,10 @@ _PART = 512
 
 
 class TokenView(Sequence[int]):
-    """View of the tokens start .. end-1 of a list, and a few more after them; its slices and sums are views again.
+    """View of the tokens start .. end-1 of a list, followed by a few more; its slices and sums are views again.
 
     Args:
-        log: list that only grows while it has views; two views of one log need not compare the tokens that it holds.
+        log: list that only grows while it has views, so two views of one log need not compare its tokens.
         end: end of the view in the log; None: the log's present end.
         tail: tokens that follow those of the log.
     """
@@ -66,7 +66,7 @@ def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
 
 
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return a view's tokens in its log, which never change, and its tail; of any other sequence, all tokens and ()."""
+    """Return a view's tokens in its log, which never change, and its tail; for another sequence, all tokens and ()."""
     if not isinstance(token_ids, TokenView):
         return token_ids, ()
     return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail

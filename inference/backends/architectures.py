@@ -32,11 +32,11 @@ REQUIRED_ARGUMENTS = ("position_ids", "logits_to_keep")
 class StoredConfig(SimpleNamespace):
     """Stored configuration of a text model: the result of `PretrainedConfig.to_dict`, as attributes.
 
-    A setting that the original never had raises AttributeError, as it did there.
+    Reading a setting that the original lacks raises AttributeError, as it does on the original.
     """
 
     def get_text_config(self) -> StoredConfig:
-        """Return this configuration."""
+        """Return this configuration itself, which describes no more than a text model."""
         return self
 
 
@@ -58,10 +58,10 @@ def resolve_length(config: Config, asked: int | None) -> int:
 
 
 def require_supported_config(config: Config, max_length: int, *, windows: bool = False) -> None:
-    """Raise UnsupportedModelError if the backend's slots, `max_length` plain keys and values, cannot serve this model.
+    """Raise UnsupportedModelError if slots with keys and values of `max_length` positions cannot serve this model.
 
     Args:
-        windows: the backend applies sliding windows.
+        windows: True if the backend applies sliding windows.
     """
     for reason in _reasons(config, max_length, windows=windows):
         raise UnsupportedModelError(f"{architecture_name(config)} is not supported: {reason}")
@@ -85,7 +85,7 @@ def layer_windows(config: Config) -> list[int | None]:
 
 
 def rope_settings(config: Config) -> Iterator[dict[str, Any]]:
-    """Yield rotary settings: `rope_scaling` of Transformers 4, `rope_parameters` of 5, some per layer type."""
+    """Yield all rotary settings, nested ones too: `rope_scaling` in Transformers 4, `rope_parameters` in 5."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(config, name, None) or {}
         yield rope
@@ -93,12 +93,12 @@ def rope_settings(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def rope_kind(rope: dict[str, Any]) -> str:
-    """Return the type of rotary positions that settings name, such as "default" or "yarn"."""
+    """Return the type of rotary positions that the settings name, such as "default" or "yarn"."""
     return str(rope.get("rope_type", rope.get("type", "default")))
 
 
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:
-    """Return the names that the model's forward takes; its `**kwargs` may silently ignore other names."""
+    """Return the names of the arguments of the model's forward; its `**kwargs` may silently ignore other names."""
     return inspect.signature(model.forward).parameters
 
 

@@ -1,4 +1,4 @@
-"""Reader of a Hugging Face directory: its configuration and its weights; never the network.
+"""Reader of the configuration and the weights in a Hugging Face directory; it never uses the network.
 
 Owns the translation of Transformers' exceptions and warnings into one clear line. Knows nothing of slots.
 """
@@ -23,7 +23,7 @@ def load_config(path: Path) -> PretrainedConfig:
     """Read `config.json`.
 
     Raises:
-        ConfigError: it cannot be read, or names an architecture that Transformers does not know.
+        ConfigError: the file cannot be read, or names an architecture that Transformers does not know.
     """
     with _blaming(path):
         # Unless trust_remote_code is False, Transformers asks on the terminal whether to run the checkpoint's own code.

@@ -24,7 +24,7 @@ TORCH_NEURONX = "torch-neuronx"
 DEVICE = "neuron"
 """Name of the device, and of the compiler, that TorchNeuron adds to PyTorch."""
 OLDEST_TORCH_NEURON = (2, 10)
-"""First release that is TorchNeuron, with none of the old modules; NxDI runs on PyTorch/XLA, torch-neuronx to 2.9."""
+"""First release of torch-neuronx that is TorchNeuron; releases up to 2.9 are for PyTorch/XLA, on which NxDI runs."""
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 
 
@@ -78,7 +78,7 @@ def take_cores(cores: str | None, tp_degree: int) -> None:
 
 
 def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a core allocation that is too small; without one, warn that this process takes every core.
+    """Refuse a core allocation that is too small; if none is set, warn that this process takes every core.
 
     Raises:
         ConfigError: NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES gives fewer cores than tp_degree.
@@ -94,7 +94,7 @@ def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> 
 
 
 def _count(name: str, text: str, *, is_list: bool) -> int:
-    """Return the number of cores in a list such as 0-3,8, or the plain number."""
+    """Return the number of cores that `text` gives: as a list such as 0-3,8, or as a plain number."""
     try:
         if not is_list:
             return int(text)

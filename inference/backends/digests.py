@@ -1,7 +1,7 @@
 """SHA-256 digests of files, remembered in the user's cache until a file changes.
 
-Every start needs the model's id, which is made from the digests, and reading a large checkpoint takes minutes. A copy
-in another folder, or of another date, has the same id.
+Every start of a server needs the model's id, which is made from the digests, and reading a large checkpoint takes
+minutes. A copy of the model in another folder, or of another date, has the same id.
 """
 
 from __future__ import annotations

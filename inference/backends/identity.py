@@ -10,7 +10,7 @@ from specdec.inference.backends.digests import digests_of
 
 
 def model_id_of(path: Path, *facts: str) -> str:
-    """Return 16 hex digits over a checkpoint's files and all other facts that its tokens depend on.
+    """Return a hash, 16 hex digits, of a checkpoint's files and all other facts that the model's tokens depend on.
 
     Args:
         facts: the resolved arithmetic, not the one asked for, and the tokens that end a sequence.

@@ -44,9 +44,9 @@ TOOLS = {
 }
 DEVICES = Path("/dev")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
-"""Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
+"""Backends that never copy a slot: a draft model there has no branches, and needs no slots for branches."""
 COMPILED_SLOTS = ("always", "only")
-"""Policies of `--compile` under which a model's slots are as many as were compiled for."""
+"""Policies of `--compile` under which a model has exactly the slots that it was compiled for."""
 TORCH_COST = "on a CPU its passes take 1.3 times (110M parameters) to 4 times (12M) as long"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 AUTO = "auto"
@@ -88,7 +88,7 @@ def examine(config: ModelConfig) -> Fit:
     """Return how a model would be served; load nothing.
 
     Raises:
-        ConfigError: the model would not be served; the message has the way out.
+        ConfigError: the model would not be served; the message says what to change.
     """
     from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
     from specdec.inference.backends.checkpoint import load_config
@@ -184,7 +184,7 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
     """Load both models into one decoder; return None if their backend cannot, or the configuration does not ask for it.
 
     Args:
-        draft: draft model; None for a target alone.
+        draft: draft model; None if the target runs without one.
         decide: function that chooses tokens and verifies, for decoders that return logits.
 
     Raises:
@@ -197,7 +197,7 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
 
 
 def has_fixed_slots(config: ModelConfig) -> bool:
-    """Return whether a model has as many slots as it was compiled for, and no spare one."""
+    """Return whether a model has exactly the slots that it was compiled for, and no spare one."""
     is_compiled = config.device == DEVICE or config.compile_policy in COMPILED_SLOTS
     return config.backend in CANNOT_FORK or is_compiled
 
@@ -216,7 +216,7 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def tool(role: str) -> Callable[..., Iterator[Any]]:
-    """Return the function that does the work of one of the roles in TOOLS, such as rescale_fp8."""
+    """Return the function that runs a role of the command line that is in TOOLS, such as rescale_fp8."""
     run: Callable[..., Iterator[Any]] = _function(TOOLS[role])
     return run
 

@@ -164,7 +164,7 @@ class Admission(Generic[HolderT]):
         return entered
 
     def _next(self) -> HolderT:
-        """Return the first holder of the account with fewest slots; of equal accounts, the one served longest ago."""
+        """Return the first waiting holder of the account with fewest slots; of equals, the one served longest ago."""
         held = Counter(self._held.values())
 
         def standing(holder: HolderT) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class Batching:
 
     @property
     def pass_s(self) -> float:
-        """Return the recent median time of a pass over one session in seconds, if possible without draft tokens."""
+        """Return the recent median seconds of a pass over one session, without draft tokens if that was measured."""
         return self._passes.of(1).seconds(0)
 
     def schedule(self, num_sessions: int) -> Schedule:
@@ -71,7 +71,7 @@ class Batching:
         return self._parts.room(self._steps.of(num_decoding).seconds(0))
 
     def wait_s(self, turns: Turns, now: float) -> float:
-        """Return for how many seconds waiting for draft tokens beats a pass without any now; 0 or less for no wait."""
+        """Return how many seconds to wait for draft tokens before a pass runs without them; 0 or less: do not wait."""
         if not turns or any(not _could_wait(session, turn) for session, turn in turns):
             return 0.0  # the pass runs anyway, so the others join it
         costs = self._passes.of(1)

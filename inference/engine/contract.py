@@ -1,4 +1,4 @@
-"""Contract of a target's engine and its sessions: the methods that the draft pool, the services and the host call.
+"""Contract of a target's engine and its sessions: the methods that the draft pool, gRPC services and the server call.
 
 `TargetEngine` fulfils it with passes of this process. An engine that computes elsewhere, on a thread or in processes of
 its own, can stand in its place: all methods are called from one event loop, and all events are read there.
@@ -40,7 +40,7 @@ class VerificationSession(Protocol):
 
     @property
     def help_id(self) -> str:
-        """Return the session's name at its present draft worker; `begin_help` and `end_help` change it."""
+        """Return the session's name at its present draft worker; `begin_help` and `end_help` change this name."""
 
     @property
     def runs_ahead(self) -> bool:
@@ -70,7 +70,7 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule that gives most tokens under the present load, for requests that ask for none."""
+        """Return the schedule that gives most tokens under the present load, for requests that ask for no schedule."""
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled for `open`; None if it has none, or if the engine compiles it itself.
@@ -103,7 +103,7 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
         """
 
     def begin_help(self, session: SessionT, schedule: Schedule) -> None:
-        """Begin to verify the proposals of a draft worker; it numbers its draft tokens, the tree's nodes, from 0."""
+        """Begin to verify a draft worker's proposals; the worker numbers its draft tokens, the tree's nodes, from 0."""
 
     def end_help(self, session: SessionT) -> None:
         """Stop verifying proposals: the session decodes without draft tokens again."""

@@ -1,8 +1,8 @@
 """Engine of a draft model: each step extends chains and branches of many sessions together.
 
 A session has a window: the number of tokens past the committed ones that its chain should reach. The engine extends
-every shorter chain until the proposer has no more tokens for it, and the branches that the session wants. A synchronous
-round sets the window, awaits the chain and sets the window to 0; a session that runs ahead keeps its window.
+every shorter chain, until the proposer has no more tokens for it, and also the branches that the session wants. In a
+synchronous round the window is set, the chain is awaited, and the window is set to 0; in run-ahead the window stays.
 """
 
 from __future__ import annotations

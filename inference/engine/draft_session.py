@@ -166,7 +166,7 @@ class DraftSession:
 
     @property
     def held(self) -> Prefix:
-        """Return the prefix that the slot probably holds; see `Holder`. Only the proposer knows for certain."""
+        """Return the prefix that the slot probably holds; only the proposer knows for certain. See `Holder.held`."""
         return Prefix(self.committed, len(self.committed), self._cache_salt)
 
     @property
@@ -241,7 +241,7 @@ class DraftSession:
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
         """Append a step's tokens to `path`, or mark the path as exhausted if there are none.
 
-        A dropped path's tokens are wasted.
+        If `path` was dropped during the step, its tokens are only counted as wasted.
         """
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)

@@ -21,11 +21,11 @@ from specdec.inference.errors import InternalError
 MAX_FAILED_STEPS = 8
 """Failed steps in a row after which the engine is broken."""
 SHRUNK_STEPS = 100
-"""Number of steps that fewer sessions share, after memory ran out."""
+"""Number of steps for which fewer sessions share a step, after memory ran out."""
 
 NO_MEMORY = re.compile("OutOfMemory|bad_alloc|allocate memory")
-"""Part of the name or text of errors that are no MemoryError: devices have classes of their own, ONNX Runtime and torch
-raise RuntimeError where a CPU's memory ends."""
+"""Part of the name or text of errors besides MemoryError that mean that memory ran out: devices have classes of their
+own, and ONNX Runtime and torch raise RuntimeError when a CPU's memory is full."""
 
 
 class EngineSession(Holder, Protocol):
@@ -71,8 +71,8 @@ class ModelThread:
 class StepGuard(Generic[SessionT, WorkT]):
     """Choice of the sessions for each step, such that a session whose steps fail does not fail the others.
 
-    A session that was in a failed step is a suspect: it gets a step alone, first. The arguments are methods of the
-    `Engine`.
+    A session that was in a failed step is a suspect: it gets a step alone, before all other sessions. The arguments are
+    methods of the `Engine`.
     """
 
     def __init__(self, schedule: Scheduler[SessionT, WorkT], can_replay: Callable[[SessionT], bool]) -> None:

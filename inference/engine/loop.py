@@ -179,7 +179,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                 await self._wake.wait()
 
     def _check(self) -> None:
-        """Log once if, without sessions, the slots do not add up: a slot is missing, or still held."""
+        """Log once if the slots are inconsistent while there are no sessions: a slot is missing, or still held."""
         if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
             self._contradicted = True
             logger.error("the idle engine contradicts itself, please report this: %s", fault)
@@ -212,7 +212,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return [(*piece, result) for piece, result in zip(scheduled, results, strict=True)]
 
     def _take_failure(self, slots: Mapping[SessionT, int | None], exc: Exception) -> None:
-        """End the sessions that cannot go on after a failed step, or the whole engine; `slots` are the step's."""
+        """After a failed step, end the sessions that cannot go on, or the engine; `slots` has the step's sessions."""
         logger.error("a step over %d sessions failed", len(slots), exc_info=exc)
         ended = self._guard.take_failure(slots, exc)
         if self._guard.num_failed_steps >= MAX_FAILED_STEPS:

@@ -28,7 +28,7 @@ from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 1024
-"""Most workers that help all requests, and most private ones."""
+"""Most workers that help all requests; as many more may be private ones, which help one client each."""
 FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
@@ -36,11 +36,11 @@ MAX_SILENT_COMMITS = 64
 MAX_VAIN_COMMITS = 256
 """Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
 MAX_EARLY_SESSIONS = 64
-"""Most requests of one private worker whose draft tokens are kept until they arrive."""
+"""Most requests that have not arrived yet for which draft tokens of one private worker are kept."""
 PATIENCE_S = 1.0
-"""Longest wait for a proposal of a session whose rounds the target has chosen, as no request asked for them."""
+"""Longest wait for a proposal, in seconds, where the target and not the request has chosen synchronous rounds."""
 EARLY_S = 5.0
-"""Seconds for which draft tokens are kept before their request arrives, which takes a part of a round trip."""
+"""Longest time, in seconds, that draft tokens are kept before their request arrives, usually within a round trip."""
 
 
 class Worker(Protocol):
@@ -64,7 +64,7 @@ class Worker(Protocol):
 
 @dataclass(slots=True)
 class _Early:
-    """A private worker's messages that came before the request they belong to; `since` is the time of the first one."""
+    """Messages of a private worker that came before their request; `since` is the time of the first message."""
 
     since: float
     branches: list[Branch] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Record:
 
 @dataclass(slots=True)
 class _Help:
-    """Record of the draft workers of one session.
+    """Record of the help that one session gets from draft workers.
 
     Attributes:
         worker: the worker that proposes; None while the session decodes alone.
@@ -116,7 +116,7 @@ class _Help:
 
 
 class DraftPool:
-    """Assignment of draft workers to an engine's sessions, by free capacity; a `TokenSource`, which uses that engine.
+    """Assignment of draft workers to the sessions of an engine, by free capacity; a `TokenSource` over that engine.
 
     Args:
         max_worker_slots: most sessions of one worker of the pool.
@@ -191,7 +191,7 @@ class DraftPool:
 
         Raises:
             InvalidRequestError: a branch names a parent that never existed, or an unknown token id. For a private
-                worker nothing is raised: it loses the session.
+                worker nothing is raised, but the worker loses the session.
         """
         record = self._workers.get(worker)
         if record is None:
@@ -237,7 +237,7 @@ class DraftPool:
         self._lend()
 
     def _begin_private(self, session: VerificationSession, worker: Worker, record: _Record) -> None:
-        """Assign a private worker to a new session: now, or when its first proposal arrives."""
+        """Assign a private worker to a new session: now, or when the worker's first proposal arrives."""
         name = session.request.draft_session
         early = record.early.pop(name, None)
         if early is None:
@@ -272,11 +272,11 @@ class DraftPool:
         self._watch(session, session.help_id)
 
     def _by_load(self, worker: Worker) -> Schedule:
-        """Return the schedule for a session that asks for none; a worker with few accepted drafts so far runs ahead."""
+        """Return the schedule for a request that asks for none; a worker with few accepted drafts so far runs ahead."""
         return self._engine.schedule if self._workers[worker].trust > FIRST_SESSIONS else Schedule.ASYNC
 
     def _watch(self, session: VerificationSession, help_id: str) -> None:
-        """Take a session in synchronous rounds from its worker, once the worker has proposed nothing for too long."""
+        """Take a session in synchronous rounds away from its worker if the worker has proposed nothing for too long."""
         help_ = self._help.get(session.id)
         if session.runs_ahead or help_ is None or help_.worker is None or session.help_id != help_id:
             return
@@ -289,7 +289,7 @@ class DraftPool:
         self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
 
     def decline(self, worker: Worker, help_id: str) -> None:
-        """Move a session that its worker declines to another; the remaining sessions become the first one's limit."""
+        """Move a session that its worker declines to another worker; limit the first one to its remaining sessions."""
         record = self._workers.get(worker)
         if record is None:
             return
@@ -322,7 +322,7 @@ class DraftPool:
                 self._hand(session, worker)
 
     def _choice(self, useless: set[str]) -> Worker | None:
-        """Return the worker that can take most further sessions, not one of the ids in `useless`; None if none can."""
+        """Return the worker, of an id not in `useless`, that can take most further sessions; None if none can."""
         public = (worker for worker in self._workers if not worker.scope)
         willing = (worker for worker in public if worker.id not in useless and self._room(worker) >= 1)
         return max(willing, key=self._room, default=None)

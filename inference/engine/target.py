@@ -22,7 +22,7 @@ from specdec.inference.request import GenerationRequest, Noise, Schedule
 from specdec.inference.speculation.tree import Branch
 
 MAX_PASS_DRAFT_TOKENS = 16
-"""Default for the most draft tokens of one session in one pass."""
+"""Default limit of the draft tokens of one session in one pass."""
 UNREAD_BYTES_OF_CALL = 8 * 1024 * 1024
 """Most unread commits of one call, in bytes: some 2000 tokens with 20 log-probabilities each."""
 UNREAD_BYTES = 256 * 1024 * 1024
@@ -94,7 +94,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule that gives most tokens under the present load, for requests that ask for none."""
+        """Return the schedule that gives most tokens under the present load, for requests that ask for no schedule."""
         return self._batching.schedule(len(self._admission.running) + len(self._admission.waiting))
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
@@ -217,7 +217,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self._limit_unread(session)
 
     def _limit_unread(self, session: TargetSession) -> None:
-        """End a session with too many unread bytes; if all together have too many, end the session with most."""
+        """End a session with too many unread bytes; if all sessions together have too many, end the one with most."""
         self._unread.add(session)
         limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:

@@ -60,7 +60,7 @@ class CommitQueue:
 
 
 class Clock:
-    """Stopwatch of the time between two commits of a session: queueing, computing, idle. In monotonic seconds."""
+    """Stopwatch of the time between two commits of a session: queueing, computing and idle, in monotonic seconds."""
 
     def __init__(self) -> None:
         self.restart(time.monotonic())
@@ -89,7 +89,7 @@ class Clock:
         return time.monotonic() - self._waiting_since
 
     def timings(self, ended: float, draft_us: int) -> Timings:
-        """Return a commit's timings; all time since the session became ready counts as queueing, except its passes."""
+        """Return a commit's timings; time since the session became ready counts as queueing, except in its passes."""
         busy_us = _us(self._compute_s)
         queue_us = max(0, _us(ended - self._ready_since) - busy_us)
         return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us)
@@ -162,7 +162,7 @@ class TargetSession:
 
     @property
     def help_id(self) -> str:
-        """Return the session's name at its present pool worker; late messages of an earlier worker carry another."""
+        """Return the session's name at its present draft worker; late messages of an earlier one carry another name."""
         return f"{self.id}.{self._num_helps}"
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
@@ -182,7 +182,7 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """Return all tokens but the last, whose logits a pass must compute; no tokens if the prompt is to be scored."""
+        """Return the reusable prefix: all tokens but the last, whose logits are needed; empty for a scored prompt."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         return Prefix(self.token_ids, length, self.request.cache_salt)
 
@@ -195,7 +195,7 @@ class TargetSession:
         self.commits.fail(error)
 
     def replay(self) -> None:
-        """Let the next passes compute the tokens into the slot again; see `EngineSession`."""
+        """Let the next passes compute all tokens of the slot again, after a failed step; see `EngineSession`."""
         self._num_cached = self.num_cached_tokens = 0
         self._prompt_logprobs.clear()
         self._suspect_at = len(self.token_ids)

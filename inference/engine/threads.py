@@ -1,4 +1,4 @@
-"""Threads for work that precedes a request's slot, such as tokenizing. Accounts take turns at them, as at slots."""
+"""Threads for work before a request gets a slot, such as tokenizing. Accounts take turns, as in `Admission`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Out = TypeVar("_Out")
 
 
 class _Job:
-    """Job that waits for a thread; `turn` is done once it has one. A job never yields: no thread can be stopped."""
+    """Job that waits for a thread; `turn` is done once it has one. A job never yields, as threads cannot be stopped."""
 
     can_yield = False
     wanted = held = Prefix((), 0)

@@ -2,8 +2,8 @@
 
 Positions are absolute: a prompt of n tokens occupies positions 0 to n - 1, and the first output token is chosen for
 position n. Protocols of optional abilities are recognised by `isinstance`. When a pass or step raises, the positions
-that it was to write count as not written, other slots as unchanged, and the engine runs each sequence again, alone; if
-memory ran out, it runs fewer sequences at once.
-Does not know: their implementations or callers.
+that it was to write count as not written, and other slots as unchanged. The engine then runs each sequence again,
+alone; if memory ran out, it runs fewer sequences at once.
+Does not know: implementations or callers of these contracts.
 Start reading: `slots.py`, then `decoder.py` and `proposer.py`.
 """

@@ -136,9 +136,9 @@ Decide: TypeAlias = Callable[[Sequence[Turn], Array], list[Verdict]]
 class Decoder(Protocol):
     """Target model that advances many sequences in one step, each by at least one token.
 
-    One thread calls `step`; the attributes are constants that any thread reads. Each token must follow from the tokens
-    before it and from the request's seed alone: never from the proposal, the other turns, or how often a turn is
-    repeated. A decoder that always chooses token 0, and verifies nothing, is complete:
+    One thread calls `step`; the attributes are constants that any thread reads. Each token must follow only from the
+    tokens before it and the request's seed, never from the proposal, the other turns, or repetitions of a turn. A
+    decoder that always chooses token 0, and verifies nothing, is complete:
 
         class Zeros:
             vocab_size, num_slots, max_length = 100, 8, 4096
@@ -148,11 +148,11 @@ class Decoder(Protocol):
                 return [Verdict((0,) if turn.chooses else (), 0, 0) for turn in turns]
 
     Attributes:
-        vocab_size: number of tokens that it chooses from.
+        vocab_size: number of tokens that the decoder chooses from.
         num_slots: number of sequences that can be held at once.
         max_length: number of tokens that prompt and output may have together.
         prompt_chunk_tokens: number of tokens per part at which a long prompt is read fastest; 0: any number.
-        keeps_grammars: True if it keeps to the grammar of a turn.
+        keeps_grammars: True if the tokens keep to the grammar of their turn.
     """
 
     vocab_size: int
@@ -191,7 +191,7 @@ def is_seed_invariant(model: object) -> bool:
 
 
 def check_seed(generator: object, sampling: SamplingParams) -> None:
-    """Raise InvalidRequestError if a request has a seed but its tokens would not be reproducible; greedy ones are."""
+    """Raise InvalidRequestError if a request has a seed that would not give the same tokens again; greedy ones pass."""
     if not sampling.greedy and not is_seed_invariant(generator):
         raise InvalidRequestError(
             "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"

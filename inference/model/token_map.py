@@ -43,11 +43,11 @@ class TokenMap:
     own_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict, compare=False)
     prefix: tuple[int, ...] = field(default=(), compare=False)
     _moved: dict[Any, tuple[Array, Array]] = field(default_factory=dict, compare=False)
-    """Logit of what the draft lacks, and the columns, by device."""
+    """By device: the logit of ids that the draft lacks, and `columns`, as arrays on that device."""
 
     @property
     def num_shared(self) -> int | None:
-        """Return how many of its ids the draft can propose; None: all of them."""
+        """Return how many of the target's ids the draft can propose; None if both models have the same ids."""
         return int(np.count_nonzero(self.columns)) if self.name else None
 
     def read(self, token_ids: Sequence[int]) -> Sequence[int]:

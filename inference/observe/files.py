@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, or none: a part of it that a full disk has taken is removed.
+    """Write a file completely or not at all: if the disk is full, remove the part that was written.
 
     Raises:
         OSError: the file cannot be written; the error names it.

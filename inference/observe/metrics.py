@@ -2,7 +2,7 @@
 
 Owns names, labels and buckets. Labels are bounded: one model name, finish reasons, status codes, draft positions below
 MAX_GAMMA, at most MAX_ACCOUNTS accounts, the servers that a gateway dials now. Knows neither gRPC nor HTTP;
-docs/gateway.md lists what there is.
+docs/gateway.md lists the metrics.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20
 WIDTH_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 MAX_ACCOUNTS = 100
 OTHER_ACCOUNTS = "other accounts"
-"""Label of the accounts above `MAX_ACCOUNTS`; no name of an account has a blank."""
+"""Label of all accounts after the first `MAX_ACCOUNTS`; no account has this name, since names have no blanks."""
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
@@ -238,7 +238,7 @@ class Metrics:
         self.registry.register(_Upstreams(self._name, servers))
 
     def count_account(self, account: str, code: str, num_tokens: int) -> None:
-        """Count a request that has ended for its account; accounts above `MAX_ACCOUNTS` are counted together."""
+        """Count a request that has ended for its account; accounts after the first `MAX_ACCOUNTS` count together."""
         if account not in self._accounts:
             if len(self._accounts) >= MAX_ACCOUNTS:
                 account = OTHER_ACCOUNTS
@@ -252,7 +252,7 @@ class Metrics:
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
-        """Add a counter of requests without this process's drafts, as behind a proxy that splits their streams."""
+        """Add a count of requests without this process's draft tokens, as behind a proxy that splits their streams."""
         text = "Requests none of whose draft tokens reached the target since the start."
         self._gauge("specdec_undrafted_requests", text).set_function(count)
 
@@ -267,7 +267,7 @@ class Metrics:
         late.set_function(lambda: sum(maker.graphs.num_late for maker in makers))
 
     def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
-        """Record how late the event loop ran a timer, in seconds, and its number of tasks."""
+        """Record by how many seconds the event loop ran a timer late, and the loop's number of tasks."""
         self._loop_lags.append(max(0.0, lag_s))
         self._loop_tasks.set(num_tasks)
 

@@ -26,7 +26,7 @@ from specdec.inference.observe.stats import SOURCES, RequestStats
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 MAX_REQUESTS = 10_000
 MAX_MESSAGES = 500_000
-"""Limit of a long-lived server's profile, some 200 MB; later requests are not profiled."""
+"""Number of messages, some 200 MB, after which a profile takes no further requests."""
 MAX_LABEL_CHARACTERS = 128
 
 
@@ -58,7 +58,7 @@ class Profile:
     def write(self, directory: Path) -> tuple[Path, Path]:
         """Write performance_<role>_<timestamp>.csv, a row per request, and .json, with the total; return their paths.
 
-        A name that is taken gets a number, so that runs that end in the same second keep apart.
+        If the name is taken, a number is added to it: several runs may end in the same second.
         """
         rows, total = self.rows(), self.total()
         document = {"role": self.role, "started": self._started, "requests": rows, "total": total}
@@ -147,7 +147,7 @@ def _rate_of(source: str, requests: Sequence[RequestStats]) -> float | None:
 
 
 def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:
-    """Return the choices of draft worker and target, and their results; a mean is over commits with a value."""
+    """Return figures of run-ahead, such as windows and wasted tokens; means are over the commits that have a window."""
     counts = [counts for stats in requests for counts in stats.counts]
     round_trips_us = [timings.round_trip_us for stats in requests for timings in stats.timings]
     return {

@@ -68,7 +68,7 @@ class Spans:
 
 
 def usage(stats: RequestStats) -> dict[str, AttributeValue]:
-    """Return tokens, seconds and speculation of one sequence as attributes."""
+    """Return the tokens, seconds and speculation figures of one sequence as attributes of a span."""
     return {
         "gen_ai.usage.prompt_tokens": stats.num_prompt_tokens,
         "gen_ai.usage.completion_tokens": stats.num_output_tokens,

@@ -37,7 +37,7 @@ def by_source(one: Pass) -> dict[tuple[str, bool], int]:
 
 
 class Pass(Protocol):
-    """Figures of one target pass, which commits, deltas and their records have in common."""
+    """Figures of one target pass, as commits, deltas and their stored records all have them."""
 
     @property
     def num_draft_tokens(self) -> int: ...

@@ -64,7 +64,7 @@ def choose_tokens(
 
 
 def _has_kernel(logits: Array) -> bool:
-    """Return whether one kernel can choose: the rows are on a GPU, or Triton is interpreted, as tests do."""
+    """Return whether the Triton kernel can choose: the rows are on a GPU, or Triton is interpreted, as in tests."""
     if not array_api_compat.is_torch_array(logits):
         return False
     return (logits.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _finds_triton()
@@ -133,7 +133,7 @@ def rank_tokens(
 
 
 def _scored(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return the scores with noise of sampled rows, and the logits of greedy rows; at least the best `count`."""
+    """Return scores with noise for sampled rows, at least for the best `count` tokens, and logits for greedy rows."""
     groups = [[row for row, each in enumerate(sampling) if each.noise is law and not each.greedy] for law in Noise]
     if not any(groups):
         return logits
@@ -184,10 +184,10 @@ def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequenc
 
 
 def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, count: int) -> Array:
-    """Return a mask of the tokens that may be among the best `count` with noise; exact noise for all is slow.
+    """Return a mask of the tokens that may be among the best `count` with noise; exact noise for all tokens is slow.
 
-    Truncation leaves few; otherwise the library's own logarithm finds them, which is fast and off by far less than
-    the margin.
+    If all rows are truncated, or by stock vLLM's rule, the mask has all remaining tokens. Otherwise noise from the
+    library's own logarithm selects them, which is fast, and off by far less than the margin.
     """
     if sampling[0].noise is Noise.VLLM or all(params.truncates for params in sampling):
         return scores > -math.inf

@@ -1,7 +1,8 @@
 """The choice of `choose_tokens` on a device, by one Triton kernel: mask, temperature, truncation, noise and maximum.
 
 Rows of logits stay on the device and are read once; an id per row comes back. The arithmetic is that of `noise.py`,
-operation by operation in double, so the tokens are those of numpy. Triton must not fuse a product and a sum for that.
+operation by operation in double precision, so the tokens are those that numpy gives. For that, Triton must not fuse a
+product and a sum.
 
 Knows no penalties. Imports Triton, so `choice.py` imports this module only where rows are on a device.
 """
@@ -24,7 +25,7 @@ from specdec.inference.sampling.truncation import divisor, scale_logits, truncat
 _GREEDY, _SPECDEC, _STOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _KINDS = {Noise.SPECDEC: 1, Noise.VLLM: 2}
 BLOCK = 1024
-"""Token ids of one program."""
+"""Number of token ids that one program of the kernel compares."""
 _GOLDEN, _MIX_1, _MIX_2 = (tl.constexpr(law.signed(x)) for x in (law.GOLDEN, law.MIX_1, law.MIX_2))
 _SQRT_HALF, _LN_2 = tl.constexpr(law.SQRT_HALF), tl.constexpr(law.LN_2)
 _SERIES_BELOW, _LEAST = tl.constexpr(law.STOCK_SERIES_BELOW), tl.constexpr(law.STOCK_LEAST)

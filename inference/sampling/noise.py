@@ -92,9 +92,9 @@ def uniform_noise(keys: Array, token_ids: Array) -> Array:
 
 _MASK_32 = (1 << 32) - 1
 STOCK_SERIES_BELOW = 0.25
-"""Uniform below which stock noise, large there, takes log(1 - u) from the first eight terms of its series."""
+"""Uniform number u below which stock noise, large there, takes log(1 - u) from the first eight terms of its series."""
 STOCK_LEAST = 2.0**-24
-"""Least number of which stock noise takes a logarithm: 1 - u rounds to 0."""
+"""Least number of which stock noise takes a logarithm; it replaces a 1 - u that rounds to 0."""
 
 
 def stock_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
@@ -110,7 +110,7 @@ def _stir(state: Any, word: Any) -> Any:
 
 
 def _rotate(word: Any, bits: int) -> Any:
-    """Rotate 32 bits to the left."""
+    """Rotate 32-bit words to the left by `bits`."""
     return (word << bits | word >> 32 - bits) & _MASK_32
 
 

@@ -10,7 +10,8 @@ Transformers' as far as it has them:
     held_back             minus infinity, below the position where the sequence may end
     grammar               minus infinity, if the token may not follow: the caller makes the masks
 
-Only logits of such tokens change, in double and by single IEEE operations, so numpy and torch give the same bits.
+Only logits of these tokens change, in double precision and by single IEEE operations, so numpy and torch give the same
+bits.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ from specdec.inference.request import MinLengthSampling, SamplingParams
 from specdec.inference.tokens import Tally, logged
 
 MIN_DIVISOR = 1e-100
-"""Least number that scores are divided by: a penalty, and after it a temperature. Less could overflow to infinity, and
-infinities to NaN. A float32 logit that is divided by so little is already above, or below, all that are not."""
+"""Least number that scores are divided by, as a penalty and then as a temperature; smaller ones are raised to it.
+
+Smaller ones could overflow to infinity, and infinities to NaN. They would change no order: a float32 logit divided by
+this number is already above, or below, all logits that are not divided.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +58,7 @@ class TokensBefore:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], output_start: int, tally: Tally | None = None) -> TokensBefore:
-        """Count a sequence with its first output token at `output_start`; `tally` may have counted it before."""
+        """Count the tokens of a sequence whose output begins at `output_start`; `tally` keeps earlier counts."""
         log, drafts = logged(token_ids)
         row = cls(*(tally or Tally(output_start)).count(log))
         for token_id in drafts:
@@ -93,7 +97,7 @@ def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[Tokens
 
 
 def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
-    """Return the rows, each with its grammar's mask; rows beyond the last mask get none."""
+    """Return the rows, each with the grammar's mask for it; rows beyond the last mask get None."""
     return [replace(row, allowed=mask) for row, mask in itertools.zip_longest(rows, masks)]
 
 

@@ -60,7 +60,7 @@ class Confidence:
         return self._accepted[group] / self._tested[group]
 
     def record(self, token: DraftToken, *, accepted: bool) -> None:
-        """Record whether a token was accepted, all tokens before it having been accepted."""
+        """Record whether a token was accepted; all tokens before it must have been accepted."""
         group = _group(token)
         self._tested[group] = self._tested[group] * _DECAY_OF_GROUP + 1.0
         self._accepted[group] = self._accepted[group] * _DECAY_OF_GROUP + accepted

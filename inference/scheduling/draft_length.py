@@ -2,7 +2,7 @@
 
 Every draft token costs a step of the draft and makes the pass wider. It gains one token if the target accepts it and
 all draft tokens before it. Drafting continues while one more draft token, or a few more, can raise the expected tokens
-per second. A few may where one does not, since pass times rise in steps: several widths take the same time.
+per second. A few more tokens may pay where one does not, since several widths of a pass take the same time.
 Transformers and llama.cpp stop at a fixed probability instead.
 """
 
@@ -21,7 +21,7 @@ from specdec.inference.scheduling.throughput import fastest
 FIRST_LENGTH = 4
 """Draft tokens of a pass while the times are unknown: a long draft that is wrong costs more than short ones lose."""
 LOOKED_AHEAD = 6
-"""Number of further draft tokens among which one may make all before it pay."""
+"""Most further draft tokens that are considered together, since several may pay where one does not."""
 _PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token delays the pass
 
 

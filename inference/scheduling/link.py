@@ -16,14 +16,14 @@ _NUM_ROUND_TRIPS = 32
 _NUM_PASSES = 15
 """Number of latest passes, the median of which counts: a mean would contain the first, which reads the prompt."""
 NEAR = 2.0
-"""Longest round trip, in passes, for which other sessions keep a busy target at work while one waits for its draft."""
+"""Longest round trip, in passes, for which a session can await its draft while others keep a busy target at work."""
 
 
 class Link:
-    """Times of one session at a target; `earlier` has those of an earlier session at the same target.
+    """Times of one session at a target; `earlier` has the times of an earlier session at the same target.
 
     The round trip is the shortest of the latest samples, since longer ones contain queueing in the network and in
-    processes. That of the earlier session is used only until the first sample: the network may have become slower.
+    processes. The earlier session's round trip is used only until the first sample: the network may have become slower.
     """
 
     def __init__(self, earlier: Link | None = None) -> None:

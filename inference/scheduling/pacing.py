@@ -16,13 +16,13 @@ from specdec.inference.scheduling.throughput import fastest
 MESSAGE_S = 0.2e-3
 """Seconds of the target's CPU that a message is assumed to cost, apart from its pass."""
 MIN_SURVIVAL = 0.05
-"""Lowest probability of all tokens of a chain being right at which the draft still extends it."""
+"""Lowest probability that all tokens of a chain are accepted at which the draft still extends the chain."""
 CHUNK_OF_PASS = 0.4
-"""Longest part of a pass for which the draft collects tokens before it sends them."""
+"""Longest time, as a part of a target pass, for which the draft collects tokens before it sends them."""
 MESSAGE_OF_CHUNK = 0.05
-"""Part that a message's cost may have in the time for which its tokens are collected."""
+"""Least share of a message's cost in the time for which its tokens are collected; it limits this time."""
 MIN_ROUND_TRIP_OF_PASS = 0.5
-"""Shortest round trip, in passes, from which branches gain anything."""
+"""Shortest round trip, as a multiple of a pass, at which branches gain anything."""
 MAX_WINDOW = 128
 """Most draft tokens past the committed ones; with the branches beside them they fit into the target's tree."""
 MAX_BRANCH_DEPTH = 12
@@ -57,10 +57,10 @@ class Pacing:
         window: most draft tokens past the committed ones; 0 stops drafting.
         chunk: draft tokens per message while the chain grows.
         step_s: seconds of a draft step; 0 if messages do not depend on it.
-        round_s: seconds of a pass and a round trip; the first message must have draft tokens enough for this time.
+        round_s: seconds of a pass and a round trip; the first message must have enough draft tokens for this time.
         num_ahead: tokens that the target is expected to commit before a message arrives.
         min_gain: tokens that a message must be expected to save.
-        min_survival: lowest probability of all tokens of a chain being right at which the draft still extends it.
+        min_survival: lowest probability that all tokens of a chain are accepted at which the draft extends the chain.
         branching: limits of branches beside the chain.
     """
 

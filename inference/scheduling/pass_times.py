@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 
 DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 NUM_RECENT = 5
-"""Passes over one number of draft tokens of which the median counts: another process may delay any of them."""
+"""Number of latest passes with one number of draft tokens whose median counts: any may have been delayed."""
 MAX_AGE = 300
-"""Number of passes after which times of a number of draft tokens that no pass had are forgotten; it is tried again.
+"""Number of passes after which the times for a number of draft tokens are forgotten, if no pass had that number.
 
-Times of fewer than NUM_RECENT passes are forgotten sooner: one pass that was delayed would keep drafts short for long.
+The number is then tried again. Times of fewer than NUM_RECENT passes are forgotten sooner: one pass that was delayed
+would keep drafts short for long.
 """
 NUM_SHORT = 3
-"""Number of times that a pass with few draft tokens is wanted, for each number of sessions."""
+"""Most times that a pass with few draft tokens is asked for, for each number of sessions."""
 _BITS_OF_TOKENS = 4  # leading ones that count: near numbers of draft tokens are measured together from 16 on
 _BITS_OF_SESSIONS = 2
 """Leading bits of a number of sessions that count. So 8 to 11 sessions share a table, which is soon full of times."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 MAX_PART_TOKENS = 256
 """Longest part of a prompt in one pass, also where no session decodes, since a new request waits for the pass."""
 SHORT_PART_TOKENS, USUAL_PART_TOKENS = 8, 16
-"""Shortest parts, where the share has room for none: the short one if it costs little more time for each token.
+"""Lengths of the shortest parts, used if the share allows none: the short one if it costs little more per token.
 
 Attention of a backend may take nearly as long for 8 tokens as for 16 (onnx far into a prompt: 14 and 17 ms), or not
 (torch). With short parts the other sessions then wait half as long, and the prompt takes little longer.
@@ -36,9 +36,9 @@ class PromptParts:
     _num_tokens: float = 0.0
     _seconds: float = 0.0
     _known: dict[int, float] = field(default_factory=dict)
-    """Recent seconds of a part of each of the two shortest lengths.
+    """Recent seconds of a part, by each of the two shortest lengths.
 
-    Times grow with the position. Those of the length that is not in use are soon too low, so that it is tried again.
+    Times grow with the position, so the time of the unused length is soon too low, and that length is tried again.
     """
 
     def record(self, num_tokens: int, seconds: float) -> None:

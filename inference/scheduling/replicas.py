@@ -20,7 +20,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 FORGIVEN_AFTER_S = 60.0
 """Seconds after which past ejections no longer count, once the replica has succeeded again."""
 NEAR = 1
-"""Number of requests that the replica preferred for a prefix may have more than the least loaded one."""
+"""Number of requests by which the replica preferred for a prefix may exceed the least loaded one."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Record:
 
 
 class Replicas:
-    """Records of replicas by address, and the choice among them. All times are seconds of the same clock, any one."""
+    """Records of replicas by address, and the choice among them. All times must be seconds of the same clock."""
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}

@@ -10,9 +10,9 @@ The token comes back when the resume gives a commit, so successful resumes are f
 from __future__ import annotations
 
 SIZE = 32
-"""Most resumes under way at once: enough for a usual process."""
+"""Tokens of a full budget, so most resumes under way at once: enough for a usual process."""
 PER_S = 4.0
-"""Spent tokens that come back per second, whatever becomes of their resumes."""
+"""Spent tokens of the budget that come back per second, even if their resumes fail."""
 
 
 class RetryBudget:

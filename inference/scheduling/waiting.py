@@ -13,7 +13,7 @@ from specdec.inference.scheduling.pass_times import PassCosts
 from specdec.inference.scheduling.throughput import fastest
 
 CROWDED = 2.0
-"""Ratio of the times of passes over all sessions and over one from which rounds give more tokens than run-ahead."""
+"""Time of a pass over all sessions, as a multiple of one over one session, from which rounds beat run-ahead."""
 MAX_WAIT_OF_PASS = 1.5
 """Longest wait of the target for draft tokens, in passes."""
 _WEIGHT = 0.25  # of the newest measurement
@@ -21,10 +21,10 @@ _DEVIATIONS = 2.0  # past the mean delay, a message is late
 
 
 def schedule_for(alone_s: float, together_s: float) -> Schedule:
-    """Return rounds if passes over the present sessions take much longer than passes over one, else run-ahead.
+    """Return synchronous rounds if passes over all sessions take much longer than passes over one, else run-ahead.
 
     A session that joins a long pass without draft tokens delays the others for one token. One that waits for its draft
-    tokens delays none of them, since they keep the target busy meanwhile.
+    tokens delays no other session, since the others keep the target busy meanwhile.
     """
     return Schedule.SYNC if together_s > CROWDED * alone_s > 0 else Schedule.ASYNC
 

@@ -22,7 +22,7 @@ PROBE_EVERY = 32
 class Widths:
     """Choice of how many draft tokens each pass verifies.
 
-    While no draft token pays, one of PROBE_EVERY passes tries some.
+    While no draft token pays, one of PROBE_EVERY passes still verifies some, as a test.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Effect of a grammar on proposals: refused tokens are cut off, forced tokens are appended.
 
-A forced token is the only one that the grammar allows, so target and draft are bound to agree on it. Draft chains get
+A forced token is the only one that the grammar allows, so target and draft always agree on it. Draft chains get
 forced tokens here without a pass of the draft model; a pass of the target verifies them after its proposal, or instead
 of a proposal.
 """
@@ -17,7 +17,7 @@ from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.tokens import joined
 
 MAX_FORCED_TOKENS = 32
-"""Most forced tokens per pass or step: they may be as many as in a schema's names, but others share the pass."""
+"""Most forced tokens per pass or step: a schema's names may force more, but other sequences share the pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _forced(draft: Draft) -> list[DraftToken] | None:
 
 
 def was_step(extensions: Sequence[Sequence[DraftToken] | None]) -> bool:
-    """Return whether a step's time shows the cost of drafting: it read no prompt, and some token was not forced."""
+    """Return whether a step's time shows the cost of drafting: it read no prompt, and a model chose some token."""
     return None not in extensions and any(tokens and not tokens[0].is_forced for tokens in extensions)
 
 

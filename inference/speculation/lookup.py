@@ -20,9 +20,9 @@ from specdec.inference.tokens import common_length, logged
 MAX_NGRAM_LENGTH = 1 << 20
 """Longest sequence that is looked up, in tokens; there is no KV to fill, only an index to keep small."""
 MATCHES = (3, 1)
-"""Lengths of the piece that must have occurred before, in the order in which they are tried."""
+"""Lengths of the n-grams that must have occurred before, in the order in which they are tried."""
 LONGEST_MATCH = 8
-"""Longest match that is measured; longer ones count as this long."""
+"""Largest length of a match, in tokens, that is told apart; longer matches count as this long."""
 _EDGES = (3, 8)  # shortest matches of the second and the third class
 _PRIOR_RATES = (0.1, 0.3, 0.6)
 _PRIOR_TESTED = 2.0
@@ -58,7 +58,7 @@ class NgramIndex:
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
-    """Return `limit` tokens from position `end` on; if fewer follow there, repeat the tokens that follow."""
+    """Return `limit` tokens from position `end` on; if the sequence has fewer, repeat these tokens."""
     piece = [*token_ids[end : end + limit]]
     period = len(token_ids) - end
     while len(piece) < limit:

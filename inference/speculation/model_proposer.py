@@ -1,8 +1,8 @@
 """Drafting with a model: one batched pass extends every chain by one token.
 
 Owns the content of each slot of the draft model. Callers pass whole chains and never roll back: the proposer finds the
-longest prefix that its slot still has, and computes from there. Callers use the target's token ids; the model reads and
-scores its own (`specdec.inference.model.token_map`).
+longest prefix of a chain that its slot still has, and computes from there. Callers use the target's token ids; the
+model reads and scores its own (`specdec.inference.model.token_map`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specdec.inference.tokens import common_length
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt read in one step, so that a long prompt does not stall the other drafts."""
 STAND_IN = 0
-"""Id that the model reads in place of one that it lacks: its target's vocabulary may be padded to more ids."""
+"""Id that the draft model reads in place of an id that it lacks: a target's vocabulary may be padded to more ids."""
 _Choose = Callable[[Array, Sequence[Draft]], list[DraftToken]]
 
 

@@ -38,7 +38,7 @@ class Sources:
         self._num_own = 1.0  # recent mean of tokens of a pass without a draft model's: lookup or a grammar adds some
 
     def follow(self) -> None:
-        """Discard the tree and its node numbers, since the next draft worker starts its own."""
+        """Discard the tree, its node numbers and the arrivals, since the next draft worker starts anew."""
         self.tree, self.arrivals = DraftTree(self._committed), Arrivals()
         self._num_acknowledged = 0  # draft tokens reported as received
 
@@ -58,7 +58,7 @@ class Sources:
             self.arrivals.proposed(self.last_at, len(self.tree) - num_live)
 
     def acknowledged(self, ended: float) -> tuple[int, int]:
-        """Return the number of draft tokens received, and the microseconds since the last; zeros if none is new."""
+        """Return the number of draft tokens received, and microseconds since the last one; (0, 0) if none is new."""
         num_received = self.tree.num_numbers
         if num_received == self._num_acknowledged:
             return 0, 0
@@ -80,7 +80,7 @@ class Sources:
         return wait_s(self.arrivals, rate, costs, now=now, ready_s=ready_s, num_own=self._num_own)
 
     def record(self, verdict: Verdict, ended: float) -> None:
-        """Record a verdict for draft model and lookup apart; the pass ended at monotonic second `ended`."""
+        """Record a verdict, separately for draft model and lookup; the pass ended at monotonic second `ended`."""
         num_draft_tokens, num_accepted_tokens = verdict.of_draft
         self._acceptance.record(num_draft_tokens, num_accepted_tokens)
         self.arrivals.committed(ended, all_accepted=num_accepted_tokens == num_draft_tokens)

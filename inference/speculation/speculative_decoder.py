@@ -1,4 +1,4 @@
-"""Decoder with a proposer in front of it: the fused topology."""
+"""Decoder that drafts with a proposer before each step of a target: both models in one process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SpeculativeDecoder:
         return [replace(verdict, draft_us=draft_us) for verdict in verdicts]
 
     def _read(self, turns: Sequence[Turn]) -> None:
-        """Let the draft read a part of a long prompt whenever the target does, not all of it at the end."""
+        """Let the draft model read a part of a long prompt whenever the target does, not all of it at the end."""
         parts = [turn for turn in turns if not turn.chooses and len(turn.token_ids) <= self._proposer.max_length]
         if parts:
             self._proposer.extend([_draft(_Chain(turn, room=1), self._token_map) for turn in parts])

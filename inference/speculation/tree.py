@@ -16,7 +16,7 @@ from specdec.inference.tokens import common_length
 
 MAX_TREE_TOKENS = 256
 MAX_NUMBERS = 4096
-"""Number of latest nodes that can be a parent; a branch after an older one is ignored, as after a rejected token."""
+"""Number of latest tokens that a branch can name as its parent; a branch with an older parent is ignored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class NeuronBackend(CompiledModel):
         self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a whole prompt in one call
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether to read only the rest of a prompt: by measured times that is faster than reading all of it."""
+        """Return whether reading only the rest of a prompt is faster, by measured times, than reading all of it."""
         return self._times.goes_on(num_held, num_tokens)
 
     @torch.no_grad()
@@ -110,7 +110,7 @@ class NeuronBackend(CompiledModel):
         return of_vocabulary
 
     def _keep(self, work: Reading, position: int, logits: np.ndarray[Any, Any]) -> None:
-        """Append the wanted rows of `logits` to the result; its first row is that of the token at `position`."""
+        """Append the wanted rows of `logits` to `work.rows`; row 0 of `logits` is of the token at `position`."""
         work.rows.extend(row for at, row in enumerate(logits, start=position) if work.wants(at))
 
 

@@ -28,9 +28,9 @@ from specdec.inference.errors import ConfigError
 NXDI = "neuronx-distributed-inference"
 VERSIONS = (NXDI, "neuronx-distributed", "torch-neuronx", "neuronx-cc")
 FORMAT = 2
-"""Version of this project's own part in a graph. Raise it whenever equal settings compile to something else."""
+"""Version of this project's own part of a graph. Raise it when the same settings would compile to another graph."""
 OLDEST_NXDI = (0, 7)
-"""Release of SDK 2.27; the interfaces that this backend uses were checked from it on."""
+"""Oldest supported release of NxDI, that of SDK 2.27: its interfaces were checked from this release on."""
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
 LAST_IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31.1-ubuntu24.04"
 """The last image with NxDI, and the only one that starts on a host with the driver of SDK 2.31 or later."""

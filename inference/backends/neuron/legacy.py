@@ -1,6 +1,6 @@
 """Backend of transformers-neuronx, NxDI's predecessor, for Inf2 and Trn1 on SDK 2.26.
 
-AWS's support ended on 2025-09-16. It serves Llama alone, one sequence at a time, through the same slot backend.
+AWS's support ended on 2025-09-16. Only Llama is served, one sequence at a time, through the same slot backend as NxDI.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The onnx backend: decoders in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
 
-Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of places, all
-built at loading: building one while sequences wait would stop them for 0.1 s. The graphs share the weights in memory.
-Other families, dtypes and devices are the torch backend's.
+Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of places (groups
+of sequences, see `Place`). All are built at loading, since building one later would stop all sequences for 0.1 s. The
+graphs share the weights in memory. Other families, dtypes and devices need the torch backend.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from specdec.inference.model.slots import Array, Span
 logger = logging.getLogger(__name__)
 
 MAX_PLACES = 16
-"""Places of one run of a graph. More are bound by arithmetic, not by reading the weights: they run in groups."""
+"""Most places (see `Place`) of one run of a graph. More run in groups: arithmetic bounds them, not reading weights."""
 
 SWEEP_SIZES = (6, 12)
 """Rows that ONNX Runtime multiplies with a float32 matrix in one sweep over it, on processors with AVX-512.
 
-7 to 11 rows take two sweeps, which cost more than one over 12: such passes are filled up.
+7 to 11 rows take two sweeps, which cost more than one over 12, so padding fills such passes up to 12.
 """
 
 PROBE_TOLERANCES = {"float32": 1e-3, "int8": 0.3}
@@ -116,7 +116,7 @@ class OnnxBackend:
 
 
 def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
-    """Load a checkpoint from its directory, or rather from the packed copy that its first load leaves in the cache.
+    """Load a checkpoint; after its first load, from the packed copy that this load left in the cache.
 
     Raises:
         ConfigError: the directory, the checkpoint or the settings cannot be used; the message names which.

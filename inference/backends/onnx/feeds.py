@@ -14,7 +14,7 @@ from specdec.inference.model.slots import Span
 
 INT32_INPUTS = ("lasts", "lengths")
 MAX_KEPT_BYTES = 1 << 18
-"""Largest logits for which memory is kept; writing larger ones takes longer than allocating memory for them."""
+"""Size of the largest logits whose memory is kept; writing larger ones takes longer than allocating memory for them."""
 
 
 @dataclass(slots=True)

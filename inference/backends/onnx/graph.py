@@ -22,7 +22,7 @@ Only if N > 1:
              counts int64 [N]: sequences of each place; their sum is B
 Only in int8:
     spread     int64 [T + N]: tokens, each span's last one twice: its keys stand for the spare token's
-    own        int64 [T]: which of those are not spare
+    own        int64 [T]: which of the T + N tokens are not spare
 Outputs: logits float32 [1, R, vocab_size]; new_key_L_P and new_value_L_P, to be bound to the memory of their inputs.
 """
 
@@ -158,7 +158,7 @@ class DecoderGraph:
         return self._add("SimplifiedLayerNormalization", [hidden, weight], [output], axis=-1, epsilon=eps)
 
     def _project_and_norm(self, name: str, layer: int, hidden: str, residual: str, norm: str) -> tuple[str, str]:
-        """Add a linear layer, the sum with the residual, and the norm `norm` of the sum unless it is empty."""
+        """Add a linear layer, the sum with the residual, and the norm of the sum, unless `norm` is empty."""
         projected = self._linear(name, layer, hidden)
         if self._shape.output_norms:
             projected = self._rms_norm(projected, f"{name}_norm_{layer}", f"{name}_own_{layer}", self._shape.rms_eps)

@@ -55,7 +55,7 @@ class PackedDecoder:
     Attributes:
         folder: folder of the weights' file.
         dtype: arithmetic of the linear layers, "float32" or "int8".
-        config: Transformers' configuration of the checkpoint, as far as it can be written down.
+        config: Transformers' configuration of the checkpoint, as read back from JSON.
         weights: initializers that refer to the weights' file.
         probe_token_ids: tokens of the test at loading.
         probe_logits: their logits in Transformers, float32 [num_tokens, vocab_size].
@@ -79,7 +79,7 @@ class PackedDecoder:
 
 
 def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> PackedDecoder:
-    """Return the checkpoint's packed form in "float32" or "int8"; make it if this is the first time.
+    """Return the checkpoint's packed form in "float32" or "int8"; make it if the cache lacks it.
 
     Raises:
         ConfigError: the checkpoint cannot be used, or the cache cannot be written.
@@ -104,7 +104,7 @@ def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> Packe
 
 
 def discard(decoder: PackedDecoder) -> None:
-    """Forget a packed form that turned out not to give Transformers' logits, unless another process uses it."""
+    """Delete a packed form that turned out not to give Transformers' logits, unless another process uses it."""
     decoder.lock.close()
     remove_unused(decoder.folder)
 

@@ -1,4 +1,4 @@
-"""Makes the packed form of a checkpoint that `packed` reads. Needs Transformers and torch; reading does not."""
+"""Maker of the packed form of a checkpoint, which `packed` reads. Only making it needs Transformers and torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 NUM_PROBE_TOKENS = 8
 SETTLED_S = 60.0
-"""Seconds after which a folder counts as settled; the maker of a younger one may not have locked it yet."""
+"""Least age in seconds of an unlocked folder to delete; the maker of a younger one may not have locked it yet."""
 NamedArray: TypeAlias = "tuple[str, np.ndarray[Any, Any]]"
 
 

@@ -17,7 +17,7 @@ from specdec.inference.backends.onnx.slots import OnnxSlots
 from specdec.inference.model.slots import Span
 
 MAX_KEPT = 48
-"""Number of shapes for which memory is kept, per number of places: all widths of a pass over one."""
+"""Most pass shapes whose memory is kept, per number of places; with one place, enough for all widths of a pass."""
 
 
 class OnnxPass:
@@ -46,7 +46,7 @@ class OnnxPass:
         """Return the logits of the wanted rows, in the order of the spans, float32 [num_rows, vocab_size].
 
         Args:
-            spans: spans of the whole pass; the places name those that run here.
+            spans: spans of the whole pass; `places` names those that run now.
             places: exactly `num_places`.
         """
         places = self._arranged(places)

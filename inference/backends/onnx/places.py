@@ -35,8 +35,8 @@ def single_places(spans: Sequence[Span], num_filling: int = 0) -> list[Place]:
 def shared_places(spans: Sequence[Span], num_filling: int = 0) -> list[Place]:
     """Return places in which single tokens of neighbouring slots are together, if that halves the number of places.
 
-    Else sequences that verify in some passes and decode in others would change the runs from pass to pass. Binding a
-    place to other slots takes as long as several operators.
+    A smaller gain is not worth it: sequences that verify in some passes and decode in others would change the runs from
+    pass to pass, and binding a place to other slots takes as long as several operators.
     """
     singles = single_places(spans, num_filling)
     runs: list[list[Place]] = []

@@ -66,7 +66,7 @@ class DecoderShape:
         activation: activation of the gate, one of `ACTIVATIONS`.
         score_cap: bound of the attention scores; 0 is none.
         logit_cap: bound of the logits; 0 is none.
-        windows: last positions that each layer sees, its own among them; 0 is all.
+        windows: by layer, the number of last positions that a token sees, its own among them; 0 is all.
         rotaries: distinct rotary positions: frequencies in radians per position, and the factor of sines and cosines.
         layer_rotaries: index into `rotaries` of each layer.
     """
@@ -191,7 +191,7 @@ def _rotary(decoder: Any, layer: int) -> Rotary:
 
 
 def _biases(layer: Any) -> tuple[str, ...]:
-    """Return which linear layers have biases, by name; layers that Phi-3 joins have none."""
+    """Return the names of the linear layers that have biases; the joined layers of Phi-3 have none."""
     places = {"qkv": "self_attn.q_proj", "out": "self_attn.o_proj"}
     places |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
     parameters = dict(layer.named_parameters())

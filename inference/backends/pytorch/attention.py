@@ -93,7 +93,7 @@ AttentionInterface.register(ATTENTION_NAME, slot_attention)
 def scored_attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, scaling: float | None, options: Options
 ) -> Tensor:
-    """Attend in plain operations, for layers that change the scores; heads that share keys read them once.
+    """Attend by plain operations, for layers that change the scores; heads that share keys read these only once.
 
     Args:
         query: [batch, num_heads, num_tokens, dim]
@@ -102,7 +102,7 @@ def scored_attention(
         options: `softcap` bounds the scores; `s_aux`, [num_heads], are scores of a position without a value.
 
     Returns:
-        As query, of the values' dim.
+        [batch, num_heads, num_tokens, dim of the values]
     """
     batch, num_heads, num_tokens, dim = query.shape
     grouped = query.reshape(batch, keys.shape[1], -1, num_tokens, dim)  # [batch, num_kv_heads, group_size, ...]
@@ -120,7 +120,7 @@ def scored_attention(
 
 
 def changes_scores(options: Options) -> bool:
-    """Return whether a layer asks for more than masked scores."""
+    """Return whether a layer's options change its scores beyond the mask."""
     return options.get("softcap") is not None or options.get("s_aux") is not None
 
 
@@ -216,9 +216,9 @@ class SlotPass:
 
 
 class ShapeRecorder:
-    """Attention of a test pass over one token: it records each layer's shapes, and refuses layers that need more.
+    """Attention of a test pass over one token: it records each layer's shapes, and refuses unsupported layers.
 
-    Running the layers is surer than reading configurations, since their names differ by family.
+    Running the layers is surer than reading configurations, whose fields have other names in each family.
 
     Args:
         windows: sliding window of each layer, from the configuration.

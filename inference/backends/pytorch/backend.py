@@ -44,7 +44,7 @@ class TorchBackend:
 
     Args:
         fixed: run all passes in fixed shapes; None runs them as they come, operator by operator.
-        device: device that the model moves to, after a test pass where it is now; None leaves it there.
+        device: device that the model moves to, after a test pass on its present device; None: it does not move.
 
     Attributes:
         passes: runner of the model over spans that have been checked.
@@ -106,7 +106,7 @@ class TorchBackend:
     def forward(self, spans: Sequence[Span]) -> Array:
         """Run one pass over spans of distinct slots; return logits, float32 [num_rows, vocab_size].
 
-        They are a torch tensor on CUDA, and a numpy array elsewhere.
+        The logits are a torch tensor on CUDA, and a numpy array elsewhere.
         """
         check_spans(spans, self)
         logits = self.passes.forward(spans).float()  # [num_rows, vocab_size]

@@ -15,13 +15,13 @@ from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, with weig
 logger = logging.getLogger(__name__)
 
 PACKED_WIDTH = 8
-"""Tokens per pass that the layout is chosen for; others work too."""
+"""Number of tokens per pass for which the layout is chosen; other numbers work too."""
 
 MIN_WEIGHTS = 1 << 17
-"""Smaller layers stay as they are: packed ones cost some 10 us more per call, which is more than they save."""
+"""Least number of weights of a packed layer: packing costs some 10 us per call, and saves less in a smaller layer."""
 
 TOLERANCE = 1e-4
-"""Largest difference that packing may make, relative to the largest logit."""
+"""Largest difference of a logit that packing may make, relative to the largest logit."""
 
 
 OPERATORS = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ OPERATORS.impl("packed_linear", _product, "CompositeExplicitAutograd")  # type: 
 
 
 class PackedLinear(torch.nn.Module):
-    """Computes what `linear` does, in float32 on CPU, without gradients."""
+    """Layer that computes the same as `linear`, in float32 on CPU, without gradients."""
 
     def __init__(self, linear: torch.nn.Linear | Conv1D) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> None:
-    """Replace the linear layers of a float32 model on CPU, if that changes nothing; else log the reason.
+    """Replace the linear layers of a float32 model on CPU, if its logits stay the same; else log the reason.
 
     Args:
         logits: function that runs some tokens through the model in its present state.

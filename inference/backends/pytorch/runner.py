@@ -1,6 +1,6 @@
 """A Transformers model that attends through the running pass, and its properties, found by a test pass.
 
-Knows nothing of spans' order, shapes or compilers.
+Knows nothing of the order of spans, of shapes or compilers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ModelRunner:
         return logits[0]
 
     def read(self, inputs: Tensor, running: LayerAttention) -> None:
-        """Run the model without its head, which a part of a prompt does not need."""
+        """Run the model without its output layer, which a part of a prompt does not need."""
         self.model.base_model(**self._arguments(inputs, running))
 
     def _arguments(self, inputs: Tensor, running: LayerAttention) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Shape:
     """The shape of one pass.
 
     Attributes:
-        batch: number of spans; with all slots, row i of the pass is slot i.
+        batch: number of spans; if it is the number of all slots, row i of the pass is slot i.
         width: tokens of each span, padding included.
         length: positions that attention reads; no span ends after them.
         is_prompt: whether the tokens are a part of a prompt: they stand at the right, and only the last has logits.

@@ -1,8 +1,8 @@
 """Passes of fixed shapes for the torch backend: each is made once, before a server is ready, and run from then on.
 
 A graph wants the same shapes and the same memory every time, so spans are filled up to a `Shape`, and what
-distinguishes one pass from the next is written into a tensor that the graph reads, in one transfer. Slots mean what
-they mean in `specdec.inference.backends.pytorch.attention`.
+distinguishes one pass from the next is written into a tensor that the graph reads, in one transfer. Slots are used as
+in `specdec.inference.backends.pytorch.attention`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StaticPass:
         self._masks: dict[int, Tensor] = {}  # window -> [batch, 1, width, length], of the pass that runs
 
     def fill(self, spans: Sequence[Span]) -> None:
-        """Write the next pass into the inputs. Filling tokens write to the spare position and see position 0."""
+        """Write the next pass into the inputs. Padding tokens write to the spare position, and attend to position 0."""
         shape = self.shape
         tokens = np.zeros((3, shape.batch, shape.width), dtype=np.int64)
         tokens[2] = self._cache.max_length
@@ -71,7 +71,7 @@ class StaticPass:
         self._inputs.copy_(torch.from_numpy(np.concatenate([tokens.ravel(), slots])))
 
     def rows(self, spans: Sequence[Span]) -> list[int]:
-        """Return the rows of the logits that were asked for, span by span."""
+        """Return the numbers of the rows whose logits the spans ask for, span by span."""
         if self.shape.is_prompt:
             return [0] * spans[0].num_logits
         return [row * self.shape.width + token for row, span in self._rows(spans) for token in wanted_rows([span])]
@@ -149,7 +149,7 @@ class StaticPass:
 
 
 class StaticPasses:
-    """Passes in fixed shapes alone, for prompts too; fulfils `Passes`.
+    """`Passes` that all have fixed shapes, those over prompts too.
 
     Args:
         fixed: sizes of the shapes, and the maker of their graphs.

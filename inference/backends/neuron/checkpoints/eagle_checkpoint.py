@@ -13,7 +13,7 @@ from specdec.inference.errors import ConfigError
 Shapes = dict[str, tuple[int, ...]]
 
 MIN_EAGLE3_LAYERS = 7
-"""Least number of layers at which the three that NxDI reads differ: 1, the one before the middle, the fourth last."""
+"""Least number of layers of a target at which layer 1, the one before the middle and the fourth last all differ."""
 EAGLE_FAMILIES = ("llama",)
 """Model types that NxDI supports as EAGLE drafts."""
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 E4M3 = "F8_E4M3"
 SCALE_DTYPES = ("F64", "F32", "F16", "BF16")
 MARK = "rescaled_to_neuron_fp8"
-"""Key of config.json outside `quantization_config`, which Transformers hands to classes that may refuse it there."""
+"""Key of config.json that marks a rescaled checkpoint; in `quantization_config`, Transformers might refuse the key."""
 
 
 def check_rescaled(folder: Path) -> None:
@@ -52,7 +52,7 @@ def check_rescaled(folder: Path) -> None:
 
 
 def _sample(folder: Path) -> bytes:
-    """Return the bytes of the smallest E4M3 tensor of the first file that has any; empty without one."""
+    """Return the bytes of the smallest E4M3 tensor of the first file that has any; empty if there is none."""
     for file in shards_of(folder):
         sizes = {name: prod(kind.shape) for name, kind in kinds_of(file).items() if kind.dtype == E4M3}
         if sizes:
@@ -73,7 +73,8 @@ def planned(model: Path, shards: list[Path]) -> Plan:
     """Return the plan for the files of a checkpoint.
 
     Raises:
-        ConfigError: it has no fp8 weights, or one without a scale, with two, or with one of a wrong shape or dtype.
+        ConfigError: the files have no fp8 weights, or a weight has no scale, two scales, or a scale of a wrong shape
+            or dtype.
     """
     kinds = {name: kind for shard in shards for name, kind in kinds_of(shard).items()}
     weights = [name for name, kind in kinds.items() if kind.dtype == E4M3]

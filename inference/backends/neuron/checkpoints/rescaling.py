@@ -1,7 +1,7 @@
 """Conversion of checkpoints from OCP's E4M3 to Neuron's FP8_EXP4, file by file: values halved, scales doubled.
 
-NxD's README_rescaling_fp8_for_neuron.md divides by 448/240, which rounds every value; a division by 2 changes the
-exponent alone.
+NxD's README_rescaling_fp8_for_neuron.md divides by 448/240, which rounds every value; a division by 2 changes only
+the exponent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specdec.inference.backends.neuron.checkpoints.shards import bytes_of, open_
 from specdec.inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.progress"
-"""JSON file without the suffix: it holds times, and `model_id_of` hashes *.json."""
+"""JSON file of notes on finished files; not named *.json, which `model_id_of` hashes, because the notes hold times."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # their content was not rescaled
 
 

@@ -1,8 +1,8 @@
 """Decoders with graphs that choose the tokens on the device and return no logits.
 
 Owns the refusal of requests that these graphs cannot serve. Greedy decoding is exact. Where the device samples (EAGLE,
-or the target alone), tokens keep the target's distribution, but not the seed: NxDI's random numbers take none, so a
-request with a seed is refused.
+or the target alone), tokens keep the target's distribution. NxDI's random numbers take no seed, so a request with a
+seed is refused.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ REQUEST_FIELDS = {
     *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # used by the engine alone
     *("num_committed_tokens", "cache_salt", "draft_session", "include_rejected"),
 }
-"""Fields of `GenerationRequest` that a graph of tokens serves, or that other checks refuse."""
+"""Fields of `GenerationRequest` that a graph which returns tokens can serve, or that other checks refuse."""
 
 
 class DeviceDecoder(GraphDecoder):
-    """Decoder of a graph that returns tokens.
+    """Decoder over a graph that returns tokens instead of logits.
 
     Args:
         application, shape: as for `GraphDecoder`.
         method: name of the speculation method, for messages.
-        max_top_k: number of the likeliest tokens from which the device samples; 0 is a graph that is greedy only.
+        max_top_k: number of the likeliest tokens from which the device samples; 0 if the graph is only greedy.
         remedy: end of a refusal's message, with what the user can do.
     """
 
@@ -84,9 +84,9 @@ class DeviceDecoder(GraphDecoder):
 
 
 def _changed(asked: GenerationRequest | SamplingParams, known: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (field, what was asked) of each unknown field with another value than its default.
+    """Yield (field, what was asked) for each field that is not in `known` and has another value than its default.
 
-    Penalties and biases are among them, and every field added later: the device would silently ignore it.
+    Penalties and biases are such fields, and so is every field added later: the device would silently ignore it.
     """
     for each in fields(asked):
         value = getattr(asked, each.name)

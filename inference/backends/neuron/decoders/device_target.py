@@ -1,4 +1,4 @@
-"""Decoder of a target without a draft whose tokens the device chooses: the fair baseline of a pair with such tokens."""
+"""Decoder of a target without a draft whose tokens the device chooses: the baseline of pairs that choose there."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """NxDI's fused speculation: draft and verification in one compiled graph. Also selects the graphs of a method.
 
 Either the host or the graph accepts draft tokens. By default the host does, with the project's own noise on the
-target's logits, and overrules the graph: positions hide keys and values of rejected tokens. So every request is served,
-exactly as by the target alone. With device_sampling the graph accepts, and a step brings token ids alone to the host.
-EAGLE's graph always accepts, since its draft goes on from one hidden state, that of the token which the graph kept.
+target's logits, and overrules the graph: keys and values of rejected tokens are at positions that no later token reads
+before they are overwritten. So every request is served, exactly as without a draft. With device_sampling the graph
+accepts, and a step brings only token ids to the host. EAGLE's graph always accepts, since its draft goes on from the
+hidden state of the token that the graph kept.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class HostFusedDecoder(GraphDecoder):
     """
 
     keeps_grammars = True
-    """True, as the host chooses; fewer draft tokens are accepted, since the graph's draft knows no grammar."""
+    """True, since the host chooses; with a grammar fewer draft tokens are accepted, as the draft does not know it."""
 
     def __init__(self, application: Application, shape: SlotShape, decide: Decide) -> None:
         super().__init__(application, shape)

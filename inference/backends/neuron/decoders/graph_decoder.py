@@ -1,6 +1,7 @@
-"""Common base of NxDI's own speculation graphs: a step is more than a pass over given tokens.
+"""Common base of the decoders over NxDI's own graphs.
 
-So each of them is a `Decoder`, not a slot model. Owns how many tokens each slot holds; each graph defines its step.
+A step of such a graph is more than a pass over given tokens, so it is not served as a slot model. Owns how many tokens
+each slot holds; a subclass per kind of graph defines the step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 class GraphDecoder(CompiledModel, ABC):
     """Compiled graph and its slots; see `specdec.inference.model.decoder`.
 
-    The width of its shape is the most tokens of a step.
+    After a prompt, the target reads at most `shape.width` tokens of a sequence in one step.
     """
 
     seed_invariant = True

@@ -89,8 +89,8 @@ class Compilation:
         """Return the folder of the compiled model; compile the model if it is missing and the policy permits it.
 
         Raises:
-            ConfigError: the model is missing and may not, or cannot, be compiled; or the folder of compiled models is
-                one model, of another program or for other settings.
+            ConfigError: the model is missing and may not, or cannot, be compiled; or the folder is no store but one
+                compiled model, which lacks a graph that is needed or has other settings.
         """
         options = self.model.neuron
         root = artifacts_root(options.artifacts)

@@ -19,7 +19,7 @@ GREEDY = (1.0, 1.0, 1.0)
 """top_k, top_p, temperature of a row that the device does not sample."""
 
 SHORT_PROMPT = 2
-"""Tokens of the longest prompt that ends at no higher position than NxDI's padding."""
+"""Length of the longest prompt whose last position, 1, is not above the position of NxDI's padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
     NxDI adds nothing.
 
     Args:
-        row: the whole prompt; its start is 0.
+        row: the whole prompt, with start 0.
         widest: tokens of the widest prompt graph; 0 where prompts are not padded at all.
     """
     num_tokens = len(row.token_ids)

@@ -53,7 +53,7 @@ class TreePass:
         return path
 
     def accepted(self, chosen: Sequence[int]) -> list[int]:
-        """Return the guesses that are the target's own tokens, from the root down.
+        """Return the nodes of the guesses that equal the target's own tokens, from the root down.
 
         Args:
             chosen: the target's token after every node.

@@ -1,8 +1,9 @@
 """Plan of a pass over spans as calls of compiled graphs: a prompt graph, one of K tokens, one of 1 token. Pure.
 
-- The prompt graph reads a span from position 0 and gives the logits of its last token alone. So it reads up to the
-  first token with wanted logits; passes read the rest, such as a proposal after a prompt.
-- Passes of K read the tokens after what a slot holds, all slots together; where each has one left, passes of 1 do.
+- The prompt graph reads a span from position 0 and gives logits only of its last token. So it reads up to the first
+  token with wanted logits; passes read the rest, such as a proposal after a prompt.
+- Passes of K tokens continue all slots together, after the tokens that each slot holds. Once no slot has more than one
+  token left to read, a pass of 1 token is enough.
 - A long span that starts later, such as a prompt that shares its beginning with the one before, would be many passes.
   The prompt graph reads it from position 0 again, together with what the slot holds.
 """
@@ -18,7 +19,7 @@ from specdec.inference.backends.neuron.graphs.calls import Row
 from specdec.inference.model.slots import Span
 
 REREAD_PASSES = 4
-"""Most passes up to the first wanted logits; more would cost more than reading the prompt again."""
+"""Most passes up to the first wanted logits; if more are needed, reading the prompt again costs less."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Reading:
 
 
 class ReadingTimes:
-    """Durations of calls in seconds, to predict whether passes read the rest of a prompt faster than its graph.
+    """Durations of calls in seconds, to predict if passes read a prompt's rest faster than one call reads the prompt.
 
     Args:
         width: tokens of a pass.
@@ -73,7 +74,7 @@ class ReadingTimes:
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         """Return whether passes over a prompt's rest are expected to take less time than reading the whole prompt.
 
-        A prompt counts as the longest measured one that is no longer than it: no prompt is faster than a shorter one.
+        The whole prompt is assumed to take at least as long as the longest measured prompt that is not longer.
         """
         longest = max((length for length in list(self._prompts) if length <= num_tokens), default=None)
         num_passes = -(-(num_tokens - num_held) // self._width)
@@ -95,7 +96,7 @@ def reading(span: Span, held: Sequence[int]) -> Reading:
 
 
 def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
-    """Return the token ids that the prompt graph reads; None if the graphs for passes read the whole span.
+    """Return the row that the prompt graph reads, from position 0; None if passes read the whole span.
 
     Args:
         width: number of tokens of the widest graph for passes.

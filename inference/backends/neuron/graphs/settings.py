@@ -38,7 +38,7 @@ def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
 
 
 def target_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """Return the arguments of a target alone with tokens chosen on the device, one per pass.
+    """Return the arguments of a target without a draft, whose device chooses one token per pass.
 
     Raises:
         ConfigError: as for `slot_arguments`.
@@ -48,7 +48,7 @@ def target_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
 
 
 def host_chooses(config: ModelConfig) -> bool:
-    """Return whether a pair's tokens are the host's choice, from the target's logits."""
+    """Return whether the host chooses a pair's tokens, from the target's logits, instead of the graph."""
     return config.neuron.method == "fused" and not config.neuron.device_sampling
 
 
@@ -85,7 +85,7 @@ def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
 
 
 def device_top_k(arguments: Mapping[str, Any]) -> int:
-    """Return from how many tokens the device samples; 0 if a NeuronConfig's arguments ask for no sampling."""
+    """Return the number of likeliest tokens from which the device samples; 0 if the arguments ask for no sampling."""
     sampling = arguments.get("on_device_sampling_config") or {}
     return int(sampling.get("global_topk", MAX_DEVICE_TOP_K)) if sampling.get("do_sample") else 0
 
@@ -170,7 +170,7 @@ def _contradictions(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) 
 
 
 def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a fault for each setting that works with fixed batches alone.
+    """Yield a fault for each setting that works only with fixed batches.
 
     They cannot be used, since this server fills each pass itself and names the slots and positions of its tokens.
     """

@@ -86,7 +86,7 @@ def find_or_compile(root: Path, wanted: Wanted, compile_into: Callable[[Path], N
 
     Raises:
         ConfigError: the store lacks the model and the policy is "never", or the store takes no files; or `root` is one
-            model, for other settings.
+            model, compiled for other settings.
     """
     key, alone = wanted.key, store.read_publication(root)
     if alone.manifest is not None:

@@ -1,7 +1,7 @@
 """Folders that vLLM or NxDI's own demo compiled: each is one model, not a store of models.
 
 In AWS's tutorials `NEURON_COMPILED_ARTIFACTS` points at such a folder. It records the settings of its compilation with
-NxDI's names, and nothing of the checkpoint from which its weights are.
+NxDI's names, and nothing about the checkpoint that its weights come from.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A folder of compiled models, on any file system: a local disk, or an object store that is mounted.
 
-S3 Mountpoint, the strictest, has no rename, no lock and no link; it neither overwrites nor deletes, writes files from
-beginning to end alone, and shows them when they are closed. So nothing here changes what is there. A publication has a
-folder of its own, KEY/PUBLICATION; its manifest is written last, and readers ignore a folder without one. If two
-processes finish the same model at once, both publications stay, and every reader takes the same one.
+S3 Mountpoint, the strictest, has no rename, no lock and no link; it neither overwrites nor deletes, writes a file
+only from beginning to end, and shows it once it is closed. So publishing never changes an existing file. A publication
+has a folder of its own, KEY/PUBLICATION; its manifest is written last, and readers ignore a folder without a manifest.
+If two processes finish the same model at once, both publications stay, and every reader takes the same one.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def report(action: str, root: Path | None, older_than_h: float) -> Iterator[tupl
     Args:
         action: "ls" lists each model with all that it was compiled for; "verify" reads every file; "clean" deletes the
             publications that no server loads; "ready" looks for a model that this installation's toolchain compiled.
-        root: folder of the store; None is the environment's, or the user's.
+        root: folder of the store; None: the environment's, or the one in the user's cache.
         older_than_h: "clean" keeps publications begun less than this many hours ago.
 
     Raises:
