@@ -13,7 +13,7 @@ from specdec.grpc_comm.errors import Status, StatusError
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """gRPC's side of a call, for messages of any type; the converters know their types."""
 CAN_MOVE = (("specdec-can-move", "1"),)
-"""Metadata of a call that its client can continue at another server."""
+"""Metadata by which a client says that it can continue the call's request at another server."""
 
 
 class Call:

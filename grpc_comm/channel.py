@@ -63,9 +63,9 @@ async def wait_until_ready(
 
 
 async def _look(address: str, timeout_s: float, tls: ClientTls | None) -> bytes | None:
-    """Return the first bytes of a server's answer; None if no server answers yet.
+    """Return the first bytes of a server's answer; None if no server answers yet, and always with TLS.
 
-    Raise an error if waiting cannot help.
+    Raise UnreachableError if waiting cannot help.
     """
     if tls is not None:
         await check_handshake(address, tls, timeout_s)

@@ -38,7 +38,7 @@ class Status:
     reason: str | None = None
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return google.rpc.Status with the details beside code and message; nothing if there are none."""
+        """Return the metadata that carries the details, as a google.rpc.Status; an empty tuple if there are none."""
         details = [_packed(detail) for detail in self._details()]
         if not details:
             return ()
@@ -70,7 +70,7 @@ class StatusError(Exception):
 
 
 def is_cancelled() -> bool:
-    """Return whether a CancelledError is meant for this task; a closed call or channel raises one too."""
+    """Return whether this task is being cancelled; a closed call or channel raises CancelledError, too."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

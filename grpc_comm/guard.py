@@ -27,10 +27,13 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 Headers = Mapping[str, str]
 Trailers = tuple[tuple[str, str], ...]
 Admit = Callable[[str, Headers, Sequence[str] | None], tuple[Trailers, AbstractContextManager[object]]]
-"""(method, headers, names in the client's certificate; None if the port takes none) -> trailers of the response, and a
-context manager for the time of the call. Function or context manager raises if the client may not make the call."""
+"""Function of a call's method, its headers, and the names in the client's certificate (None if the port takes none).
+
+It returns trailers of the response, and a context manager for the time of the call. Either of the two raises if the
+client may not make the call.
+"""
 OpenSpan = Callable[[str, Headers, dict[str, str]], AbstractContextManager[object]]
-"""(name, headers of the call, attributes) -> context manager that opens a tracing span for its block."""
+"""Function of a name, a call's headers and attributes: it returns a context manager that opens a tracing span."""
 
 MAX_MESSAGE_CHARACTERS = 2000
 """Limit of a status message: with more than 16 kB of trailers, the client gets RESOURCE_EXHAUSTED instead."""
@@ -204,7 +207,7 @@ async def _refuse_gone(_: object, context: Context) -> None:
 
 
 def _handler(method: Any) -> Handler:
-    """Return the handler of a method. One that yields its responses, as reflection's does, is wrapped to write them."""
+    """Return the handler of a method. If it yields its responses, as reflection's does, wrap it to write them."""
     handler: Any = method.unary_unary or method.unary_stream or method.stream_unary or method.stream_stream
     if not inspect.isasyncgenfunction(handler):
         return handler  # type: ignore[no-any-return]

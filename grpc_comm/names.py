@@ -21,7 +21,7 @@ from specdec.grpc_comm.watched import UnusableError, Watched
 logger = logging.getLogger(__name__)
 
 Addresses: TypeAlias = dict[str, str | None]
-"""HOST:PORT of servers, each with the host that was resolved to it; None for an address that was given as such."""
+"""Servers by HOST:PORT, each with the DNS name that led to it; None if the address itself was given."""
 DNS, FILE = "dns:///", "file://"
 RESOLVE_S, LOOK_S = 30.0, 0.5
 """Seconds between two lookups of a name, and of a file."""

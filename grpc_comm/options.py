@@ -8,7 +8,7 @@ from typing import TypeAlias
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Limit of a message, gRPC's own default; servers of long contexts take more, see `server_options`."""
 MIN_REQUEST_BYTES = 640 * 1024
-"""Request size that every server takes: a text of 128k tokens; even empty submessages parse within 50 ms."""
+"""Request size that every server takes: a text of 128k tokens. At worst, full of submessages, it parses in 50 ms."""
 _BYTES_PER_TOKEN = 5
 _BYTES_BESIDE_TOKENS = 64 * 1024
 MAX_CONNECTIONS = 4096
@@ -64,10 +64,10 @@ WORKER_OPTIONS = [*{**dict(CHANNEL_OPTIONS), "grpc.max_receive_message_length": 
 
 
 def max_request_bytes(max_length: int) -> int:
-    """Return the length in bytes of the longest useful request to a context of `max_length` tokens."""
+    """Return the length in bytes of the longest useful request to a model with a context of `max_length` tokens."""
     return max(MIN_REQUEST_BYTES, _BYTES_BESIDE_TOKENS + _BYTES_PER_TOKEN * max_length)
 
 
 def server_options(longest_request_bytes: int) -> list[tuple[str, int]]:
-    """Return a server's gRPC options: larger messages, but none below MAX_MESSAGE_BYTES, are rejected unread."""
+    """Return a server's gRPC options, with the given limit of a message's length, but at least MAX_MESSAGE_BYTES."""
     return [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max(MAX_MESSAGE_BYTES, longest_request_bytes))]

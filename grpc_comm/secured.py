@@ -19,7 +19,7 @@ AUTHORIZATION = "authorization"
 RETIRE_S = 3600.0
 """Seconds for which calls may continue on a certificate that has been replaced."""
 LOOK_S = 5.0
-"""Seconds between two looks at the certificates of a channel that is waited for."""
+"""Seconds between checks for new certificates while `wait_for_state_change` waits for a channel."""
 Headers = Callable[[], Mapping[str, str]]
 """Function that returns the headers of a call when it begins."""
 

@@ -33,7 +33,7 @@ class PortTakenError(Exception):
 def listener(host: str, port: int) -> socket.socket:
     """Return a listening socket for servers other than gRPC's; port 0 takes a free one.
 
-    Pass the protocol to the socket, or asyncio does not recognise TCP and leaves Nagle's delay on.
+    The socket knows its protocol, since otherwise asyncio does not recognise TCP and leaves Nagle's delay on.
 
     Raises:
         PortTakenError: the address cannot be listened on.
@@ -118,7 +118,7 @@ class Server:
             raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
 
     def follow(self, upstream: AsyncGenerator[bool, None]) -> None:
-        """Report NOT_SERVING, from `open` on, while the server that this one depends on, `upstream`, does not serve."""
+        """Report NOT_SERVING, from `open` on, while `upstream` yields False: the server that this one needs is down."""
         self._upstream = upstream
 
     async def open(self) -> None:

@@ -103,7 +103,7 @@ class ServerTls:
         context = _server_context()  # replaced at each handshake by the pair's own
 
         def current(handshake: Any, name: str | None, outer: ssl.SSLContext) -> None:
-            """Set the context of a handshake, even if the client names no server."""
+            """Give a handshake the context of the present certificate, even if the client names no server."""
             handshake.context = self._pair.get().context
 
         context.sni_callback = current
@@ -257,7 +257,7 @@ class ClientTls:
         return f"it ends the connection after the handshake: it does not take the client certificate {self.cert}"
 
     async def _way_out(self, error: ssl.SSLError, address: str, timeout_s: float) -> str:
-        """Return a note on a certificate refused for its name: the names in it and a flag to accept one; else empty."""
+        """Return a hint on a certificate with wrong names: its names, and a flag to accept one; else an empty text."""
         if getattr(error, "verify_code", None) not in _NAME_MISMATCHES:
             return ""
         try:
@@ -280,7 +280,7 @@ class ClientTls:
         return dns + [str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"]
 
     async def _is_taken(self, address: str) -> bool:
-        """Return whether an HTTP/2 server sends anything after the handshake, that is, accepts the client."""
+        """Return whether the server accepts this client: an HTTP/2 server then sends something after the handshake."""
         name = self.server_name or split_address(address)[0]
         return await _answer(address, 1, ssl=self.context(), server_hostname=name) != b""
 

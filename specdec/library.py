@@ -37,7 +37,7 @@ from specdec.parameters import Prompt, prompt_of, request_of, several, with_para
 
 T = TypeVar("T")
 _owner: int | None = None
-"""Process that opened the first model or connection. A fork of it has the locks of its threads, but no threads."""
+"""Id of the process that opened the first model or connection; a fork of it has its threads' locks, but no threads."""
 
 
 def _require_process() -> None:

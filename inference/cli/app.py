@@ -32,7 +32,7 @@ COMMANDS = {
     "study": "Search for the best settings within a budget of time.",
     "diff": "Show what got slower between two reports.",
 }
-"""Summaries of all commands: the roles, and those that measure."""
+"""Summaries of all commands: the roles, and the commands that measure."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 

@@ -48,9 +48,9 @@ WAYS = {
     ("target", "--draft_model"): "a target has its draft workers in processes of their own: `specdec draft --attach "
     "HOST:PORT`, whatever its engine; both in one process are `specdec fused_target`, on our own engine",
 }
-"""Ways to what the flag of another role does there, by role and flag."""
+"""Hints by role and flag, for flags that only another role has: the way to the same result in this role."""
 OTHERS = "--engine_flag"
-"""Flag that stands for each word after `--`."""
+"""Flag in which each word after `--` is passed on: --engine_flag=WORD."""
 
 
 class ConfigFileParser(argparse.ArgumentParser):
@@ -58,7 +58,7 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     Args:
         role: name of the role.
-        exits: a fault ends the process; False raises ConfigError.
+        exits: True if a fault ends the process, False if it raises ConfigError.
         roles: name of every role, and a function that returns its parser.
     """
 

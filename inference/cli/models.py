@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 NGRAM = "ngram"
 """Name of a draft "model" that looks drafts up in the sequence itself."""
 NO_DRAFT = "none"
-"""Name that people try for no draft."""
+"""Name with which users ask for a target without a draft."""
 DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
 
 PAIR = {"target": "revision", "draft": "draft_revision"}
@@ -188,7 +188,7 @@ THEIRS = {
     "emulation": "none",
     "speculation_method": "none",
 }
-"""Settings for loading that our own engine has, and vLLM's flags for the same."""
+"""Settings for loading that our own engine has, each with vLLM's flag for the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,11 +85,11 @@ PAGE_POLICY = (
 )
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts."""
 SPOKEN = "POST /v1/chat/completions, /v1/completions and /v1/responses, GET /v1/models"
-"""Paths that an answer for an unknown path names."""
+"""Paths that the error for an unknown path lists."""
 MAX_NAMES = 20
-"""Most adapters that the refusal of an unknown name lists."""
+"""Most adapters that the error for an unknown model name lists."""
 ANY_HOST = ("0.0.0.0", "::", "[::]")
-"""Addresses that listen on all of this machine's."""
+"""Values of --host that stand for all addresses of this machine."""
 T = TypeVar("T")
 
 
@@ -223,7 +223,7 @@ def _codec(gateway: Gateway) -> Codec:
 
 
 def _named(name: str | None, card: ModelCard) -> ModelCard:
-    """Return the card of the model or adapter `name`; None, or a path that ends with the model's name, is the model.
+    """Return the card of the model or adapter `name`; None and paths that end with the model's name mean the model.
 
     Raises:
         ApiError: neither model nor adapter has this name.
@@ -377,7 +377,7 @@ def _add_failures(app: FastAPI) -> None:
 
 
 class HttpFront(HttpPort):
-    """HTTP port of the application; a `Front`."""
+    """HTTP port of the application; it implements `Front` (inference/serving/host.py)."""
 
     def __init__(
         self, gateway: Gateway, server: ServerConfig, tls: ServerTls | None = None, access: Access | None = None

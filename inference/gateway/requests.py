@@ -35,7 +35,7 @@ MAX_AT_ONCE = 32
 MAX_UNREAD = 256
 """Limit of events of one request that wait for its reader; beyond it, its choices wait."""
 MIN_IDS = 1024
-"""Number of token ids up to which the refusal is left to the target."""
+"""Prompts of up to this many token ids always go to the target, which refuses them if its context is shorter."""
 NOTHING_NEW = Delta(0, ())
 
 
@@ -53,15 +53,15 @@ def completion_requests(body: CompletionBody, card: ModelCard) -> list[Completio
 
 
 def max_numbers(card: ModelCard) -> int:
-    """Return how many numbers a body may have: as many prompts of token ids as are allowed, up to a million ids."""
+    """Return how many numbers a body may have: the token ids of `MAX_PROMPTS` full prompts, but at most `MAX_IDS`."""
     return min(MAX_IDS, MAX_PROMPTS * max(MIN_IDS, card.max_length))
 
 
 def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
-    """Refuse more token ids than the context holds here, before they are sent to the server.
+    """Refuse a list of token ids that is longer than the context, before it is sent to the server.
 
     Raises:
-        ContextLengthError: there are more; the message names the field and both numbers.
+        ContextLengthError: it is longer; the message names the field and both numbers.
     """
     if len(token_ids) > max(MIN_IDS, card.max_length):
         message = f"This model's maximum context length is {card.max_length} tokens; {field} has {len(token_ids)}"
@@ -71,7 +71,7 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
     """Return one request per choice; a request without a limit of tokens may fill the context.
 
-    The prompt is echoed if its end shows whether the output begins within a reasoning.
+    If the model may reason, the prompt is echoed, since its end shows whether the output begins inside the reasoning.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(body, card.defaults, card.max_length)
@@ -84,7 +84,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
-    """Return the client's limit, else the target's default, else `otherwise`; at most the caller's own limit."""
+    """Return the limit in the body; without one, the target's default or else `otherwise`, up to the caller's limit."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if limit is not None:
         return limit
@@ -183,13 +183,13 @@ def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
 
 
 _Items = asyncio.Queue[tuple[int, TextEvent | Exception | None]]
-"""(index of the choice, its event or failure; None: it has ended)"""
+"""Queue of pairs: the index of a choice, and its next event or its failure; None if the choice has ended."""
 
 
 async def _merged(
     completer: Completer, requests: Sequence[CompletionRequest], ping_s: float
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Yield the events of all choices, each on a task of its own; the first failure ends them all."""
+    """Yield the events of all choices, of which each runs in its own task; the first failure ends them all."""
     queue = _Items(MAX_UNREAD)
     room = asyncio.Semaphore(MAX_AT_ONCE)
     tasks = [

@@ -112,7 +112,8 @@ class RunningTarget:
         collectors: functions that make further metrics, given the registry of this project's metrics.
         adapters: digests of the model's adapters, by name.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
-        lend: function to call with the pool of draft workers, for an engine with requests of its own.
+        lend: function that gives the pool of draft workers to an engine whose requests come from `vllm serve`; None
+            for other engines.
     """
 
     engine: ServedEngine[Any]
@@ -159,7 +160,7 @@ async def target_engine(
 
 
 def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
-    """Return the configuration of the target model: `config` itself, or its target if it is a pair's."""
+    """Return the configuration of the target model: `config` itself, or its target if `config` is of a pair."""
     return config.target if isinstance(config, FusedConfig) else config
 
 
@@ -205,7 +206,7 @@ def _with_more_slots(config: ConfigT, num_spare: int) -> ConfigT:
 
 
 async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamma: int) -> _LoadedTarget | None:
-    """Load one model, or two in one graph, as a compiled decoder; return None unless the configuration has one.
+    """Load one model, or two in one graph, as a compiled decoder; return None if the configuration asks for none.
 
     Raises:
         IncompatibleDraftError: target and draft do not share a vocabulary.

@@ -114,7 +114,7 @@ class EdgeWork(DraftWork):
 
 
 def _edge_card(card: ModelCard | None, draft: LoadedDraft) -> ModelCard:
-    """Return the model card that a draft worker shows its clients: the target's, or its own while that is unknown."""
+    """Return the card that a draft worker shows its clients: the target's, or its own while the former is unknown."""
     if card is not None:
         return replace(card, topology=DISTRIBUTED)
     words, length = draft.vocabulary, draft.proposer.max_length
@@ -129,7 +129,7 @@ async def _switch_model(
     ports: Ports,
     target: ModelCard,
 ) -> None:
-    """Serve `target` from now on, under its name; the draft worker reads requests with its template and defaults.
+    """Serve `target` from now on, under its name; the draft worker reads requests with its chat template and defaults.
 
     Args:
         path: directory of the draft's tokenizer.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
-"""Seconds from a drain's start to its moves. Shorter requests stay, as a move means to read the prompt twice."""
+"""Seconds of a drain before requests move to other servers. Shorter ones stay, as a move reads the prompt again."""
 
 
 async def _always() -> bool:
@@ -41,7 +41,7 @@ async def _always() -> bool:
 
 
 class GrpcFront(Server):
-    """Server of gRPC, which logs its addresses."""
+    """gRPC port of a server, which logs its addresses; it implements `Front`."""
 
     def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate) -> None:
         self._host = config.host
@@ -72,7 +72,7 @@ class GrpcFront(Server):
     async def refuse_new(self) -> None:
         """Take no new requests; running ones continue.
 
-        Those that another server can continue move there after `MOVE_AFTER_S`.
+        If `ServerConfig.drain` is "move", requests that another server can continue move there after `MOVE_AFTER_S`.
         """
         await super().refuse_new()
         if self._moves:
@@ -106,7 +106,7 @@ class Ports:
         Args:
             servicers: gRPC services; a `GenerationServicer` among them is served over HTTP too, if configured.
             is_healthy: function that returns whether the servers that this one needs are serving.
-            changes: generator of the same, now and at each change; None if this server needs no other.
+            changes: generator of what `is_healthy` returns, now and at each change; None if this server needs no other.
         """
         fronts = self.side_fronts(observers, metrics, is_healthy)
         for servicer in servicers:

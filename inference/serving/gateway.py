@@ -25,7 +25,7 @@ from specdec.inference.workers.completing.remote import CARD_TIMEOUT_S
 logger = logging.getLogger(__name__)
 
 ATTEMPT_S, RETRY_S = 10.0, 1.0
-"""Seconds of dialling at start before names are looked up again, and seconds of the pause before that."""
+"""Seconds that one attempt at start dials, and seconds until the next attempt, which looks names up again."""
 
 
 async def serve_gateway(
@@ -59,7 +59,7 @@ async def serve_gateway(
 async def _reached(
     connection: ConnectionConfig, headers: Headers, stack: AsyncExitStack, stopped: asyncio.Task[Signals]
 ) -> Fleet | None:
-    """Enter the fleet of a connection once a server answers; None if a signal came first."""
+    """Open a connection's fleet, and return it once a server answers; return None if a signal comes first."""
     dialling = asyncio.create_task(_dialled(connection, headers, stack))
     stopped.add_done_callback(lambda _: dialling.cancel())
     try:

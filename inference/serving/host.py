@@ -44,9 +44,9 @@ class Front(Protocol):
         """Listen, and report to health checks that requests are accepted."""
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Set what health checks report, `ready`: requests are accepted; `alive`: a restart would not help.
+        """Set what health checks report: `ready` if requests are accepted, `alive` unless a restart would help.
 
-        Refuse nothing.
+        No request is refused.
         """
 
     async def refuse_new(self) -> None:
@@ -190,7 +190,7 @@ class Host:
 
 
 def _end_at_next(first: asyncio.Task[Signals]) -> None:
-    """Make the next signal end the process at once, when the wait for the first signal is over."""
+    """Make the next signal end the process at once; called when `first`, which waits for the first signal, is done."""
     if not first.cancelled():
         end_at_once_on_signal()
 

@@ -20,12 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_pool(folder: Path, server: ServerConfig, observe: ObserveConfig) -> None:
-    """Lend draft workers to the cores that find the mailbox in a folder, until a signal; ports open at the first core.
+    """Let vLLM's engine cores, which dial the mailbox in `folder`, use draft workers until a signal.
+
+    The server's ports open when the first core has dialled.
 
     Raises:
         ConfigError: a port is taken, or the folder cannot be used.
         IncompatibleDraftError: the tokenizer of a core cannot be read.
-        InternalError: vLLM serves another model by now.
+        InternalError: vLLM now serves a model with another vocabulary.
     """
     ports = Ports(server, observe)
     mailbox = Mailbox("", folder)

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
 WAIT_S = 1.0
-"""Seconds that processes of vLLM get to end, where its own shutdown has left some, or its core is lost."""
+"""Seconds that processes of vLLM get to end, if vLLM's own shutdown has left some or its core is lost."""
 
 
 async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig) -> None:

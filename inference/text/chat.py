@@ -21,7 +21,7 @@ MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 128 * 1024
 MAX_TEMPLATE_KWARGS_CHARACTERS = 4096
 _TEXTS = {**{name: name for name in ("role", "content", "name", "tool_call_id")}, "reasoning_content": "reasoning"}
-"""Texts of a message in OpenAI's API, and their fields here; the name counts in a tool's answer alone."""
+"""Text fields of a message in OpenAI's API, each with its name here; `name` is used only in a tool's answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _path(grammar: Grammar) -> str:
 
 
 class GrammarMatcher:
-    """`Matcher` of one sequence (inference/model/decoder.py); a call goes on from the longest prefix of the last one.
+    """`Matcher` of one sequence (inference/model/decoder.py); each call resumes at the prefix it shares with the last.
 
     The library's limits count all tokens that a matcher ever saw, refused drafts included, and its errors are final. So
     after an error a new matcher is made, which sees the sequence alone: no draft can fail a request. A copy would not
@@ -119,7 +119,10 @@ class GrammarMatcher:
         return num_taken + 1
 
     def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
-        """Return which tokens are allowed in each of the len(proposal) + 1 rows of logits that verify a proposal."""
+        """Return the mask of allowed tokens for each of the len(proposal) + 1 rows of logits that verify a proposal.
+
+        A row after the end, or after a refused token, has None. The list is shorter if a limit is exceeded on the way.
+        """
         self._reach(output)
         masks: list[bytes | None] = [self._mask(output)]
         with suppress(InvalidRequestError):
@@ -193,7 +196,8 @@ class GrammarMatcher:
     def _mask(self, tokens: Sequence[int]) -> bytes | None:
         """Return the mask of the tokens that may follow; None if `tokens` are refused or at an end.
 
-        Raise as `_go_to`.
+        Raises:
+            InvalidRequestError: a new matcher, too, exceeds the library's limits.
         """
         for _ in range(2):
             if self._go_to(tokens) < len(tokens):

@@ -60,7 +60,7 @@ def source_of(grammar: Grammar) -> str:
 
 
 def written_out(grammar: Grammar) -> Grammar:
-    """Return an equal grammar for a peer that does not know preambles: the grammar's text contains the preamble."""
+    """Return an equal grammar whose text contains the preamble (reasoning), for a peer that knows no preambles."""
     return grammar if grammar.preamble is Preamble.NONE else Grammar(GrammarKind.GRAMMAR, source_of(grammar))
 
 

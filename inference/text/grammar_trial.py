@@ -74,7 +74,7 @@ def _answers(process: subprocess.Popen[str], line: str) -> bool:
 
 @atexit.register
 def _ended() -> int:
-    """Close the input of the process, which ends the process; return its exit status, 0 without a process."""
+    """End the trial process by closing its input; return its exit status, 0 if there is no process."""
     global _process
     process, _process = _process, None
     if process is not None:

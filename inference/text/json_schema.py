@@ -1,9 +1,9 @@
 """JSON schemas as llguidance takes them; and strict ones, which leave no object open.
 
 The library refuses some schemas that it could keep: `oneOf`, which it only approximates by `anyOf`; `not` of required
-properties; formats that it does not know, which are annotations; and `uniqueItems: false`, which means nothing. What
-replaces them allows no value that the schema does not: alternatives that could match at once lose the properties that
-others require. Dependencies of properties on others become alternatives.
+properties; formats that it does not know, which are annotations; and `uniqueItems: false`, which means nothing. Their
+replacements allow only values that the schema allows: of alternatives that could match at once, each loses the
+properties that others require. Dependencies of properties on others become alternatives.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _close(part: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def adapted(schema: Any) -> Any:
-    """Return a schema that the library takes and that allows no value which the given one does not, if possible."""
+    """Return a schema that llguidance takes and that, if possible, allows only values which `schema` allows."""
     alternatives = _Alternatives(schema)
 
     def adapt(part: dict[str, Any], _: str) -> dict[str, Any]:

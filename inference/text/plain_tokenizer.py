@@ -59,9 +59,9 @@ def names_generic_class(path: Path) -> bool:
 
 
 def load_plain(path: Path) -> PlainTokenizer | None:
-    """Return the tokenizer of a directory; None if Transformers would make something else of its files.
+    """Return the tokenizer of a directory; None if Transformers would make a different one of the same files.
 
-    Transformers adds special tokens that only tokenizer_config.json names, and has chat templates.
+    Transformers also adds special tokens that only tokenizer_config.json names, and runs chat templates.
     """
     settings, file = _settings(path), path / "tokenizer.json"
     if not names_generic_class(path) or not file.is_file() or _has_template(path, settings):

@@ -1,4 +1,4 @@
-"""Reasoning of a model before its answer, between <think> and </think>, split off by pieces. Knows no tokens."""
+"""Reasoning of a model before its answer, between <think> and </think>, split off piece by piece. Knows no tokens."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Space as SentencePiece writes it."""
 _ESCAPES = re.compile(r"([^\udc80-\udcff]*)([\udc80-\udcff]?)")
-"""Text, and perhaps a byte after it that is no whole character, as Python escapes it."""
+"""Text without undecodable bytes, and perhaps one such byte after it, as Python's `surrogateescape` writes it."""
 Piece: TypeAlias = tuple[bytes, bool]
 """Bytes of a token, and whether it is special, in which case the bytes are its name."""
 
@@ -136,7 +136,7 @@ class Tokenizer:
         return self.encode(_speakable(str(text)), special=False)  # the template has written the special tokens
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, which may be part of a character: the name of a special token; none if unknown."""
+        """Return a token's bytes, perhaps a part of a character, or a special token's name; empty for an unknown id."""
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         return b"" if token is None else self._bytes_of(token)
 
@@ -147,7 +147,7 @@ class Tokenizer:
         return bytes.fromhex(match[1]) if match else token.replace(_SPACE, " ").encode()
 
     def pieces(self) -> dict[Piece, int]:
-        """Return the id of each token by its bytes; an ordinary token comes before the fallback for its one byte."""
+        """Return the id of each token by its `Piece`; a single byte's fallback token counts only if no other has it."""
         found: dict[Piece, int] = {}
         for token, token_id in sorted(self._tokenizer.get_vocab().items(), key=itemgetter(1)):
             if self._is_byte_level or not _BYTE_TOKEN.fullmatch(token):
@@ -185,7 +185,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """Return the text of token ids; special tokens have none, or with `special` their names."""
+        """Return the text of token ids; special tokens are left out, or with `special` written by their names."""
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )

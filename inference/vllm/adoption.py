@@ -1,6 +1,6 @@
 """Requests of vLLM's own clients, changed so that vLLM decodes greedily and this project's code samples the tokens.
 
-Penalties, seeds and limits come from vLLM's fields; parameters that vLLM refuses with speculation, by `vllm_xargs`.
+Penalties, seeds and limits come from vLLM's fields. Parameters that vLLM refuses with speculation come in `vllm_xargs`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Xargs:
 
     Attributes:
         gamma: most draft tokens of a pass; None leaves it to the server, 0 switches drafts off.
-        min_p: keep tokens of this share of the best one.
+        min_p: keep only tokens with at least this share of the best token's probability.
         logit_bias: (token id, bias) pairs, added to the logits; in the request they are the text of a JSON object.
     """
 

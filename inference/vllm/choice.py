@@ -20,12 +20,12 @@ from specdec.inference.tokens import Tally, TokenView
 from specdec.inference.vllm.translation import Asked
 
 KEPT = 64
-"""Most requests kept after the runner has dropped them, before all of these are forgotten."""
+"""Most requests whose state is kept although the runner has dropped them; one more, and all of these are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of one request in a pass: one after its tokens, and one after each token of the proposal.
+    """Rows of logits of one request in a pass: one after its tokens, and one after each token of its proposal.
 
     Attributes:
         name: vLLM's id of the request.
@@ -84,8 +84,8 @@ class Choice:
     def _winners(self, place: int, allowed: Allowed, token_ids: list[int]) -> Winners:
         """Return the tokens chosen for the span at index `place` of the pass.
 
-        From the row at which its grammar fails, they are replaced by an end-of-sequence token, by which the front sees
-        that the grammar has failed.
+        If the request's grammar fails at a row, an end-of-sequence token replaces the tokens from there on. By that
+        token the front sees the failure.
         """
         num_judged = 0 if allowed.error is not None else len(token_ids if allowed.masks is None else allowed.masks)
         if num_judged < len(token_ids):

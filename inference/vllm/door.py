@@ -23,7 +23,7 @@ class Door:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; read the body of a POST first, and drop it if its client hangs up meanwhile."""
+        """Serve a request; read the body of a POST first, and drop the request if its client hangs up meanwhile."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

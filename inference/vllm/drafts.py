@@ -55,7 +55,7 @@ class Drafted:
         return Has(name, replace(self.wanted, token_ids=list(self.token_ids), max_new_tokens=max(1, left)))
 
     def follow(self, help_: int | None) -> None:
-        """Empty the draft tree, and take only tokens of the draft worker with this number from now on; None: none."""
+        """Empty the draft tree, and from now on take tokens only from the draft worker with this number, if any."""
         self.help = help_
         self.sources.follow()
 

@@ -1,6 +1,7 @@
 """Engine of a target that computes with vLLM: `VerificationEngine` in front of vLLM's `AsyncLLM`.
 
-Tokens, log-probabilities and ends come from vLLM. The counts of each pass come by the mailbox, before the tokens.
+Tokens, log-probabilities and finish reasons come from vLLM. The counts of each pass come by the mailbox
+(`mailbox.py`), before the tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HOOKS = {
     "vllm.outputs:RequestOutput": "outputs prompt_logprobs num_cached_tokens",
     "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason",
 }
-"""Methods that are called, also by `serving/vllm_target.py`, and attributes that are read."""
+"""Names of vLLM: methods that this module and `serving/vllm_target.py` call, and attributes that they read."""
 CORE_LOST = "vLLM's engine core has ended; its messages say why"
 STOPPING = "the server is stopping"
 
@@ -242,7 +243,10 @@ class VllmEngine(Sessions):
         return output
 
     async def _until_reported(self, session: VllmSession, num_tokens: int) -> None:
-        """Wait for the reports of the passes that gave these tokens; a core sends them before the tokens."""
+        """Wait until reports cover the session's next `num_tokens` tokens, or its core is lost.
+
+        A core sends the report on a pass before the pass's tokens.
+        """
         rank = session.rank or 0
         while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
             session.reported.clear()
@@ -250,7 +254,7 @@ class VllmEngine(Sessions):
 
 
 def _require_finite(session: VllmSession) -> None:
-    """Raise InternalError if a reported pass had logits that were not finite, as this project's decoder does."""
+    """Raise InternalError if a reported pass of the session had logits that were not finite."""
     for row, _ in session.rows:
         if not row.is_finite:
             raise InternalError(f"the model's logits are not finite at position {row.position} or soon after")

@@ -30,11 +30,11 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 TokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=MAX_TREE_TOKENS)]
 AllTokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=1 << 22)]
-"""Tokens of a whole request."""
+"""Token ids of a whole request, its prompt and its output."""
 
 
 class FrameError(SpecDecError):
-    """Frame that breaks the rules; its link is closed."""
+    """Failure of a frame that is malformed or out of place; the link that it came by is closed."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         position: absolute position of the first of `num_tokens` tokens.
         help: number of the draft worker, as in `Help`, that the counts of received tokens belong to.
         num_received: draft tokens received from that worker so far; 0 if none came since the row before.
-        hold_us: microseconds since the last of them; 0 if `num_received` is.
+        hold_us: microseconds from the arrival of the last of them to this row; 0 if `num_received` is 0.
         rejected: draft tokens that the pass rejected.
         is_lookup: the draft tokens were looked up in the request's own tokens.
         is_finite: False for a pass whose logits were not finite, so that its tokens mean nothing.

@@ -1,4 +1,4 @@
-"""Group of processes that a server leads: none of them outlives it, and a terminal's signals do not reach them."""
+"""Process group that a server leads: no member outlives the server, and a terminal's signals do not reach the group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec.inference.errors import ConfigError, SpecDecError
 END_S = 4.0
 """Seconds that processes of the group get to end, once asked."""
 TRACKER = b"resource_tracker import main"
-"""Part of the command line of Python's tracker of shared memory; a filter in those of vLLM names it too."""
+"""Part of the command line of Python's resource tracker; the module's name also stands in vLLM's warning filter."""
 
 
 def leads_group() -> bool:
@@ -26,7 +26,7 @@ def leads_group() -> bool:
 
 
 def members(group: int) -> list[int]:
-    """Return the other processes of a group that still run, but for Python's trackers of shared memory."""
+    """Return the other processes of a group that still run, except Python's trackers of shared memory."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -58,14 +58,14 @@ def leave(error: SpecDecError | None) -> NoReturn:
 
 
 async def in_own_group(lifeline: str | None) -> int:
-    """Run this command again as the leader of a session of its own, and pass signals on; return its exit code.
+    """Run this command again as a child that leads a new session, and pass signals on to it; return its exit code.
 
-    Ctrl-C reaches all processes of a terminal's group, and vLLM's would end at once; here it reaches this process only,
-    and the server drains. When the server has ended, however that was, the rest of its group ends too. It also drains
-    when this process has ended, by the end of its stdin.
+    Ctrl-C reaches all processes of a terminal's group, and vLLM's processes would end at once. Here it reaches only
+    this process, and the child drains. When the child has ended, the rest of its group is ended too. If this process
+    dies, the child's stdin ends, so that the child drains.
 
     Args:
-        lifeline: the server's setting of that name; its stdin is then this process's.
+        lifeline: the server's setting of that name; if it is set, the child gets this process's stdin.
     """
     flags = [] if lifeline else ["--lifeline=stdin"]
     arguments = [*sys.orig_argv[1:]]

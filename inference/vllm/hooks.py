@@ -1,8 +1,8 @@
 """Hooks: the names of vLLM that this package depends on, looked up in vLLM's sources without importing them.
 
-A module here needs the names that it imports of vLLM, and those of its table `HOOKS`: by class, "module:Class", the
-attributes of it, with spaces between. Both are read in this package's sources: a name stands where it is used, and
-nowhere else.
+A module of this package needs the names that it imports from vLLM, and those in its table `HOOKS`. A key of the table
+is "module:Class", and its value has attributes of that class, with spaces between. Both are read from the module's
+source, so that a name stands only where it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 RUNNERS = {"V1": "runner_v1.py", "V2": "runner_v2.py"}
-"""Runners of vLLM, and the file of ours that has the private names of each."""
+"""Model runners of vLLM, each with the file of this package that uses its private names."""
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 _OURS = Path(__file__).parent
 
@@ -52,11 +52,7 @@ def installed() -> str:
 
 
 def read_hooks(place: Path | None = None) -> Hooks | None:
-    """Look up all needed names in the vLLM of a directory, or in the installed one; return what it lacks.
-
-    Returns:
-        None if there is no vLLM.
-    """
+    """Look up all needed names in the vLLM at `place`, or in the installed one; return None if there is no vLLM."""
     place = place or _place()
     if place is None:
         return None

@@ -44,7 +44,7 @@ SEND_TIMEOUT_S = 5
 """Longest that a pass waits for a front that reads nothing; the link is closed then."""
 REDIAL_S = 1.0
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-"""Most bytes that a core of its own keeps for a pool that reads nothing; the link is closed then."""
+"""Most unsent bytes that a core of vLLM's own server keeps for a pool that reads nothing; the link is closed then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Place:
     Attributes:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
-        owned: True if the core ends with its front; else it dials again for ever.
+        owned: True if a front has started the core, which then ends with the front; else the core dials for ever.
         noise: rule by which a seed gives random numbers (docs/noise.md), for a core that vLLM's own server started.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
         lookup: True if passes without a worker's tokens verify tokens that the core looks up in the request.
@@ -68,7 +68,7 @@ class Place:
     lookup: bool = False
 
     def of_pool(self, served: Served) -> Place:
-        """Return this with the socket of a pool and the id of a core's model; vLLM's own server has started that core.
+        """Return this place with a pool's socket and with the model's id of a core that vLLM's own server has started.
 
         A pool takes cores with the same tokens and the same noise; weights and length of their models may differ.
         """
@@ -78,7 +78,7 @@ class Place:
 
 
 def default_folder() -> Path:
-    """Return the folder in which a pool and the cores of this user find each other, in any environment."""
+    """Return the folder in which a pool and cores of this user find each other; no environment variable moves it."""
     return Path(f"/tmp/specdec-{os.geteuid()}")
 
 

@@ -44,8 +44,8 @@ class Mailbox:
             this process, and removes it in the end.
 
     Attributes:
-        receive: takes each frame of a core, with its rank; None where its link has ended. Cores of several servers
-            have numbers in place of ranks.
+        receive: function that takes a core's rank and each of its frames, None when its link has ended. Cores of
+            several servers have numbers in place of ranks.
         hello: first frame of the cores that are linked now, or were last.
     """
 
@@ -160,7 +160,7 @@ async def _frame(reader: asyncio.StreamReader) -> FromCore:
 
 
 def require_private(folder: Path) -> None:
-    """Make the folder of a mailbox that outlives a server, unless the folder exists.
+    """Make the folder of a mailbox that outlives a server, unless it exists; check that only this user can enter it.
 
     Raises:
         ConfigError: it cannot be made, or others may enter it.

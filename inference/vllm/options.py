@@ -51,12 +51,12 @@ OURS: Mapping[str, str] = {
     "--api-key": "--auth_file before the `--` names the callers",
     "--generation-config": "--generation_config before the `--` does",
 }
-"""Flags of vLLM that its user cannot set here, and the reason or the way out."""
+"""Flags of vLLM that users cannot set here, each with the reason or with the flag to use instead."""
 ADAPTERS = "--lora-modules"
-"""Flag of vLLM's own server, not of its engine."""
+"""Flag for LoRA adapters, which vLLM's own server has and its engine has not."""
 PACKAGE = __name__.rpartition(".")[0]
 WORKER = f"{PACKAGE}.worker.Worker"
-"""Class of vLLM's workers, which extends that of the platform."""
+"""Class of this project for vLLM's workers, which extends vLLM's own class for the platform."""
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
 
 
@@ -105,7 +105,7 @@ def check_flags(flags: Sequence[str]) -> None:
 
 
 def adapters_of(flags: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
-    """Return the directories of the adapters that vLLM's flags name, by name, and the other flags.
+    """Return the directory of each adapter that vLLM's flags name, by the adapter's name, and the other flags.
 
     Raises:
         ConfigError: an adapter is not NAME=DIR, or vLLM's JSON for it, or its directory has none.
@@ -129,7 +129,7 @@ def adapters_of(flags: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
 
 
 def _known_flags(package: Path) -> set[str]:
-    """Return the flags in vLLM's sources; none if they lie elsewhere in this version."""
+    """Return the flags that vLLM's `arg_utils.py` defines; an empty set if this version has no such file."""
     file = package / "engine" / "arg_utils.py"
     return set(_FLAG.findall(file.read_text(encoding="utf-8"))) if file.is_file() else set()
 

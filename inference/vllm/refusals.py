@@ -1,6 +1,6 @@
 """Errors of vLLM, each in one line: those of this process, and the first one that a core or a worker has logged.
 
-vLLM's processes give their reasons to vLLM's log alone, so each of them writes it through `log`.
+vLLM's other processes give their reasons only to vLLM's log. So each of them logs through `log`, which keeps the first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = Log()
 
 
 def cause_of(error: BaseException) -> str:
-    """Return in one line why vLLM failed: the first error that one of its processes has logged, else this one."""
+    """Return in one line why vLLM failed: the first error that one of its processes has logged, else `error`."""
     with suppress(KeyError, OSError):
         return Path(os.environ[FIRST_ERROR]).read_text(encoding="utf-8")
     return _in_one_line(error)
@@ -70,7 +70,7 @@ def _named(flags: Sequence[str], cause: str) -> str:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return the message of an error of vLLM; that of a pydantic error begins with the field and its value."""
+    """Return an error of vLLM as one line; for a pydantic error, the line begins with the field and its value."""
     faults = error.errors() if isinstance(error, ValueError) and hasattr(error, "errors") else ()
     for fault in faults:
         place = ".".join(map(str, fault["loc"]))

@@ -24,7 +24,7 @@ HOOKS = {
     "_get_nans_in_logits propose_draft_token_ids",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids num_reqs num_tokens_no_spec token_ids_cpu",
 }
-"""Methods that are overridden, and attributes that are read or replaced."""
+"""Names of vLLM: methods that this module overrides, and attributes that it reads or replaces."""
 
 
 class WinningSampler(Sampler):
@@ -53,7 +53,8 @@ class WinningSampler(Sampler):
         """Choose the tokens of a pass over all requests of the batch; see `Choice.winners`.
 
         Args:
-            logits: of the requests one after another, after their tokens and each token of their proposals.
+            logits: float [num_rows, vocab_size]: the rows of one request after another. Each request has a row after
+                its tokens, and one after each token of its proposal.
         """
         batch, requests = self._runner.input_batch, self._runner.requests
         names = batch.req_ids[: len(proposals)]

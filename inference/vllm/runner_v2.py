@@ -25,7 +25,10 @@ HOOKS = {
     "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcRequestState": "all_token_ids prefill_len",
     "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramGPUSpeculator": "propose",
 }
-"""Attributes that are read, and the methods that are wrapped; the logits processor's two classes are public."""
+"""Names of vLLM: attributes that this module reads, and methods that it wraps.
+
+The two classes of the logits processor are public.
+"""
 
 
 @dataclass(slots=True)
@@ -102,7 +105,7 @@ def install_choice(runner: Any) -> None:
 
 
 def write_drafts(states: Any, drafts: Mapping[str, Sequence[int]]) -> None:
-    """Write draft tokens, by vLLM's id of their request; a -1 is vLLM's padding, and stays."""
+    """Write draft tokens, given by vLLM's request ids, into the runner's `states`; skip vLLM's padding, which is -1."""
     cells = [
         (states.req_id_to_index[name], place, token_id)
         for name, token_ids in drafts.items()

@@ -1,6 +1,6 @@
 """Scheduler in vLLM's engine core: vLLM's own, which gets the draft tokens that have arrived before each pass.
 
-Overrides methods of vLLM's `SchedulerInterface` alone, and reads tokens, limits and `extra_args` of requests.
+It overrides only methods of vLLM's `SchedulerInterface`, and reads tokens, limits and `extra_args` of requests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOOKS = {
     "vllm.v1.executor.abstract:Executor": "get_class take_draft_token_ids",
     "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_spec_decode_tokens num_scheduled_tokens",
 }
-"""Methods that are overridden, and attributes that are read or set."""
+"""Names of vLLM: methods that this module overrides, and attributes that it reads or sets."""
 
 
 class DraftScheduler(Scheduler):
@@ -149,7 +149,7 @@ class DraftScheduler(Scheduler):
 
 
 def _ask_no_worker_for_drafts(config: Any) -> None:
-    """Let passes skip the call that asks workers for drafts of vLLM's own; this process has no other engine."""
+    """Make passes skip the call that asks workers for vLLM's own draft tokens; this process has no other engine."""
     Executor.get_class(config).take_draft_token_ids = lambda self: None
 
 

@@ -23,7 +23,7 @@ from specdec.inference.request import (
 )
 
 KEY = "specdec"
-"""Key of what is ours in vLLM's `extra_args` of a request, and in its `additional_config`."""
+"""Key of this project's entries in a request's `extra_args`, and in vLLM's `additional_config`."""
 SOCKET = "core"
 """Name of the socket in a mailbox's folder."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -39,7 +39,7 @@ class Asked:
 
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Asked | None:
-        """Read a request's `extra_args`; return None if its choice is greedy, or if it has none of this project's."""
+        """Read a request's `extra_args`; return None if the choice is greedy or our parameters are missing."""
         if extra_args is None or not chooses(extra_args):
             return None
         ours = extra_args[KEY]
@@ -47,7 +47,7 @@ class Asked:
 
 
 def chooses(extra_args: Mapping[str, Any] | None) -> bool:
-    """Return whether this project chooses a request's tokens: its parameters are there, and not only greedy."""
+    """Return whether this project chooses a request's tokens: its parameters are there, and not for greedy choice."""
     ours = None if extra_args is None else extra_args.get(KEY)
     return ours is not None and ours["sampling"] is not None
 

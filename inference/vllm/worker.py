@@ -12,7 +12,7 @@ from specdec.inference.vllm.options import require_usable
 
 
 def _of_platform() -> Any:
-    """Return the class that vLLM takes where `--worker-cls` names none."""
+    """Return the worker class that vLLM uses on this platform if `--worker-cls` names none."""
     kind = "gpu_worker.Worker"
     if current_platform.is_cpu():
         kind = "cpu_worker.CPUWorker"

@@ -1,6 +1,6 @@
-"""Requests and answers on their way between processes, in three rooms; `completion.py` is the contract of all of them.
+"""Requests and answers between processes, in three packages that share the interfaces in `completion.py`.
 
-`calls` stands lowest: messages, statuses, rights, and the scope of a request. `completing` answers a request here or at
+`calls` is the lowest: messages, statuses, rights, and the scope of a request. `completing` answers a request here or at
 other servers. `drafting` joins draft workers to targets.
 
 Does not know: any algorithm; it translates between wire and engine.

@@ -81,7 +81,7 @@ class CompletionRequest(Options):
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
         ids_only: give token ids without their text; `stop` must be empty then.
-        resume: committed tokens to continue after; all else is as in the first server's request. None is a new one.
+        resume: committed tokens to continue after; all else is as in the first server's request. None: a new request.
 
     Raises:
         InvalidRequestError: `stop` is beyond its limits.
@@ -121,9 +121,9 @@ class CompletionRequest(Options):
 
 
 class Completer(Protocol):
-    """Server of completion requests, local or remote: prompts and texts in place of token ids.
+    """Interface of everything that answers completion requests, here or at a server, with prompts and texts.
 
-    Runs on the event loop; any number of iterators may be open, and each is read by one task.
+    It runs on the event loop; any number of iterators may be open, and each is read by one task.
 
         async with aclosing(completer.complete(CompletionRequest("1, 2, 3,", seed=7))) as events:
             text = "".join([event.text async for event in events if isinstance(event, Delta)])
@@ -147,7 +147,7 @@ class Codec(Protocol):
     """Converter of prompts to token ids, and back."""
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text or a conversation; `special` includes what the tokenizer adds to a text."""
+        """Return the token ids of a text or a conversation; `special` adds the model's special tokens to a text."""
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, with special tokens by their names."""

@@ -45,7 +45,7 @@ class Loss:
 
 
 async def run() -> int:
-    """Return 0 if an answer has the tokens of an undisturbed one although its server was killed, else 1."""
+    """Run the demo; return 0 if an answer whose server was killed has the tokens of an undisturbed one, else 1."""
     console.print("Starting two servers, each with target and draft ...")
     async with AsyncExitStack() as stack:
         servers = {}

@@ -65,7 +65,7 @@ class GrammarSettings:
     grammar: Path | None = setting(None, "--grammar FILE", exclusive=True)
 
     def read(self) -> Grammar | None:
-        """Return the grammar of the flag that is given, None without one.
+        """Return the grammar of the flag that is given; None if no flag is.
 
         Raises:
             ConfigError: a file cannot be read.

@@ -31,7 +31,7 @@ class CompileSettings:
 
 
 async def run(settings: CompileSettings) -> int:
-    """Compile one model or both; a fused method makes one graph of both, others make one of each."""
+    """Compile one model or both; a fused speculation method makes one graph of both, other methods make one of each."""
     models, loading = settings.models, settings.models.loading
     method = loading.method_of_pair(has_draft=models.target is not None and models.draft is not None)
 

@@ -52,7 +52,7 @@ class ExaminedModels(Models):
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Directories of target and draft, as far as there are models."""
+        """Return the directory of the target, and of the draft unless it is prompt lookup or missing, by kind."""
         has_draft = self.draft not in (None, NGRAM, NO_DRAFT)
         return {"target": self.target, **({"draft": Path(str(self.draft))} if has_draft else {})}
 
@@ -81,7 +81,7 @@ async def run(settings: DoctorSettings) -> int:
 
 
 def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
-    """Print how a model would be served, and return that; if it would not be, print the reason, and return None."""
+    """Print how a model would be served, and return its `Fit`; if it is unfit, print the reason and return None."""
     try:
         fit = examine(loading.target(path, num_threads=usable_cores(), neuron=loading.neuron))
     except SpecDecError as error:

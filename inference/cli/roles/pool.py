@@ -1,4 +1,4 @@
-"""Role pool: lends draft workers to a `vllm serve` on the same machine."""
+"""Role pool: lets a `vllm serve` on the same machine use draft workers."""
 
 from __future__ import annotations
 

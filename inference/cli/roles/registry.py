@@ -86,7 +86,7 @@ def settings_of(name: str, arguments: Sequence[str]) -> Any:
 
 
 def settings_from(kind: type[T], values: Mapping[str, Any], *, name: str = "") -> T:
-    """Return settings from values by the names of their flags, as a program gives them; None leaves one open.
+    """Return settings of type `kind` from values by flag name, as a program gives them; None stands for the default.
 
     Args:
         name: name of what the settings are of, for messages.
@@ -101,7 +101,7 @@ def settings_from(kind: type[T], values: Mapping[str, Any], *, name: str = "") -
 
 
 def parser_of(name: str, *, exits: bool = True) -> ConfigFileParser:
-    """Return the parser of one role's flags; on a fault it exits, or raises ConfigError."""
+    """Return the parser of one role's flags; on a fault it ends the process if `exits`, else it raises ConfigError."""
     role = ROLES[name]
     parser = ConfigFileParser(
         role=name,

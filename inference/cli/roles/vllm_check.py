@@ -1,4 +1,4 @@
-"""Role vllm-check: reports whether the installed vLLM has the names that this project needs, by its sources alone."""
+"""Role vllm-check: reports whether the installed vLLM has the names that this project needs, as its sources show."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class VllmConfigSettings:
 
 
 async def run(settings: VllmConfigSettings) -> int:
-    """Print the configuration to stdout, which is for a file alone."""
+    """Print the configuration, and nothing else, to stdout, so that a file can take it."""
     from specdec.inference.vllm.options import serve_parts
 
     if settings.flags and settings.ray:

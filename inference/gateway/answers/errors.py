@@ -24,9 +24,9 @@ DIALLED_AGAIN_S = 5.0
 """Seconds within which a server that is gone is dialled again (grpc_comm/options.py)."""
 INVALID_REQUEST = "invalid_request_error"
 MAX_ECHO_CHARACTERS = 200
-"""Limit of what a message repeats of a request."""
+"""Most characters of a request's value that an error message repeats."""
 MAX_MESSAGE_CHARACTERS = 1000
-"""Limit of a whole message."""
+"""Most characters of a whole error message."""
 _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -91,7 +91,7 @@ class ApiError(Exception):
         return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return the status's headers: Retry-After in whole seconds, or the scheme of authentication."""
+        """Return the headers of the response: Retry-After in whole seconds, or WWW-Authenticate for status 401."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
@@ -102,7 +102,7 @@ class ApiError(Exception):
 
 
 def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
-    """Return the HTTP failure for one of this project's exceptions; names of fields depend on the path."""
+    """Return the HTTP failure for one of this project's exceptions; it names the field as the endpoint `path` does."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)  # the client is not at fault
         error = errors.UnavailableError(REFUSED_UPSTREAM)
@@ -183,12 +183,12 @@ def _is_field(part: str) -> bool:
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
-    """Return the field to change, the first that a fault of this project's validators names; None for others."""
+    """Return the field with which a message of this project's validators begins; None for faults found by Pydantic."""
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """Return the fault to report: one of this project's validators, or that of the best fitting union member."""
+    """Return the fault to report for the first wrong field, such as that of the union member that fits best."""
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings, TokenLogprobs
 
 ChoiceEvent: TypeAlias = tuple[int, TextEvent]
-"""(index of the choice, its event)"""
+"""Index of a choice, and one of its events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "message": ("msg", {"role": "assistant", "content": []}, _TEXT),
     "reasoning": ("rs", {"summary": [], "content": []}, {"type": "reasoning_text", "text": ""}),
 }
-"""Prefix of the id, fields and part of the items that have text."""
+"""For each kind of item that has text: the prefix of its id, its first fields, and its empty part."""
 
 
 class OutputItems:
@@ -65,7 +65,7 @@ class OutputItems:
             yield self._event("response.function_call_arguments.delta", delta=function["arguments"])
 
     def require_one(self) -> Iterator[JsonEvent]:
-        """Add an empty message if there is no item."""
+        """Add an empty message if there is no item; yield the events for the client."""
         if not self.items:
             yield from self._add_text("message", "", [])
 

@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 _NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 LAST_WORD_S = 1.0
-"""Seconds after the deadline, in which a stream can still report that it is over."""
+"""Seconds after the deadline in which a stream can still tell its client that the time is over."""
 
 
 MAX_SCORES = 200_000
-"""Limit of log-probabilities in an answer in one piece, each of which takes half a kilobyte until it is sent."""
+"""Limit of log-probabilities in an answer without a stream; each takes half a kilobyte until it is sent."""
 MAX_ALL_SCORES = 1_000_000
-"""Limit of log-probabilities in all answers in one piece of this process together."""
+"""Limit of log-probabilities in all of this process's answers without a stream together."""
 INLINE_SCORES = 5000
 """Most log-probabilities of a document that the event loop encodes; more would delay other requests by a second."""
 
@@ -86,8 +86,8 @@ class StreamShape:
     Attributes:
         num_choices, n: sequences in all, and per prompt.
         per_token: one event per token; else one per target pass.
-        include_usage: a last chunk with the usage, as OpenAI has it; the others then carry a null.
-        continuous_usage: these others carry the usage so far.
+        include_usage: add a last chunk with the usage, as OpenAI does; every other chunk then carries a null.
+        continuous_usage: every other chunk carries the usage so far in place of the null.
         include_speculation: mark the tokens that are accepted draft tokens, and show what each pass rejected.
     """
 
@@ -100,7 +100,7 @@ class StreamShape:
 
 
 class AnswerStream(ABC):
-    """Server-sent events of one request; a subclass knows their shape.
+    """Server-sent events of one request; a subclass defines their form.
 
     Args:
         per_token: one event per token; else one per target pass.
@@ -128,7 +128,7 @@ class AnswerStream(ABC):
         """Return the server-sent events that report a failure to the client."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the first chunk. A failure until then gets an HTTP status and no stream, and `events` are closed."""
+        """Return the first chunk. An earlier failure closes `events` and is raised, so that it gets an HTTP status."""
         try:
             return await self._encoded(*await anext(events))
         except BaseException:
@@ -198,13 +198,13 @@ class ChunkStream(AnswerStream):
 class EventStream(StreamingResponse):
     """Server-sent events on their way to the client.
 
-    The request ends with the stream: also if that ends before its first chunk, or at the deadline while a write waits
-    for a client that does not read.
+    When the stream ends, its sources are closed, and so the request ends. That holds even before the first chunk, and
+    at the deadline, when a write may still wait for a client that does not read.
 
     Args:
         chunks: chunks of an `AnswerStream`.
         events: source of the chunks.
-        deadline_s: seconds from now.
+        deadline_s: seconds from now to the request's deadline.
     """
 
     media_type = "text/event-stream"

@@ -133,7 +133,7 @@ def _text(content: str | list[ItemPart]) -> str:
 def _of_assistant(messages: list[dict[str, Any]], *but_with: str) -> dict[str, Any]:
     """Return the assistant's message to which an item is added.
 
-    It is the last message, or a new one after it if the last is not the assistant's or has one of these fields.
+    It is the last message, or a new one if the last is not the assistant's or has one of the fields `but_with`.
     """
     if not messages or messages[-1]["role"] != "assistant" or messages[-1].keys() & set(but_with):
         messages.append({"role": "assistant"})

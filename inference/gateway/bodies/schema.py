@@ -84,7 +84,7 @@ Prompt: TypeAlias = (
 
 
 def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any]) -> dict[str, Any]:
-    """Return a condition of JSON Schema: if `field` is of this kind, `other` must be `allowed`."""
+    """Return a condition of JSON Schema: if `field` fits the schema `kind`, `other` must fit the schema `allowed`."""
     then = {"properties": {other: allowed}, "required": [other]}
     return {"if": {"properties": {field: kind}, "required": [field]}, "then": then}
 
@@ -106,7 +106,7 @@ _PROMPT_OR_MESSAGES = {
 
 
 def conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[Body]], None]:
-    """Return a function that adds conditions between fields to a schema, after `complete`."""
+    """Return a function that applies `complete` to a schema, then adds these conditions between its fields."""
 
     def extend(schema: dict[str, Any], body: type[Body]) -> None:
         complete(schema, body)
@@ -246,7 +246,7 @@ class GenerationBody(Body):
         return self._grammar()[1]
 
     def grammar_field(self) -> str | None:
-        """Return the name of the field that has the grammar."""
+        """Return the name of the field that has the grammar; None if no field has one."""
         return self._grammar()[0]
 
     def _grammar(self) -> tuple[str | None, Grammar | None]:

@@ -44,8 +44,8 @@ _INLINE_BYTES = 32 * 1024
 class BodyLimit:
     """Middleware that refuses bodies above `max_bytes`, declared or not (413), and bodies of too many parts (400).
 
-    Bodies within these limits are read and validated on the event loop. While `MAX_UNFINISHED_BYTES` of bodies that
-    have not ended are in memory, or half of it for one account, such a body is refused with 503.
+    Bodies within these limits are read and validated on the event loop. A body that is still arriving is refused with
+    503 if all such bodies hold more than `MAX_UNFINISHED_BYTES`, or those of its account more than half of that.
 
     Args:
         max_numbers: function that returns how many numbers a body for the present model may have.
@@ -70,9 +70,9 @@ class BodyLimit:
         await self._app(scope, again, send)
 
     async def _checked(self, scope: Scope, receive: Receive) -> list[Message]:
-        """Return the ASGI messages of a body within its limits; none for a request that has no limits here.
+        """Return the ASGI messages of a body within its limits; an empty list for requests other than POST.
 
-        Raise ApiError if the body is too large.
+        Raise ApiError if the body is refused.
         """
         length = dict(scope["headers"]).get(b"content-length", b"0")
         num_bytes = int(length) if length.isdigit() else 0

@@ -1,4 +1,4 @@
-"""HTTP port: an ASGI application on uvicorn, inside this process's event loop, after /livez and /readyz.
+"""HTTP port: uvicorn serves an ASGI application on this process's event loop; /livez and /readyz are answered here.
 
 Knows no application.
 """
@@ -36,9 +36,10 @@ _OWN_HOSTS = (
 
 
 class Probes:
-    """ASGI application that answers /livez (a restart would not help) and /readyz (requests are accepted).
+    """ASGI application that answers the probes /livez and /readyz, and passes other requests to the one inside.
 
-    The application inside answers /health and /ping, but not while no requests are accepted.
+    /livez is 200 unless a restart would help, /readyz while requests are accepted. While none are, /health and /ping,
+    which are otherwise passed on, are answered as /readyz.
     """
 
     def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:
@@ -79,7 +80,7 @@ async def _respond(send: Send, status: int) -> None:
 
 
 class OwnHosts:
-    """ASGI application that refuses requests with another Host than this machine.
+    """ASGI application that refuses requests whose Host header does not name this machine.
 
     Otherwise a web page could let its own name resolve to 127.0.0.1, and read all answers (DNS rebinding).
     """
@@ -102,7 +103,7 @@ class OwnHosts:
 
 
 class HttpPort:
-    """HTTP port of a process; a `Front`.
+    """HTTP port of a process; it implements `Front` (inference/serving/host.py).
 
     Args:
         name: name in the log.
@@ -148,7 +149,7 @@ class HttpPort:
         return f"{'http' if self._tls is None else 'https'}://{address(host, self.port)}"
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Set what health checks report, `ready`: requests are accepted; `alive`: a restart would not help."""
+        """Set what health checks report: `ready` if requests are accepted, `alive` unless a restart would help."""
         self._probes.is_ready, self._probes.is_alive = ready, alive
 
     async def refuse_new(self) -> None:

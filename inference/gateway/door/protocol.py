@@ -133,7 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _watch_reader(self) -> None:
-        """Check, after the time-out, whether the client has read anything since it began."""
+        """Check, after the time-out, whether the client has read anything since the watch began."""
         self._num_unread = self.transport.get_write_buffer_size()
         self._stalled = self.loop.call_later(self.stall_timeout_s, self._drop_or_watch)
 

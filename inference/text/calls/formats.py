@@ -70,8 +70,8 @@ class HermesReader(CallReader):
 class Llama3JsonReader(CallReader):
     """Reader of Llama 3's calls: the whole text is {"name": ..., "parameters": {...}}, maybe after <|python_tag|>.
 
-    Several are separated by semicolons. Only a text that begins with a call has calls: other models' text may hold
-    JSON.
+    Several calls are separated by semicolons. Only a text that begins with a call has calls, since any other text may
+    hold JSON.
     """
 
     def _in_text(self) -> bool:
@@ -115,7 +115,7 @@ _OTHERS = ("<function=", "<arg_key>")  # other formats of a <tool_call>
 
 
 def format_of(chat_template: str | None) -> CallFormat | None:
-    """Return the format of calls that a template shows the model; None if unknown, Hermes' for no template."""
+    """Return the format of calls that a chat template shows the model: None if unknown, Hermes' without a template."""
     if chat_template is None:
         return HERMES
     if TOOL_CALL in chat_template:

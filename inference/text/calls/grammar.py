@@ -21,18 +21,18 @@ called: begin {before} object {after}
 """
 
 Functions: TypeAlias = Mapping[str, Mapping[str, Any] | None]
-"""Schema of the arguments of each function, by name; None if it takes none."""
+"""JSON schema of the arguments of each function, by the function's name; None if it takes no arguments."""
 
 
 def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of a grammar for the arguments, which are an object."""
+    """Return the JSON schema of a function's arguments for a grammar: an object, empty if `schema` is None."""
     if schema is None:
         return {"type": "object", "additionalProperties": False}
     return {"type": "object", "x-guidance": _SPACED, **schema}
 
 
 def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
-    """Return the grammar of one call, or of several if `many`; a grammar `output` is allowed instead, if given."""
+    """Return the grammar of one call, or of several if `many`; with `output`, text of that grammar may come instead."""
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
     start = f"start: {'calls | @output' if output else 'calls'}\ncalls: call {more}\n"
     lark = f"{start}call: {_text(form.before)} object {_text(form.after)}\n{_objects(form, functions)}"
@@ -48,10 +48,10 @@ def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
 
 
 def _objects(form: CallFormat, functions: Functions) -> str:
-    """Return the rule `object`: a name and the arguments that belong to it.
+    """Return the Lark rule `object`: a function's name and the arguments that belong to it.
 
-    Its head is in pieces as small as those of a JSON schema's own grammar. The library takes the longest piece that
-    matches: with longer ones it could not distinguish a call from other JSON after the first brace.
+    The text before the arguments is cut into pieces as small as those of a JSON schema's own grammar. llguidance takes
+    the longest piece that matches: with longer pieces, it could not tell a call from other JSON after the first brace.
     """
     numbers = range(len(functions))
     rules = [f"object: {' | '.join(f'object_{i}' for i in numbers)}"]

@@ -37,16 +37,16 @@ _PATHS = {
     "/ping": ALL_RIGHTS,
 }
 PAGE = "/"
-"""Path of a form, which asks its user for a token and shows nothing of the server."""
+"""Path of the page, which needs no token: it has a form that asks for one, and shows nothing of the server."""
 
 
 def rights_of_call(method: str) -> frozenset[Right]:
-    """Return the rights of which a caller of a gRPC method needs at least one; unlisted methods need OPS."""
+    """Return the rights of which the caller of a gRPC method needs at least one. Unlisted methods need OPS."""
     return frozenset(_METHODS.get(method, {Right.OPS}))
 
 
 def rights_of_path(path: str) -> frozenset[Right] | None:
-    """Return the rights of which a caller of an HTTP path needs one; None: no right. Unlisted paths need OPS."""
+    """Return the rights of which a caller of an HTTP path needs one; None if it needs none. Unlisted paths need OPS."""
     if path == PAGE:
         return None
     return frozenset(next((rights for name, rights in _PATHS.items() if path.startswith(name)), {Right.OPS}))

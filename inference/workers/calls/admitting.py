@@ -20,9 +20,9 @@ REQUEST_ID = "x-request-id"
 USER = "x-specdec-user"
 MAX_USER_CHARACTERS = 64
 ASK_AGAIN_S = 5.0
-"""Interval of the checks that the caller of an `Assist` may still make it."""
+"""Seconds between two checks that the caller of a running `Assist` stream is still allowed to make that call."""
 _NOTED = (ASSIST, DRAIN)
-"""Methods of which each call leaves an audit line: one reads the prompts of all clients, one ends the server."""
+"""Methods whose every call writes an audit line: `Assist` gets the prompts of all clients, `Drain` ends the server."""
 
 
 def admission(access: Access) -> Admit:
@@ -53,7 +53,7 @@ def _for_user(who: Caller, user: str) -> Caller:
 
 @contextmanager
 def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) -> Generator[None, None, None]:
-    """Admit a call, which is served during the block.
+    """Admit a call, and set its caller and request id while the block serves it.
 
     Raises:
         UnauthenticatedError, ForbiddenError: the caller may not make this call.
@@ -71,7 +71,7 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
 
 @contextmanager
 def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
-    """Interrupt the block, a call without an end, once its caller would not be admitted now, or has lost a right."""
+    """Interrupt the block, which serves an endless call, when its caller is no longer admitted or has lost a right."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None
     timer: asyncio.TimerHandle
@@ -101,7 +101,7 @@ def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[Non
 
 @contextmanager
 def _audited(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
-    """Write an audit line for a call that fails in the block, unless the call has written one itself."""
+    """Write an audit line if the call in the block fails or is one of `_NOTED`, unless the call has written its own."""
     with request_context(who, id_):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
         try:
@@ -132,6 +132,6 @@ def private_scope(peer: str) -> str:
 
 
 def passed_on() -> dict[str, str]:
-    """Return the headers of a call that serves a request: its id and its caller's account."""
+    """Return the headers that pass the current request's id and account on to the server that answers it."""
     headers = {REQUEST_ID: request_id(), USER: caller().account}
     return {name: value for name, value in headers.items() if value}

@@ -104,7 +104,7 @@ def _caller(entry: dict[str, Any], key: str, groups: Mapping[str, str]) -> Calle
 
 
 def _successor(role: Any, name: str) -> Any:
-    """Return the role of today that replaces an old one, such as version 1's "draft"; other values as they are."""
+    """Return the role "client" for version 1's "draft", and log a warning; return any other value as it is."""
     if role != "draft":
         return role
     logger.warning('%s: role "draft" counts as "client", which may draft for its own requests', name)
@@ -120,7 +120,10 @@ def _name(value: Any, what: str) -> str:
 def _prefix_groups(entries: Any, callers: Sequence[Caller]) -> dict[str, str]:
     """Return the prefix group of each account that belongs to one.
 
-    The accounts must be those of callers, unless a caller speaks for others: then they may be names of its users.
+    An account that is no caller of the file is refused, unless a caller speaks for others: it may be one of its users.
+
+    Raises:
+        ValueError: an entry is malformed, or an account is refused or belongs to two groups.
     """
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"prefix_group {entries!r} is no list of tables: [[prefix_group]] is expected")

@@ -1,4 +1,4 @@
-"""Conversion of messages to dataclasses and back, and the only one. Unset fields get their meaning here."""
+"""The only conversion of protobuf messages to dataclasses and back; unset fields get their meaning here."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ MAX_CHARACTERS_OF_PASS = 1024 * MAX_TOKENS_OF_PASS
 """Longest text of one pass in characters. No known vocabulary has a token of half that length."""
 
 MAX_NAME_CHARACTERS = 256
-"""Longest name that is taken from a server's card: /metrics has it some 200 times."""
+"""Most characters of each name in a server's model card, since /metrics repeats a name some 200 times."""
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
-    """Return an enumeration's values by their numbers on the wire, where their names begin with `prefix`."""
+    """Return the protobuf number of each enum member, whose name there is `prefix`, an underscore and its own name."""
     return {each: getattr(pb, f"{prefix}_{each.name}") for each in kind}
 
 
@@ -90,7 +90,7 @@ _COMPLETION = (
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
 MAX_ADAPTERS = 1024
-"""Most adapters of a card."""
+"""Most adapters that are taken from a server's model card."""
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens", "adapter")
 _PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
@@ -122,7 +122,11 @@ def _check_count(values: Sized, limit: int, field: str) -> None:
 
 
 async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-    """Return `convert(item)`; in a thread if the item has a prompt's `scores`, as thousands take 0.1 s or more."""
+    """Return `convert(item)`; call it in a thread if there are `scores`, since thousands take 0.1 s or more.
+
+    Args:
+        scores: log-probabilities of a prompt that the item contains.
+    """
     return await asyncio.to_thread(convert, item) if scores else convert(item)
 
 

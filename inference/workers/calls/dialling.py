@@ -1,4 +1,4 @@
-"""Credentials of a process for the servers that it dials, and its trust in them: from configuration to channels."""
+"""Credentials with which a process dials servers, and its check of their certificates, made from the configuration."""
 
 from __future__ import annotations
 

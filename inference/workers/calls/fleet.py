@@ -42,7 +42,10 @@ LATELY_S = 8.0
 """Seconds in which a lost server may have recovered unnoticed: a channel redials after 5 s and some jitter."""
 LOOK_AGAIN_S = 5.0
 REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
-"""Errors of a server that refuses all requests of this process; it does so at once, and would seem least loaded."""
+"""Errors by which a server refuses every request of this process.
+
+They count as failures of the server: its refusals come so fast that it would seem the least loaded.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +123,7 @@ class Fleet:
 
     @property
     def label(self) -> str:
-        """Return the addresses as the configuration has them, for messages."""
+        """Return the servers' addresses as the configuration names them, for messages."""
         return ", ".join(self._targets)
 
     @property
@@ -160,10 +163,10 @@ class Fleet:
     def lease(
         self, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
     ) -> Generator[Replica, None, None]:
-        """Lease a server for a request during the block; see `Replicas.choose`.
+        """Choose a server for a request, and count the request at it until the block ends; see `Replicas.choose`.
 
         Raises:
-            UnavailableError: no fit server is left.
+            UnavailableError: every server is in `unfit`.
         """
         address = self._policy.choose(time.monotonic(), prefix=prefix, failed=failed, unfit=unfit)
         if address is None:

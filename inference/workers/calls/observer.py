@@ -18,7 +18,7 @@ from specdec.inference.workers.calls.status import code_name
 CLOCK_MARGIN_S = 0.01
 """Seconds by which gRPC's clock, which ends a call, may be ahead of the event loop's."""
 Annotate: TypeAlias = Callable[[RequestStats], None]
-"""Writes the cost of a request into its span, in the request's task, when the request ends."""
+"""Function that writes the cost of a request into its trace span; the request's task calls it at the request's end."""
 
 
 @dataclass(frozen=True, slots=True)

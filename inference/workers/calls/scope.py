@@ -231,7 +231,7 @@ class InFlight:
 
 
 def _check(request: CompletionRequest, who: Caller) -> None:
-    """Refuse a value above the caller's limit; values that a request leaves open are capped elsewhere."""
+    """Raise InvalidRequestError if a value exceeds the caller's limit; `CompletionRequest.resolved` caps the others."""
     limits = who.limits
     asked = {
         "max_new_tokens": (request.max_new_tokens, limits.max_tokens),

@@ -1,4 +1,4 @@
-"""Conversion of this project's exceptions to gRPC statuses and back, by the only such table."""
+"""Conversion of this project's exceptions to gRPC statuses and back, by one table."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def to_status(error: Exception) -> Status | None:
 
 
 def client_status(error: Exception) -> Status | None:
-    """Return the status that a client gets; it is not blamed if an upstream refuses this server's credentials."""
+    """Return the status that a client gets; it is UNAVAILABLE if an upstream refuses this server's credentials."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)
         return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_UPSTREAM)

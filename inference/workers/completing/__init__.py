@@ -1,4 +1,4 @@
-"""Completers: one over an engine here, one at a server elsewhere, and one that goes on at another server after a loss.
+"""Completers, which answer requests: by an engine here, by a remote server, or by a fleet that replaces a lost server.
 
 Does not know: which draft worker helps a request (drafting/), or how a message is written (calls/convert.py).
 Start reading: `local.py` and `remote.py`, then `resuming.py`.

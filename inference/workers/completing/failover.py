@@ -15,7 +15,7 @@ from specdec.inference.workers.completing.resuming import Progress, Resuming
 from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
-"""Length of a prompt's beginning, which finds the server that may have read it already."""
+"""Length of the prompt's beginning whose hash finds the server that may have computed that beginning already."""
 
 
 class Drafter(Protocol):
@@ -44,7 +44,8 @@ class FailoverCompleter:
     def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """Answer a request, see `Completer`.
 
-        After a loss it waits for a server; if none is there at first, it is refused.
+        A request that has lost its server waits for another one. A new request waits for a first one only if there is a
+        drafter; see `Resuming`.
         """
         answer = Progress(request)
         resuming = Resuming(

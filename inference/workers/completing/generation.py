@@ -1,4 +1,4 @@
-"""GenerationService over any completer, the public face of every topology, with the load and drain of its server."""
+"""GenerationService, the public gRPC API of every topology: it answers from any completer, and drains its server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Operation:
         """Begin to drain, as on SIGTERM.
 
         Raises:
-            ForbiddenError: without an auth file, every client could end the server.
+            ForbiddenError: calls may not drain this server, since without an auth file every client could end it.
         """
         if not self._may_drain:
             raise ForbiddenError("without an auth file all may do everything but end it: drain needs an --auth_file")
@@ -83,7 +83,7 @@ class ScoreWriter:
             scores: the prompt's scores in the item.
 
         Raises:
-            CapacityError: the budget has no room for the scores. A call that is alone always has room.
+            CapacityError: with these scores, more than `MAX_UNREAD_SCORES` would wait. They always fit if none waits.
         """
         if not scores:
             return await call.write(convert(item))

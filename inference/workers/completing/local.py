@@ -34,11 +34,11 @@ from specdec.inference.workers.completing.writing import Text, check_rest, with_
 from specdec.inference.workers.completion import CompletionRequest, Resume
 
 SCORED_TOKENS = 32
-"""Prompt tokens that get the texts of their log-probabilities in one go; other requests are served in between."""
+"""Number of prompt tokens whose log-probabilities get their texts in one go; then other requests have a turn."""
 
 
 MAX_NAME = 200
-"""Most characters of an unknown name in an error."""
+"""Most characters of an unknown adapter's name that an error message repeats."""
 
 
 @dataclass(frozen=True, slots=True)

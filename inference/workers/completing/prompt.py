@@ -16,7 +16,7 @@ MAX_INLINE_CHARACTERS = 20_000
 MAX_INLINE_IDS = 4096
 """Most token ids that the event loop decodes; more go to a thread."""
 MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
-"""Lengths that are read whatever the context, since the context of a draft may be shorter than its target's."""
+"""Prompt lengths that are accepted whatever the context here, since a draft's may be shorter than its target's."""
 NUM_THREADS = 2
 MAX_READING = 16
 """Limit of long prompts being read or waiting for it: each takes up to 150 times its length in memory."""
@@ -43,7 +43,7 @@ class LocalCodec:
         self._threads = Threads("long texts", num_threads=NUM_THREADS, num_places=MAX_READING)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text or a conversation; `special` includes what the tokenizer adds to a text.
+        """Return the token ids of a text or a conversation; `special` adds the model's special tokens to a text.
 
         Raises:
             InvalidRequestError: the prompt is too long for any context here, or the chat template refuses it.

@@ -73,7 +73,10 @@ class Reader:
         return replace(generation, sampling=generation.effective_sampling(self.tokenizer.eos_token_ids))
 
     def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
-        """Return the grammar, adjusted to how the prompt ends; the result depends on grammar and prompt alone."""
+        """Return the grammar with the preamble that is left: the prompt may have begun the reasoning, or ended it.
+
+        The result depends on nothing but the grammar and the prompt.
+        """
         if grammar is None or grammar.preamble is Preamble.NONE:
             return grammar
         end = self.tokenizer.decode(prompt[-_END_TOKENS:], special=True)
@@ -83,7 +86,7 @@ class Reader:
 
 
 def _seed_of(request: CompletionRequest) -> int:
-    """Return a random seed, or one made from the draft session's name, the same for target and private worker."""
+    """Return the seed that target and private worker make from the draft session's name; without one, a random seed."""
     if not request.draft_session:
         return secrets.randbits(64)
     return int(request.draft_session[-2 * DRAFT_SESSION_BYTES :][:16], 16)

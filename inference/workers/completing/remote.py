@@ -34,7 +34,7 @@ from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 CARD_TIMEOUT_S = 5.0
 TARGET, DISTRIBUTED = "target", "distributed"
-"""Topologies of a server that draft workers can help, and of a draft worker's server."""
+"""Values of a model card's `topology`: a server that draft workers can help, and a draft worker that serves clients."""
 MAX_DEADLINE_S = 1e8
 """Longest deadline in seconds; gRPC takes much longer ones for times in the past."""
 
@@ -80,7 +80,7 @@ class RemoteCompleter:
             call.cancel()
 
     def _check_started(self, request: CompletionRequest, started: Started) -> None:
-        """Raise an error for an answer of a server that ignores a part of the request, or resumes another output."""
+        """Raise an error if the server ignores the request's grammar or adapter, or would resume another output."""
         ignored = "grammar" if request.grammar is not None and not started.has_grammar else ""
         if ignored or started.adapter != request.adapter:
             ignored = ignored or "adapter"
@@ -123,9 +123,10 @@ class RemoteCompleter:
 
 
 async def card_of_target(fleet: Fleet) -> ModelCard | None:
-    """Return the model card of a fleet's target; None if it only verifies, or does not answer at the moment.
+    """Return the model card of a fleet's target; None if it gives no card, or does not answer at the moment.
 
     Raises:
+        HandshakeError, UnauthenticatedError, ForbiddenError: the target is not trusted, or refuses this process.
         IncompatibleDraftError: the server is no target but a server that has a draft already.
     """
     with fleet.lease() as replica:

@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 REDIAL_S = 0.25
 MAX_REDIAL_S = 2.0
-"""Limits in seconds of the random wait before the next attempt: the first, and the last after doubling.
+"""First and last upper bound, in seconds, of the random wait before the next attempt; each attempt doubles the bound.
 
 The wait is random so that the requests of a lost server do not all dial at the same moment.
 """
 MAX_BARREN_RESUMES = 3
-"""Limit of barren streams in a row: each was opened by a server and broke without a token, perhaps by the request."""
+"""Most streams in a row that a server opens and that break without a token; the request itself may break them."""
 
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
@@ -65,7 +65,7 @@ class Progress:
         return self._started is not None
 
     def take(self, event: TextEvent) -> bool:
-        """Record an event; return whether to pass it on: not a later server's Started, nor any Finished."""
+        """Record an event; return True to pass it on, False for any Finished and for a later server's Started."""
         if isinstance(event, Started):
             is_news, self._started = self._started is None, self._started or event
             return is_news

@@ -20,7 +20,7 @@ REPLAY_TOKENS = 256
 
 
 class TextCompleter:
-    """`Completer` that gets token ids from another completer and makes their text: that spares the target the work.
+    """`Completer` that adds text to the token ids of another completer, so that the target need not make the text.
 
     Args:
         completer: completer that gives the token ids.
@@ -151,7 +151,7 @@ def with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int
 
 
 def check_rest(resume: Resume, why_none: str) -> None:
-    """Raise an error, with `why_none`, if nothing can follow the tokens that another server committed."""
+    """Raise InvalidRequestError unless `why_none`, the reason why nothing can follow a resumed output, is empty."""
     if why_none:
         message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
         raise InvalidRequestError(message, field="committed_token_ids")

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftWork:
-    """State of a drafting process for its host: the state of its draft engine."""
+    """Base of the `Work` of a drafting process (inference/serving/host.py): its state is that of the draft engine."""
 
     def __init__(self, engine: DraftEngine) -> None:
         self._engine = engine

@@ -45,7 +45,7 @@ class PrivateWorker:
 
     Attributes:
         reader: reader of requests that works as the targets' does; the owner replaces it when their model changes.
-        num_undrafted: requests without a draft token that reached the target, though they were to be drafted for.
+        num_undrafted: number of requests that asked for drafts, but of which no draft token reached the target.
     """
 
     def __init__(

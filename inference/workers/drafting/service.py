@@ -48,7 +48,7 @@ class StreamWorker:
 
     Args:
         vocabulary: vocabulary of the target; the worker's may be padded to another size.
-        scope: beginning of the names of all sessions that a private worker drafts for; empty: it helps all.
+        scope: prefix of the session names that a private worker drafts for; empty for a worker that may help all.
     """
 
     def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
@@ -208,11 +208,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     def _place(self) -> Generator[None, None, None]:
         """Hold one of the limited places for private draft workers during the block.
 
-        An account may hold as many places as are left free after it. So the first account gets half of them, and there
-        is always a place for another account.
+        An account gets a further place while it holds fewer places than are free. So one account gets at most half of
+        them, and there is always a place for another account.
 
         Raises:
-            CapacityError: the account has its share.
+            CapacityError: the account holds as many places as are free.
         """
         name = caller().name
         num, num_free = self._places[name], MAX_WORKERS - self._places.total()

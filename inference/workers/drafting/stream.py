@@ -208,7 +208,7 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Draft by the target's noise, and in the ids of its tokenizer if it sent one; keep that for later streams.
+        """Draft, now and on later streams, by the target's noise and, if it sent a tokenizer, in that tokenizer's ids.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
