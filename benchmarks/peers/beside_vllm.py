@@ -26,7 +26,7 @@ WAYS = {
     for base, flags in (("", ALIKE), ("defaults", ()))
     for number in range(MOST_WORKERS + 1)
 }
-"""Variants at the scheduling of `plain`, and at vLLM's defaults."""
+"""Variants by name: each number of draft workers with the flags of `plain`, and again with vLLM's defaults."""
 
 
 def load(setup: Setup) -> Loaded:
