@@ -1,6 +1,6 @@
 """Benchmark of this project's choice of tokens in vLLM's workers, and of a plain argmax: `python -m benchmarks.choice`.
 
-Each request has 8 draft tokens, and therefore 9 rows of logits; they are on the GPU if the machine has one.
+Each request has 8 draft tokens, and therefore 9 rows of logits. The logits are on the GPU if there is one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _argmax(logits: torch.Tensor) -> list[int]:
 
 
 def _choose(sampling: SamplingParams, logits: torch.Tensor) -> Sequence[object]:
-    """Choose a token for each row of logits, in requests new at each call: penalties count all tokens again."""
+    """Choose a token for each row of logits, for new requests, so that penalties count all of their tokens anew."""
     choice = Choice(Path(), logits.shape[1])
     prompt, proposal = tuple(range(64)), tuple(range(GAMMA))
     count = len(logits) // (GAMMA + 1)

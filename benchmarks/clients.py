@@ -1,11 +1,11 @@
-"""Check of the comparison's clients: their figures, divided by those of a server that knows its own times.
+"""Check of the comparison's clients: their figures are divided by those that the server itself knows.
 
     python -m benchmarks.clients [--streams 32] [--rounds 10] [--first_ms 20]
 
-The server is benchmarks/known_times.py, in a process of its own. The clients are those of compare_architectures.py: of
-HTTP and gRPC endpoints, and Locust where it is installed. All streams begin at once, and send two requests each. The
-table has, for TTFT and tokens/s, the client's figure over the server's; the delays until the server read a request and
-the client a first token; and the client's share of a core. Needs two quiet cores.
+The server is benchmarks/known_times.py, in a process of its own. The clients are those of compare_architectures.py: for
+HTTP, for gRPC, and Locust where it is installed. All streams begin at once, and send two requests each. The table has,
+for TTFT and tokens/s, the client's figure over the server's; the delay until the server has read a request, and the one
+until the client has read its first token; and the client's share of a core. Needs two quiet cores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Load: TypeAlias = Callable[[], Awaitable[tuple[list[RequestRecord], float]]]
 
 
 async def measured(load: Load, rounds: int) -> tuple[list[list[RequestRecord]], float]:
-    """Return the records of each round after a warm-up, and the median of the client's share of a core."""
+    """Run a load after a warm-up; return the records of each round, and the client's median share of a CPU core."""
     found = [await load() for _ in range(rounds + 1)][1:]
     return [records for records, _ in found], float(np.median([share for _, share in found]))
 

@@ -89,7 +89,7 @@ def _ratios(backend: str, args: argparse.Namespace, folder: Path) -> dict[int, l
 
 @contextmanager
 def _measurer(root: Path, backend: str, args: argparse.Namespace, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run this file with the modules of the checkout at `root`, in a process that measures each number it reads."""
+    """Yield a process of the checkout at `root`, which measures each number of sessions that it reads from stdin."""
     own = ["--model", args.model, "--threads", args.threads, "--tokens", args.tokens, "--folder", folder.resolve()]
     command = [sys.executable, __file__, "--backends", backend, *map(str, own), "--answer"]
     with subprocess.Popen(
@@ -105,7 +105,7 @@ def _measurer(root: Path, backend: str, args: argparse.Namespace, folder: Path) 
 
 
 def _taken(process: subprocess.Popen[str], count: int) -> tuple[float, float]:
-    """Send a number of sessions to a measuring process; return its seconds by the clock and of CPU time."""
+    """Send a number of sessions to a measuring process; return the wall-clock and CPU seconds that it took."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(count, file=process.stdin, flush=True)
@@ -166,7 +166,7 @@ async def _rates(backend: Backend, *, num_tokens: int, rounds: int) -> dict[int,
 
 
 async def _answer(args: argparse.Namespace, folder: Path) -> None:
-    """Read numbers of sessions from standard input; print the seconds by the clock and of CPU time that each takes."""
+    """Read numbers of sessions from standard input; print the wall-clock and CPU seconds that each takes."""
     backend = _load(args.backends, args, folder, COUNTS[-1], MAX_LENGTH)
     async with _warm_engine(backend, args.tokens) as engine:
         for line in sys.stdin:  # blocks the event loop, on which nothing else waits

@@ -158,7 +158,7 @@ def _launch(passes: StaticPasses, shape: Any, spans: list[Span]) -> Tensor:
 
 
 def _waited(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return a function that makes the same call, and returns when the device has finished it."""
+    """Return a function that calls `run`, waits until the device has finished, and returns the result."""
 
     @torch.inference_mode()
     def waited() -> Tensor:

@@ -15,7 +15,7 @@ from specdec.inference.model.slots import Span
 
 PAST_LENGTH = 128
 Pass = Callable[[int], object]
-"""Function that runs a number of tokens from position PAST_LENGTH on, and makes the logits of all of them."""
+"""Function that runs one pass over a number of tokens from position PAST_LENGTH on, and computes all their logits."""
 
 
 def token_ids(width: int) -> list[int]:

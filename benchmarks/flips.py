@@ -36,8 +36,8 @@ class Reading:
     """Reading of the text by one engine, in passes of one width.
 
     Attributes:
-        greedy, sampled: the token that it would choose after each token.
-        log_loss: mean of minus the log-probability of the text's next token.
+        greedy, sampled: the token that the engine would choose after each token of the text.
+        log_loss: mean negative log-probability of the text's next token.
         logits: logits of the last sequence, float32 [num_tokens, vocab_size].
     """
 
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_both(name: str, args: argparse.Namespace, sequences: Sequence[list[int]]) -> tuple[Reading, Reading]:
-    """Return the readings in passes over one token, and in passes over several."""
+    """Return an engine's reading in passes over one token, and its reading in passes over several."""
     backend, dtype = name.split("/")
     device = args.device if backend == "torch" else "cpu"
     where = {"device": device, "threads": args.threads, "max_length": SEQUENCE_LENGTH}

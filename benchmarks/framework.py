@@ -1,8 +1,8 @@
 """Cost of a pass beside matrix products and attention: `python -m benchmarks.framework [--models draft,target]`.
 
 The same decoder runs three times: as it serves (a call of the backend, then the choice of a token), as the session of
-ONNX Runtime alone, and as a graph of only embedding, matrix products and attention. The time beyond that of the last
-one is the framework's share: norms, activations, sums, the runtime's dispatch, Python.
+ONNX Runtime alone, and as a graph of only embedding, matrix products and attention. Time beyond that of this last graph
+is the framework's share: norms, activations, sums, the runtime's dispatch, Python.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _text(tokenizer: Tokenizer, length: int) -> tuple[int, ...]:
 
 
 async def _passes(completer: LocalCompleter, request: CompletionRequest) -> float:
-    """Return milliseconds per pass, once the context is read."""
+    """Return the median milliseconds per pass of one request, without the passes that read its context."""
     arrivals = []
     async for event in completer.complete(request):
         if isinstance(event, Delta):

@@ -26,7 +26,7 @@ class Machine:
     arithmetic: float
 
     def best(self, other: Machine) -> Machine:
-        """Return the limits with the higher of both measurements of each."""
+        """Return a `Machine` with the higher of both measured values for each limit."""
         return Machine(self.num_threads, max(self.bandwidth, other.bandwidth), max(self.arithmetic, other.arithmetic))
 
     def pass_ms(self, weight_bytes: int, width: int) -> float:

@@ -28,7 +28,7 @@ PAGES = (
 )
 WIDTH = 120
 BUSY = 0.5
-"""Load per core before a run, from which on its figures are in doubt."""
+"""Load average per core before a run above which the figures of the run are in doubt."""
 
 Bench = Mapping[str, Any]
 TITLES = {
@@ -37,7 +37,7 @@ TITLES = {
     tables.SERVE: "## Stock `vllm serve` with our file and a pool, at equal scheduling",
     tables.SERVE_DEFAULTS: "## Stock `vllm serve` with our file and a pool, at vLLM's defaults",
 }
-"""Headings of shapes that are no models."""
+"""Headings of the races against vLLM, by shape."""
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def _series(cell: Bench) -> str:
 
 
 def _over_target(cell: Bench, statistics: Bench) -> str:
-    """Return a cell's speed-up with the range of its runs; for the target alone, its tokens per second."""
+    """Return a cell's text: its speed-up with the range of the runs; for the target alone, its tokens per second."""
     if cell["topology"] == "target":
         return f"{cell['tokens_per_s']:.0f} tokens/s"
     over = statistics["over_target"].get("end_to_end_latency_s")
@@ -195,7 +195,7 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
     "peers_vllm": partial(_peers, of_vllm=True),
     "since": _since,
 }
-"""Parts beside the tables of the set, by the name of their mark."""
+"""Functions that generate the parts other than a benchmark's own tables, by the name in the part's mark."""
 MEASURED_APART = ("peers", "peers_vllm", "since")
 """Parts with figures that `make bench` does not measure; their files may be missing."""
 

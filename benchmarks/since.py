@@ -1,7 +1,7 @@
 """Latencies of an earlier commit and of this checkout: `python -m benchmarks.since [COMMIT] [--file FILE]`.
 
 The earlier commit is checked out under build/since. Both run the same comparison in turns, twice, in three to six
-minutes, and `specdec diff` has the method. FILE (docs/since.json) gets the changes, and
+minutes, and `specdec diff` describes the method. FILE (docs/since.json) gets the changes, and
 `python -m benchmarks.page` puts them on docs/measurements/architectures.md.
 """
 
@@ -24,7 +24,7 @@ from specdec.inference.config import ROOT
 
 FILE = ROOT / "docs" / "since.json"
 FIRST = "41a4973"
-"""Commit before the work that docs/measurements/architectures.md compares with."""
+"""Earlier commit that docs/measurements/architectures.md compares with, unless COMMIT names another one."""
 FLAGS = "--num_prompts 2 --num_runs 4 --rtt_ms 0,10 --max_new_tokens 64"
 HEADER = ["measurement", "figure", "new / old, 95 %", "verdict"]
 
@@ -78,7 +78,7 @@ def _compared(checkout: Path) -> Results:
     """Run the comparison of a checkout with this environment; return its results.
 
     Raises:
-        SystemExit: it failed; differing answers are no failure here.
+        SystemExit: the comparison failed; differing answers are no failure here.
     """
     output = checkout / "reports" / "since"
     command = [sys.executable, "compare_architectures.py", *shlex.split(FLAGS), "--output", str(output)]

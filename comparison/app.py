@@ -1,4 +1,4 @@
-"""Entry point: starts servers, walks the grid, writes the report, and ends every process that it started."""
+"""Entry point: starts servers, measures all cells of the grid, writes the report, and ends all processes it started."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def study(arguments: Sequence[str]) -> int:
 
 
 def _prepare(config: ComparisonConfig) -> None:
-    """Raise ConfigError before any server starts if clients are missing or the output cannot be written."""
+    """Raise ConfigError, before any server starts, if a client's package is missing or the output cannot be written."""
     require_clients(config)
     prepare_directory(config.output)
 
@@ -105,7 +105,7 @@ def _console() -> Console:
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C or SIGTERM, raised after every process has been stopped."""
+    """Interruption by Ctrl-C or SIGTERM, raised after every process has been stopped."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(f"stopped by {number.name}; no report was written")
@@ -125,12 +125,15 @@ def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
 
 
 def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return a maker of event loops: precise ones, but asyncio's own for endpoints, as select() takes few sockets."""
+    """Return the function that makes event loops: with precise timers, or asyncio's own if there are endpoints.
+
+    Precise loops use select(), which takes too few sockets for many streams to endpoints.
+    """
     return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 
 async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
-    """Run the comparison; the first signal cancels it, and its servers are stopped."""
+    """Run the comparison; the first signal cancels it, stops its servers, and raises `_InterruptedError`."""
     task = asyncio.create_task(comparison)
     received: list[signal.Signals] = []
 

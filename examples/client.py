@@ -1,4 +1,4 @@
-"""Client of any server, with grpcio and the .proto alone: `python examples/client.py 127.0.0.1:50051 PROMPT`.
+"""Client of any server, made of only grpcio and the .proto: `python examples/client.py 127.0.0.1:50051 PROMPT`.
 
 The messages are compiled from protos/ at start (package grpcio-tools), as a client in another language compiles them.
 """

@@ -1,9 +1,9 @@
-"""Draft worker beside its own request, with grpcio and the .proto alone.
+"""Draft worker and a request that it helps, made of only grpcio and the .proto.
 
     python examples/draft_worker.py 127.0.0.1:50051 PROMPT
 
-In place of a draft model it looks tokens up: it proposes those that followed the last two tokens before.
-docs/protocol.md describes a session; docs/noise.md has what a worker with a model needs beside it.
+Instead of a draft model it uses lookup: it proposes the tokens that followed an earlier occurrence of the last two.
+docs/protocol.md describes a session; docs/noise.md has what a worker with a model needs in addition.
 """
 
 from __future__ import annotations

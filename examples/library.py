@@ -27,7 +27,7 @@ def stream(llm: specdec.LLM) -> None:
 
 
 async def chat() -> None:
-    """Ask a target alone, from `async` code."""
+    """Ask a target without a draft model, from `async` code."""
     async with specdec.AsyncLLM(specdec.BUNDLED_TARGET) as llm:
         (result,) = await llm.generate([{"role": "user", "content": "Count: 1, 2, 3,"}], max_new_tokens=12)
         print(result.text)

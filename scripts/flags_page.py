@@ -21,7 +21,7 @@ SETS = {
     "fused": ("fused_target", "verify_fused"),
     "verify": ("verify_target", "verify_fused", "verify_draft"),
 }
-"""Names for sets of commands, tried in this order."""
+"""Names for sets of commands, which replace the commands in cells of the page; earlier sets are tried first."""
 HEAD = """# Flags
 
 All flags of all commands, made by `python -m scripts.flags_page`; `specdec COMMAND --help` lists those of one command.

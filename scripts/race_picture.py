@@ -107,7 +107,7 @@ class Layout:
         self.num_rows = row
 
     def place(self, text: str) -> Iterator[tuple[float, float, str]]:
-        """Yield the parts of the next piece of the text, one per row, each with its place."""
+        """Place the next piece of the text; yield (x, y, part) for each row that the piece touches."""
         start, self.num_placed = self.num_placed, self.num_placed + len(text)
         for row, group in itertools.groupby(range(start, self.num_placed), key=lambda i: self._places[i][0]):
             indices = [i for i in group if self._places[i][1] < COLUMNS]  # a space may follow the last column
@@ -115,7 +115,7 @@ class Layout:
                 yield (*self._point(row, self._places[indices[0]][1]), part)
 
     def behind(self, text: str) -> tuple[float, float, str]:
-        """Return a draft text and its place after the last placed piece, cut to the room in that row."""
+        """Return (x, y, text) of a rejected draft text, placed after the last piece and cut to the room in that row."""
         row, column = self._places[self.num_placed - 1]
         return (*self._point(row, column + 1), text.replace("\n", " ")[: max(0, COLUMNS + 2 - column)])
 
@@ -145,7 +145,7 @@ def mark(x: float, y: float, content: str, animation: str) -> str:
 
 
 def column(run: Run, left: float, title: str) -> tuple[list[str], int]:
-    """Return the elements of one run, and the number of its rows."""
+    """Return the SVG elements of one run, and the number of rows of its text."""
     rate = f"{len(run.token_ids) / run.seconds:.0f} tokens/s"
     end_s = run.seconds * SLOWER
     bar, colour = f'<rect x="{left}" y="52" width="340" height="7" rx="3.5"', BARS[title]

@@ -20,7 +20,7 @@ HEAD = "# Generated from pyproject.toml by `python -m scripts.requirements`: cha
 OF_THE_SDK = ("torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "numpy")
 """Packages of the Neuron SDK, which sets their oldest versions together."""
 RUNTIME = "server"
-"""Extra that requirements.txt has beside the base; the other extras' files are for an environment with that file."""
+"""Extra whose packages requirements.txt has beside the base; files of other extras are installed on top of it."""
 _LINE = re.compile(r'^    "(?P<spec>[^"]+)",(?:  # (?P<why>.*))?$')
 _START = re.compile(r"^(?P<name>[\w-]+) = \[$")
 
@@ -90,7 +90,7 @@ def pinned(spec: str, tested: list[str]) -> str:
 
 
 def _runtime_beside_neuron(project: dict[str, Any]) -> str:
-    """Return the runtime as ranges, without packages that the Neuron ones bring or that only a CPU needs."""
+    """Return the runtime as ranges, without packages that Neuron's packages bring or that only a CPU needs."""
     left_out = ("torch", "transformers", "onnx", "matplotlib")
     rest = [spec for spec in runtime(project) if not spec.startswith(left_out)]
     return "# The runtime; versions of ranges are the SDK's choice.\n" + "\n".join(rest) + "\n"

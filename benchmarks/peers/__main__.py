@@ -4,11 +4,11 @@ Each program runs in a process of its own, with one thread. All get the same pro
 are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
-Shapes vllm, vllm-110M, serve and serve-defaults are races of their own, `make bench-vllm`: a target over vLLM, and
-vLLM's own server with a pool beside it, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and
-llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets the figures; what
-an earlier run measured with another shape, arithmetic or number of streams stays there. `python -m benchmarks.page`
-makes docs/measurements/peers.md and vllm.md of it.
+Shapes vllm, vllm-110M, serve and serve-defaults race against vLLM itself, over HTTP and in vLLM's environment (`make
+bench-vllm`): the first two with our target over vLLM, the others with vLLM's own server and a pool of draft workers
+beside it. OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes).
+docs/peers.json gets the figures, and keeps those of other shapes, arithmetics and numbers of streams.
+`python -m benchmarks.page` makes docs/measurements/peers.md and vllm.md of it.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ PLANS = {
     **dict.fromkeys((SERVE, SERVE_DEFAULTS), Plan(num_tokens=64, num_rounds=3, num_streams=(1, 4, 16, 64))),
 }
 OF_VLLM = {VLLM: OVER_VLLM, VLLM_110M: OVER_VLLM, SERVE: BESIDE_VLLM, SERVE_DEFAULTS: BESIDE_VLLM}
-"""Programs of the shapes that vLLM's environment runs."""
+"""Shape -> the programs that race in it, for the shapes that run in vLLM's environment."""
 USUAL = {
     VLLM_110M: ["plain", "draft_model 4", "draft_model 8", *(f"1 worker, {rtt_ms} ms" for rtt_ms in (0, 10, 50))],
     SERVE: [*WAYS][: len(WAYS) // 2],
     SERVE_DEFAULTS: [*WAYS][len(WAYS) // 2 :],
 }
-"""Variants of shapes that leave some out: a small machine has memory for half of the servers at a time, and lookup
-finds nothing in the text of random weights."""
+"""Shape -> variants that run by default, where some are left out: a small machine has memory for half of the servers at
+a time, and lookup finds nothing in the text of random weights."""
 DTYPES = ("float32", "int8")
 LENGTH = 256
-"""Positions of a prompt and its answer."""
+"""Positions of a prompt and its answer together."""
 LOOKUP = "prompt lookup"
-"""Variant that is left out of random shapes, because their walk never returns to a token."""
+"""Variant that is left out for random weights, because their text never repeats a token."""
 BYTES = {"float32": 4, "int8": 1}
 
 
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Race all programs on one shape; write the content, with all that the page needs of it, after each arithmetic."""
+    """Race all programs on one shape; after each arithmetic, add the results to `content` and write it to the file."""
     plan = PLANS[shape]
     counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
     plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
@@ -120,7 +120,7 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
 
 
 def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Race in one arithmetic; add its rows to the content, the versions of what ran, and what was skipped."""
+    """Race in one arithmetic; add the rows, the programs' versions and the skipped programs to `content`."""
     target, draft = _pair(shape, args.pair)
     prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), target)
     peers = OF_VLLM.get(shape, PEERS)
@@ -181,7 +181,7 @@ def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
     """Start a program and load its models.
 
     Raises:
-        UnavailableError: it fails to start, or this machine lacks the memory.
+        UnavailableError: the program fails to start, or this machine lacks the memory.
     """
     weights = sum(file.stat().st_size for file in Path(setup.target).glob("*.safetensors"))
     if shape in DRAFTS:  # the bundled pair fits anywhere
@@ -202,7 +202,7 @@ def require_memory(num_bytes: int) -> None:
 
 
 def _prompts(count: int) -> list[str]:
-    """Return the demo's prompts, then structured and open-ended ones in turn."""
+    """Return `count` prompts: those of the demo, then structured and open-ended ones in turn."""
     kinds = [read_prompts(BUNDLED_PROMPTS.with_name(f"{kind}.txt"), count) for kind in ("structured", "open_ended")]
     return [*read_prompts(BUNDLED_PROMPTS, count), *itertools.chain(*zip(*kinds, strict=True))][:count]
 

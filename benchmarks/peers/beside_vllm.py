@@ -22,13 +22,13 @@ from specdec.inference.serving.processes import free_port
 
 MOST_WORKERS = 2
 READY = '"pid"'
-"""Part of the line of `--ready_json`."""
+"""Text in the line that a server with `--ready_json` prints once it is ready."""
 WAYS = {
     ", ".join(filter(None, (base, f"{number} worker{'s' * (number > 1)}" * bool(number)))) or PLAIN: Way(flags, number)
     for base, flags in (("", ALIKE), ("defaults", ()))
     for number in range(MOST_WORKERS + 1)
 }
-"""Variants at the scheduling of `plain`, and at vLLM's defaults."""
+"""Variants by name: each number of draft workers with the flags of `plain`, and again with vLLM's defaults."""
 
 
 def load(setup: Setup) -> Loaded:

@@ -2,7 +2,7 @@
 
 A line is a JSON object. The first one is the `Setup`, and its answer lists variants and versions. Every other one names
 a variant, the prompts as lists of token ids, and the number of tokens, and its answer has seconds and tokens.
-This module imports the standard library alone, since it runs in the environment of each peer.
+This module imports only the standard library, since it runs in the environment of each peer.
 """
 
 from __future__ import annotations

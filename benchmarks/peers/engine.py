@@ -54,7 +54,7 @@ PEERS = (
 OVER_VLLM = (Peer(OURS, "over_vllm", ("float32", "bfloat16")), Peer("vLLM", "vllm", ("float32", "bfloat16")))
 """Our target over vLLM and vLLM itself, in vLLM's environment."""
 BESIDE_VLLM = (replace(OVER_VLLM[0], module="beside_vllm"), OVER_VLLM[1])
-"""vLLM with our file and a pool beside it, and vLLM without."""
+"""vLLM's server with our configuration file and a pool of draft workers, and vLLM's server without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Engine:
     """Process of one program with its models loaded.
 
     Raises:
-        UnavailableError: it cannot be installed, or its models cannot be loaded.
+        UnavailableError: the program cannot be installed, or its models cannot be loaded.
     """
 
     def __init__(self, peer: Peer, setup: Setup) -> None:
@@ -91,7 +91,7 @@ class Engine:
         """Send prompts to a variant at once; return its answers, each of `num_tokens` tokens.
 
         Raises:
-            UnavailableError: it failed, or gave another number of tokens.
+            UnavailableError: the program failed, or returned another number of tokens.
         """
         asked = {"variant": variant, "prompts": list(prompts), "num_tokens": num_tokens}
         found = self._ask(asked, ANSWER_S)

@@ -24,7 +24,7 @@ CONFIDENCE = 0.5
 LOOKUP = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"]
 START_S = 120.0
 TYPES = {"float32": "f32", "int8": "f16"}
-"""Types of keys and values; float16 is llama.cpp's default."""
+"""llama.cpp's types of cached keys and values, by arithmetic; float16 is its default."""
 
 
 def load(setup: Setup) -> Loaded:

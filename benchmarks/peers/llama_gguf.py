@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 PRE_TOKENIZER = "starcoder"
-"""Nearest of llama.cpp's splits to the bundled tokenizer's: single digits, but contractions split otherwise."""
+"""llama.cpp's pre-tokenizer nearest to the bundled one: it splits digits alike, but contractions otherwise."""
 
 Q8_BLOCK = 32
 """Weights of q8_0 that share a scale."""
@@ -35,9 +35,9 @@ LAYER_TENSORS = {
 
 
 def write_gguf(checkpoint: str, file: Path, *, dtype: str) -> None:
-    """Convert a checkpoint; dtype is "float32", or "int8" for q8_0.
+    """Convert a checkpoint to a GGUF file; `dtype` is "float32", or "int8" for q8_0.
 
-    The end-of-sequence token is left out, so that llama.cpp decodes on like our benchmarks.
+    The file names no end-of-sequence token, so that llama.cpp never ends an answer early.
     """
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     writer = gguf.GGUFWriter(file, "llama")
@@ -107,7 +107,10 @@ def _tensor_name(name: str) -> str:
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    """Return a tensor with rows in llama.cpp's order, whose rotary embedding pairs neighbours, not halves of a head."""
+    """Return a tensor with its rows in llama.cpp's order.
+
+    llama.cpp's rotary embedding pairs neighbouring rows of a head, not the rows of its two halves.
+    """
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if num_heads is None:
         return tensor

@@ -18,7 +18,7 @@ from benchmarks.peers.child import Generate, Loaded, Setup, answer
 
 LENGTHS = (4, 8, 16)
 CONFIDENCE = 0.4
-"""OpenVINO's own default of the confidence below which a draft ends."""
+"""OpenVINO's own default for the confidence in a draft token below which a proposal ends."""
 NGRAM = 3
 BLOCK = 32
 """Positions of a block of OpenVINO's cache on CPUs."""
@@ -46,7 +46,7 @@ def load(setup: Setup) -> Loaded:
 
 
 def _export(dtype: str, checkpoint: str, folder: Path) -> None:
-    """Convert a checkpoint; in 8 bits its weights alone are quantized, with a scale per output."""
+    """Convert a checkpoint to OpenVINO's format; int8 quantizes only the weights, with a scale per output."""
     command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", checkpoint]
     bits = "int8" if dtype == "int8" else "fp32"
     task = ["--task", "text-generation-with-past", "--weight-format", bits]

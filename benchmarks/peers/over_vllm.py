@@ -28,7 +28,7 @@ from specdec.inference.serving.processes import free_port
 
 MAIN = (str(ROOT / "main.py"), "--role")
 SHOWN = {"stream_options": {"include_speculation": True}}
-"""Fields of a request to ours for the ids of tokens."""
+"""Request fields by which this project's server returns token ids."""
 Result = TypeVar("Result")
 
 
@@ -56,7 +56,7 @@ WAYS = {
 
 
 class Network:
-    """Proxies between workers and targets, in a thread of their own."""
+    """Proxies between draft workers and targets, which run in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = precise_event_loop()
@@ -68,7 +68,7 @@ class Network:
         return self._run(self._stack.enter_async_context(delay_proxy(port)))
 
     def set_rtt(self, proxy: DelayProxy, rtt_ms: int) -> bool:
-        """Set a proxy's round trip in milliseconds, once vLLM's processes rest; return whether it changed."""
+        """Wait until vLLM's processes rest, then set a proxy's round trip in ms; return whether this changed it."""
         rest()
         wanted = LinkConditions(rtt_ms / 1e3)
         is_new, proxy.conditions = proxy.conditions != wanted, wanted

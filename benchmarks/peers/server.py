@@ -47,7 +47,7 @@ class Server:
         """Wait until `is_ready` returns True, at most so many seconds.
 
         Raises:
-            UnavailableError: it has ended (the message is its log's last line), or was not ready in time.
+            UnavailableError: the server has ended (the message is its log's last line), or was not ready in time.
         """
         ends = time.monotonic() + seconds
         while not is_ready():
@@ -85,6 +85,6 @@ class Server:
 
 
 def at_once(one: Callable[[list[int]], list[int]], prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Return the answers to all prompts; `one` gets each prompt in a thread of its own."""
+    """Return the answers to all prompts; `one` is called for all prompts at once, each in its own thread."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(one, prompts))

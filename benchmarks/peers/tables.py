@@ -19,7 +19,7 @@ VLLM, VLLM_110M = "vllm", "vllm-110M"
 """Shapes in which our target over vLLM is compared with vLLM itself: short passes, and passes of a usual length."""
 DEFAULTS = "defaults"
 SERVE, SERVE_DEFAULTS = "serve", f"serve-{DEFAULTS}"
-"""Shapes in which vLLM's own server with our file, and a pool beside it, is compared with the same server without."""
+"""Shapes that compare vLLM's server with our configuration file and a pool to the same server without them."""
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
@@ -112,7 +112,7 @@ def vllm_table(rows: Sequence[Row], base_of: Callable[[str], tuple[str, float]])
 
 
 def _over(rows: Sequence[Row], variant: str, base: str, goal: float) -> str:
-    """Return the ratio of this project's variant to vLLM's fastest one named `base...`; an asterisk: below the goal."""
+    """Return the ratio of our variant to vLLM's fastest one named `base...`; an asterisk marks a missed goal."""
     ours = [row for row in rows if row["engine"] == OURS and row["variant"] == variant]
     theirs = [row for row in rows if row["engine"] != OURS and row["variant"].startswith(base)]
     if not ours or not theirs:
@@ -157,7 +157,7 @@ def plain_sentence(rows: Sequence[Row]) -> str:
 
 
 def changed_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on programs that answered otherwise with speculation than without, and how often."""
+    """Return a sentence on the programs whose answers speculation changed, with the number of changed answers."""
     changed: dict[str, dict[str, int]] = {}
     for row in rows:
         if row["same_as_plain"] is not None:

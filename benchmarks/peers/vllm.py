@@ -65,13 +65,13 @@ def load(setup: Setup) -> Loaded:
 
 
 def rest() -> bool:
-    """Wait until vLLM's processes have stopped polling after a request; return False: the next answer is measured."""
+    """Wait until vLLM's processes stop polling after a request; return False, so that the next answer is measured."""
     time.sleep(POLLING_S)
     return False
 
 
 def usable(server: Server, shown: Mapping[str, object]) -> Generate:
-    """Return a function that generates on a server; if the server does not start, each call raises the reason.
+    """Wait for a server; return a function that generates on it, or raises UnavailableError if it did not start.
 
     Args:
         shown: fields of a request by which the server returns token ids.
@@ -91,8 +91,8 @@ def refuse(reason: str, prompts: Sequence[list[int]], num_tokens: int) -> list[l
 def prepare(setup: Setup) -> None:
     """Set the environment of all servers: the classic runner, and on a CPU one thread and little memory.
 
-    There vLLM would also give its worker a process, and its core would spin beside it for as long as a pass takes: with
-    two cores, none would be left for clients, gateways and draft workers. On a GPU the core runs the worker.
+    On a CPU, vLLM would also run its worker in a second process, for which its engine core would spin during each pass:
+    of two CPU cores, none would be left for clients, gateways and draft workers. On a GPU the core runs the worker.
     """
     prepare_environment("info")
     if not torch.cuda.is_available():

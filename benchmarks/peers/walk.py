@@ -22,10 +22,10 @@ DRAFTS = {"110M": "15M", "1B": "110M"}
 UNSURE = 0.4
 """Share of the tokens after which the draft is unsure."""
 EMBEDDING_STD = 3.0
-"""Size of the embeddings: so large that the layers, being random, do not drown the token that they start from."""
+"""Standard deviation of the embeddings: so large that the random layers do not drown the input token."""
 TOP_LOGIT = 14.0
 CLOSE = 0.9
-"""Part of the higher logit that the lower one has where the draft is unsure."""
+"""Ratio of the lower to the higher logit of the two likely tokens where the draft is unsure."""
 
 
 def walking_pair(name: str, folder: Path) -> tuple[Path, Path]:

@@ -87,7 +87,7 @@ class BackendConfig:
         self._target_model().check_engine()
 
     def _target_model(self) -> TargetModel:
-        """Return the settings of a target with this engine, as far as its engine may refuse them."""
+        """Return a target's settings with those fields set that its engine may refuse."""
         given = {name: value for name in ("dtype", "sequence_length") if (value := getattr(self, name)) is not None}
         loading = LoadingSettings(emulation=replace(self.emulation, draft=NOT_EMULATED.draft), **given)
         return TargetModel(engine=self.engine, engine_flags=self.engine_flags, loading=loading)
@@ -136,7 +136,7 @@ class ServerPlan:
 
     Attributes:
         role: its --role in main.py.
-        draft: model of the server itself or of its pool worker; None if there is no particular one.
+        draft: draft model of the server itself or of its pool worker; None for the target that all drafts share.
         branches: maximum number of branches beside the draft's chain.
         pooled: whether this is a target with its own pool workers, or one of them.
         workers: number of workers of its pool.
@@ -152,7 +152,7 @@ class ServerPlan:
 
 
 SHARED_TARGET = ServerPlan("target")
-"""Target that serves alone and verifies the proposals of the edge drafts."""
+"""Target that answers clients without a draft, and verifies the proposals of the draft workers at the edge."""
 
 
 def vllm_flags(backend: BackendConfig, num_slots: int) -> list[str]:

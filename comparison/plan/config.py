@@ -23,7 +23,7 @@ from specdec.inference.request import MAX_GAMMA, RANGES, Grammar, Schedule
 from specdec.inference.settings import Range, check, setting
 
 LOOKUP = "lookup"
-"""Name, as a contender's draft, of the target's own proposals: found in the sequence or forced by a grammar."""
+"""Value of `Contender.draft` if the target itself proposes tokens: found in the sequence or forced by a grammar."""
 DELAY_MS = Range(0.0, 10_000.0)
 ARRIVALS = "arrivals at a rate (an open loop), warm-up and goodput"
 Load: TypeAlias = tuple[int, float | None]
@@ -121,7 +121,7 @@ class NetworkConfig:
         _require_distinct("rtt_ms", self.rtts_ms)
 
     def is_crossed(self, *, at_edge: bool) -> bool:
-        """Return whether the client's link to a server is delayed; `at_edge` is True for a server at the edge."""
+        """Return whether the network delays the client's link to a server, which is at the edge if `at_edge`."""
         return at_edge is not (self.client_site is ClientSite.EDGE)
 
 
@@ -179,7 +179,7 @@ class WorkloadConfig:
 
     @property
     def max_concurrency(self) -> int:
-        """Number of slots of each server."""
+        """Number of slots that each server needs for the most requests in flight."""
         return max(*self.concurrencies, OPEN_LOOP_BATCH if self.request_rates else 1)
 
     @property
@@ -254,7 +254,7 @@ class Contender:
 
 
 ALONE = Contender(Topology.TARGET)
-"""The target alone."""
+"""Contender that is the target without a draft."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def _of_sharegpt(file: Path, text: str) -> Iterator[Prompt]:
 
 
 def _conversation(entry: dict[str, Any], key: str, where: str, *, may_be_empty: bool = False) -> Conversation:
-    """Return the conversation in messages of OpenAI ("role", "content") or ShareGPT ("from", "value"), less answers."""
+    """Return the conversation in messages of OpenAI (role, content) or ShareGPT (from, value), without answers."""
     messages = entry.get(key)
     if not isinstance(messages, list):
         raise ConfigError(f'{where}: a list "{key}" is expected')

@@ -59,7 +59,7 @@ class Tokens(Characters):
         return self._tokenizer.encode(text, special=False)
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """Return the text of token ids from `cut`, without characters at its ends of which a part is missing."""
+        """Return the text of token ids from `cut`, without incomplete characters at its ends."""
         return self._tokenizer.decode(pieces).strip("\ufffd")  # a character that was cut in two
 
 

@@ -43,7 +43,7 @@ class RequestRecord:
         error_message: readable details of the failure.
         text: text of the answer.
         model_id: server's fingerprint of everything that its tokens depend on; empty if it reports none.
-        is_estimated: whether messages were counted, because the server does not count tokens.
+        is_estimated: whether numbers of tokens are numbers of messages, because the server does not count tokens.
         failed_s: seconds from sending to failure; 0 if the request was answered.
         margin: difference in log-probability of the two tokens at which the answer parts from another server's; None if
             it does not part, or if no server reports it.

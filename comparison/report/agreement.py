@@ -1,6 +1,6 @@
 """Check that every topology gives the same tokens.
 
-It compares servers of the same model, known by their model_id or from the user. Other servers are not comparable.
+Only servers of the same model are comparable: those with the same model_id, or that the user declares equal.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Agreement:
 
     Attributes:
         num_requests: number of compared answers.
-        differences: differences in the order of measurement, but for near-ties.
-        near_ties: differences at two tokens of log-probabilities that differ by no more than rounding may.
+        differences: differences in the order of measurement, without near-ties.
+        near_ties: differences at two tokens whose log-probabilities are so close that rounding may decide.
         not_comparable: labels of contenders that are not known to share a model with another one.
         by_text: whether answers of servers that send no tokens were compared by their text.
     """

@@ -21,7 +21,7 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Geometric mean of ratios, and its confidence interval, which is 0 to infinity below `MIN_PAIRS` pairs."""
+    """Geometric mean of ratios, and its confidence interval, from 0 to infinity for fewer than `MIN_PAIRS` pairs."""
 
     estimate: float
     low: float

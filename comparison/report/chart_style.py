@@ -142,12 +142,12 @@ def bound_line(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour:
 
 
 def name_bound(axes: Axes) -> None:
-    """Add the bounds' dashes to the legend."""
+    """Add an entry for the dashed lines of the theoretical bounds to the legend."""
     axes.plot([], [], color="black", linestyle="--", label=BOUND)
 
 
 def powers_of_two(axes: Axes, values: Sequence[float]) -> None:
-    """Make the x axis logarithmic, with ticks at these values alone."""
+    """Make the x axis logarithmic, with ticks only at these values."""
     axes.set_xscale("log", base=2)
     name_values(axes, values)
 

@@ -122,7 +122,7 @@ def omissions(old: Results, new: Results) -> list[str]:
 def compare(old: Results, new: Results) -> list[Change]:
     """Return the change of every latency of every common cell.
 
-    More latencies make wider intervals (Bonferroni): of two equal results, one pair in twenty shows any difference.
+    More latencies make wider intervals (Bonferroni), so that only one in twenty pairs of equal results shows a change.
 
     Raises:
         ConfigError: there is no common latency.

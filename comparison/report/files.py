@@ -23,7 +23,7 @@ def prepare_directory(directory: Path) -> None:
     """Create the directory of a report and check that it is writable.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the directory cannot be created, or is not writable.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def prepare_directory(directory: Path) -> None:
 
 
 def in_full(config: ComparisonConfig, name: str, figures: Figures, write: Callable[[Path], None]) -> Path:
-    """Write the files of a report; where their directory cannot take them all, write all into a temporary one.
+    """Write the files of a report; if their directory cannot take them all, write all into a temporary one.
 
     What was measured took minutes or hours, and a disk may fill up meanwhile. If no directory takes the files, their
     figures are printed on stdout.
@@ -71,7 +71,7 @@ def in_full(config: ComparisonConfig, name: str, figures: Figures, write: Callab
 
 
 def write_report(findings: Findings, directory: Path) -> None:
-    """Write the files of a comparison but for its JSON. Without matplotlib there is no picture and no page."""
+    """Write a comparison's files except results.json; without matplotlib, write neither pictures nor the HTML page."""
     _write_csv(cells_of(findings), directory / "results.csv")
     if findings.config.llmperf:
         write_llmperf(findings, directory / "llmperf")

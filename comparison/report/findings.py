@@ -60,7 +60,7 @@ class Findings:
         ]
 
     def _busy_clients(self) -> list[str]:
-        """Return a warning if the client's own work may be in the figures of a cell; it names the worst cell."""
+        """Return a warning, which names the worst cell, if the client's own CPU time may have raised figures."""
         cells = [it for it in self.summaries if it.client_share > MAX_CLIENT_SHARE]
         if not cells:
             return []
@@ -124,7 +124,7 @@ class Findings:
         return [summary for summary in found if summary is not None]
 
     def served(self, series: Contender, kind: str, load: Load | None = None) -> Service | None:
-        """Return how the contender of a series with the shortest median end-to-end time served, at the shortest RTT."""
+        """Return the service of a series' contender with the shortest median end-to-end time, at the shortest RTT."""
         found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
         fastest = min(found, key=lambda summary: summary.end_to_end_s, default=None)
         return None if fastest is None else self.at(fastest.cell)

@@ -22,7 +22,7 @@ MAX_DIFFERENCES = 50
 """Differences that the page shows; results.json has all."""
 STATISTICS = (*(f"p{quantile}" for quantile in QUANTILES), "mean", "min", "max", "stddev")
 Block: TypeAlias = tuple[str, Any]
-"""Name of a macro of page.html, and its argument."""
+"""Pair of the name of a macro in page.html, and the argument with which to call the macro."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Header:
     """Head of a page.
 
     Attributes:
-        verdicts: sentences, each with whether it is bad news.
+        verdicts: pairs of a sentence and True if it is bad news.
         remarks: warnings and differences below the verdicts.
     """
 
@@ -98,8 +98,8 @@ def _best_at(findings: Findings, rtt_ms: float) -> tuple[Contender | None, float
     """Return the simplest of the contenders with the largest geometric mean of speed-ups over all kinds of prompts.
 
     Returns:
-        The contender and that mean. It is None, the target alone, if none gains by `MARGIN`, or if no
-        difference from it is beyond doubt for any kind.
+        The contender and that mean. The contender is None, for the target alone, if no contender gains by `MARGIN`,
+        or if no difference from the target alone is beyond doubt for any kind.
     """
     gains: dict[Contender, list[float]] = defaultdict(list)
     certain = set()

@@ -41,7 +41,7 @@ def page_part(place: str) -> tuple[Path, str]:
 
 
 def write_part(place: str, text: str, program: str = "specdec compare") -> None:
-    """Write the text into the part FILE#NAME of a page, below command and commit; see `page_part` for errors.
+    """Write a line with command and commit, then the text, into the part FILE#NAME of a page; errors as in `page_part`.
 
     Args:
         program: command without its flags.

@@ -75,12 +75,12 @@ def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
 
 
 def _drafting(findings: Findings) -> list[Contender]:
-    """Return all series but the baseline's."""
+    """Return all series except the baseline's."""
     return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
 def _by_kind(findings: Findings, what: str) -> list[str]:
-    """Return a name of the y axis for each prompt kind."""
+    """Return a label of the y axis for each prompt kind; `what` is the figure that the axis shows."""
     return [f"{kind.replace('_', ' ')}\n{what}" for kind in findings.kinds]
 
 
@@ -89,7 +89,7 @@ def _name(kind: str, series: Contender) -> str:
 
 
 def _at(findings: Findings, summary: CellSummary) -> str:
-    """Return the text of the round trip time; empty for endpoints, where it is unknown."""
+    """Return the round trip time as text; empty for endpoints, whose round trip time is unknown."""
     return f" at {summary.cell.rtt_ms:g} ms" if findings.config.topologies else ""
 
 
@@ -379,7 +379,7 @@ def latency_over_load(findings: Findings) -> Figure:
 
 
 def loads_to_draw(findings: Findings) -> list[bool]:
-    """Return False for closed and True for open loops; leave a kind out unless several of its loads were measured."""
+    """Return which plots to draw: False for closed loops, True for open ones; each needs several measured loads."""
     rates = [rate for _, rate in findings.config.workload.loads]
     return [is_open for is_open in (False, True) if sum((rate is not None) is is_open for rate in rates) > 1]
 

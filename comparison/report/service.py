@@ -136,7 +136,7 @@ def _request(record: RequestRecord, run: int) -> dict[str, Any]:
 
 
 def _by_turn(requests: Sequence[dict[str, Any]], figure: str) -> dict[tuple[int, int, int], float]:
-    """Return values above 0 by run, prompt, and count of earlier requests with that prompt in that run."""
+    """Return a figure's values above 0 by run, prompt, and count of earlier requests with that prompt in that run."""
     found: dict[tuple[int, int, int], float] = {}
     turns: dict[tuple[int, int], int] = defaultdict(int)
     for request in requests:

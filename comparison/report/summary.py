@@ -139,9 +139,9 @@ class Summarizer:
         return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
-        """Return what the theoretical speed limit needs of a contender: pass times and acceptance.
+        """Return the parts of a contender's theoretical speed limit: pass times and acceptance.
 
-        Runs at all round trip times are pooled, since these change neither.
+        Runs at all round trip times are pooled, since a round trip time changes neither.
         """
         records = self._by_group.get((contender, kind, concurrency), [])
         alone = self._by_group.get((ALONE, kind, concurrency))

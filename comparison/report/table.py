@@ -97,7 +97,7 @@ LEAST = 0.97
 
 
 def load_table(findings: Findings) -> str:
-    """Return conditions, tables, and a sentence on how many cells are below `LEAST` of the target's speed."""
+    """Return conditions, tables, and a sentence on how many cells reach the share `LEAST` of the target's speed."""
     conditions = dict(findings.conditions)
     head = [f"{conditions[name].removesuffix('.')}." for name in ("Prompts", "Machines", "Host", "Host load")]
     label = emulation_of(findings.config)
@@ -110,7 +110,7 @@ def load_table(findings: Findings) -> str:
 
 
 def verdict(findings: Findings) -> str:
-    """Return a sentence with the number of contenders slower than the target alone, and the slowest one.
+    """Return a sentence with the number of median speed-ups that reach `LEAST`, and the lowest one if some do not.
 
     Synchronous rounds, which wait for the network, are not counted.
     """
@@ -136,7 +136,7 @@ def _by_load(findings: Findings, figure: str, text_of: Callable[[CellSummary], s
 
 
 def _over_target(summary: CellSummary) -> str:
-    """Return the speed-up with the range of the runs; of the target alone, its tokens per second."""
+    """Return a cell's text: the speed-up with the range of the runs; for the target alone, its tokens per second."""
     if summary.speedup is None or summary.cell.contender.topology is Topology.TARGET:
         return f"{summary.tokens_per_s.median:.0f} tokens/s"
     return f"{summary.speedup.median:.2f} ({summary.speedup.low:.2f}-{summary.speedup.high:.2f})"

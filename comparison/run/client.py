@@ -13,7 +13,7 @@ from specdec.inference.text.chat import Chat, ChatMessage
 CONNECT_TIMEOUT_S = 10.0
 
 Ask: TypeAlias = Callable[[int, float | None], Awaitable[list[RequestRecord]]]
-"""Function that sends all turns of the prompt of an index. The second argument is as `due_s` of `Client.complete`."""
+"""Function (prompt index, due_s) that sends all turns of a prompt; for `due_s` see `Client.complete`."""
 
 
 NUM_BEST = 5
@@ -64,7 +64,7 @@ def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:
 
 
 async def _converse(client: Client, prompt: Prompt, first: int, due_s: float | None) -> list[RequestRecord]:
-    """Send a prompt or all turns of a conversation; the first request has the number `first`."""
+    """Send a prompt, or a conversation's turns until one fails; `first` is the prompt index of the first record."""
     if isinstance(prompt, str):
         return [await client.complete(prompt, first, due_s)]
     records: list[RequestRecord] = []

@@ -32,7 +32,7 @@ GENERATE = "/specdec.v1.GenerationService/Generate"
 
 @dataclass(slots=True)
 class _Departure:
-    """Request that records when gRPC takes it, which is later than the start of the call by some event-loop steps."""
+    """Request that records when gRPC serializes it, which is some event-loop steps after the start of the call."""
 
     message: pb.GenerateRequest
     left_s: float = 0.0
@@ -79,7 +79,7 @@ class GrpcClient:
         return record_of([(at_s - sent_s, event) for at_s, event in events], prompt_index, sent_s)
 
     def _events(self, arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, TextEvent]]:
-        """Return the events of a whole answer; raise UnavailableError if some are missing, or too many."""
+        """Return the events of a whole answer; raise UnavailableError if events are unreadable, missing or too many."""
         try:
             events = [(at_s, event_from_message(pb.GenerateResponse.FromString(data))) for at_s, data in arrived]
         except DecodeError as exc:

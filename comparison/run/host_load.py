@@ -10,7 +10,7 @@ from pathlib import Path
 
 _CPU_TIMES = Path("/proc/stat")
 _SUMMED = (0, 1, 2, 7)
-"""Columns of a core that count as busy: user, nice, system, steal. Not interrupts: this run's network causes some."""
+"""Columns of /proc/stat that count as busy: user, nice, system, steal; not interrupts, as this run causes some."""
 
 MAX_OTHERS = 0.1
 """Share of the cores that other processes may use. A desktop or a monitoring agent takes a few per cent."""
@@ -42,7 +42,7 @@ class HostLoad:
     def is_busy(self) -> bool:
         """Return whether other processes used so much of the CPU that figures are unreliable.
 
-        If that is unknown, the load average decides, which earlier runs raise too.
+        If their share is unknown, the load average decides, which earlier runs raise too.
         """
         if self.other_cores is None:
             return self.before > self.num_cores

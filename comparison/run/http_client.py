@@ -35,10 +35,10 @@ _DIALECTS: tuple[dict[str, Any], ...] = (
 """Ways to ask for token counts, the most detailed first, since a server may refuse unknown fields."""
 _REFUSALS = (400, 422)
 _UNUSABLE = (aiohttp.ClientError, TimeoutError, ValueError, LookupError, AttributeError, TypeError)
-"""Exceptions of a request that fails, or has an answer of another form than expected."""
+"""Exceptions raised for a request that fails, or whose answer has an unexpected form."""
 EVENT_STREAM = "text/event-stream"
 MAX_SHOWN = 200
-"""Characters of a server's error that a message repeats."""
+"""Most characters of a server's error text that our error message repeats."""
 KEEPALIVE_S = 2.0
 """Seconds that an idle connection is kept: fewer than servers keep it, so that no request meets a closed one."""
 
@@ -245,7 +245,7 @@ class HttpClient:
     def _request(
         self, method: str, path: str, body: object, answer: _Arrived | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request. Redirects are not followed, since the access token is for the endpoint alone."""
+        """Send a request. Redirects are not followed, since the access token is only for the endpoint."""
         name = self._endpoint.security.server_name
         return self._http.request(
             method, path, json=body, server_hostname=name, allow_redirects=False, trace_request_ctx=answer

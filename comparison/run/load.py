@@ -45,7 +45,7 @@ def num_requests(count: int, concurrency: int) -> int:
 
 
 async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRecord]:
-    """Send `count` prompts in turn, always `concurrency` of them at once."""
+    """Send `count` prompts in turn, with always `concurrency` requests in flight; return their records."""
     waiting = iter(range(num_requests(count, concurrency)))
 
     async def client() -> list[RequestRecord]:

@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 10.0
 GENERATE = "/specdec.v1.GenerationService/Generate"
 NATIVE_THREADS = 10
 READ_BY_THE_USER = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
-"""Option of a channel: a message goes to the greenlet that waits for it, not through one that serves the channel."""
+"""Channel option by which the greenlet that waits for a message reads it itself, without a second greenlet."""
 
 
 class Load:
@@ -60,7 +60,7 @@ class Load:
 
 
 def _clocks() -> tuple[float, float]:
-    """Return the seconds of this process's CPU time and of a clock."""
+    """Return the CPU time of this process, and the time of a monotonic clock, both in seconds."""
     return time.process_time(), time.monotonic()
 
 

@@ -52,7 +52,7 @@ async def measure(
 def _warm_up(config: ComparisonConfig) -> list[Cell]:
     """Return the warm-up's cells: every contender answers a few prompts of every kind, then the most requests at once.
 
-    They fill memory pages, caches, thread pools and the graphs of such passes.
+    These requests fill memory pages, caches and thread pools, and let servers build graphs for such passes.
     """
     kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
     loads, most = [(kind, 1) for kind in kinds], config.workload.max_concurrency
@@ -77,7 +77,7 @@ class Measurement:
         return self._sample(cell, repeat, *await self._send(cell, repeat, prompts))
 
     async def steady(self, cell: Cell, prompts: Sequence[Prompt], limit_s: float) -> Sample:
-        """Return the sample of a load that is always `cell.concurrency`; see `steady` for its records."""
+        """Measure a cell with always `cell.concurrency` requests in flight; see `comparison.run.load.steady`."""
         ask = asking(self.clients[cell.contender], prompts)
         return self._sample(cell, 0, *await timed(steady(ask, len(prompts), cell.concurrency, limit_s)))
 

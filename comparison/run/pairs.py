@@ -17,7 +17,7 @@ Output: TypeAlias = Sequence[int] | str
 """Token ids, or a text."""
 Parting: TypeAlias = tuple[int, int | str | None, int | str | None]
 OURS = "started here"
-"""Model of every server that the comparison has started."""
+"""Name for the model of every server that the comparison has started, in place of its model_id."""
 
 
 class Pair(NamedTuple):
@@ -56,7 +56,7 @@ def pairs(samples: Sequence[Sample], *, equal_weights: bool = False) -> Iterator
 
 
 def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
-    """Return (model, sample, record) of each answer by a model that several contenders share, or we have started."""
+    """Return (model, sample, record) of each answer whose model several contenders share, or a started server has."""
     answers = [(sample, record) for sample in samples for record in sample.records]
     started = {record.model_id for sample, record in answers if sample.cell.contender.endpoint is None}
 

@@ -13,7 +13,7 @@ class Progress(progress.Progress):
 
     Args:
         console: console of stderr.
-        num_measurements: their total; None if it is unknown.
+        num_measurements: total number of measurements; None if it is unknown.
     """
 
     def __init__(self, console: Console, num_measurements: int | None) -> None:

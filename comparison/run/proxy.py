@@ -58,7 +58,7 @@ class DelayProxy:
         return f"127.0.0.1:{self.port}"
 
     def accept(self) -> asyncio.Protocol:
-        """Create both ends of a new connection; return the client's, which opens the other."""
+        """Create both ends of a proxied connection; return the client's end, which then connects the server's end."""
         to_server, to_client = self._lanes
         near, far = _NearEnd(self, to_server), _End(self, to_client)
         near.peer, far.peer = far, near
@@ -191,7 +191,7 @@ class _End(asyncio.Protocol):
 
 
 class _NearEnd(_End):
-    """Accepted end of a connection, towards the client; it opens the end towards the server."""
+    """Accepted end of a connection, towards the client; it then connects the end towards the server."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -15,7 +15,7 @@ from specdec.comparison.run.pairs import Pair, first_difference, pairs
 async def with_margins(
     config: ComparisonConfig, clients: Clients, samples: Sequence[Sample], before: Sequence[Sample] = ()
 ) -> list[Sample]:
-    """Return the samples; each record that differs from its reference gets the margin there, if a server reports it.
+    """Return the samples; a record that differs from its reference gets the margin at that point, if known.
 
     Args:
         before: earlier samples, which have the first answers.
@@ -41,7 +41,7 @@ class _Asking:
         self._answers: dict[tuple[Contender, str], tuple[str, list[Step]]] = {}
 
     async def margin(self, pair: Pair) -> float | None:
-        """Return the margin at which two answers differ, from either of their servers; None for conversations."""
+        """Return the margin at which two answers part; None for conversations, or if neither server reports it."""
         prompts = self._prompts[pair.sample.cell.kind]
         both = [it.cell.contender for it in (pair.reference, pair.sample) if it.cell.contender in self._clients]
         for contender in both if all(isinstance(it, str) for it in prompts) else ():

@@ -26,10 +26,10 @@ SERVER_GRACE_S = 1.0
 """Seconds for running requests when a server is stopped; no client waits for them by then."""
 
 GRACE_S = 2.0
-"""Seconds to wait after a failed request for the end of its server, which is then reported instead."""
+"""Seconds to wait, after a failed request, for its server to end; that end is then reported as the cause."""
 
 ATTACHED = "attached as"
-"""Log line of a pool worker that is attached to its target."""
+"""Text in the log line by which a pool worker reports that it is attached to its target."""
 
 
 class Deployment:

@@ -30,7 +30,7 @@ FIRST = 8
 RESOLUTION = 16
 """Inverse precision of the search, which ends when the number of streams is known to 1/16."""
 PATIENCE = 1.5
-"""Time that an answer may take, over the promised one, before a probe ends without it."""
+"""Ratio of a probe's time limit to the promised time of its answers; the probe then ends without late answers."""
 TRIES = 2
 """Probes of a number of streams until it counts as too many, since other work may disturb one."""
 
@@ -107,7 +107,7 @@ class Capacities:
     """Results of a search for capacities.
 
     Attributes:
-        found: capacities, the target alone first; ways for which the time was over are left out.
+        found: capacities, the target alone first; contenders that were not reached in time are left out.
         differences: sentences on answers that differ from the target's; there should be none.
     """
 

@@ -32,7 +32,7 @@ Samples: TypeAlias = dict[Conditions, list[Sample]]
 
 
 async def conduct_study(config: StudyConfig, console: Console) -> Study:
-    """Start the servers, search, and stop them; or sweep.
+    """Run a study: a search over servers that all run, or a sweep with one server at a time; return its results.
 
     Raises:
         SpecDecError: a server or a request failed.
@@ -120,7 +120,7 @@ def _trial(group: Group, summary: CellSummary, alone: CellSummary) -> Trial:
 
 
 async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
-    """Measure all contenders but for trials in the journal; return the groups that the budget did not allow."""
+    """Measure all contenders, except for trials in the journal; return the groups that exceeded the budget."""
     space, budget, skipped = laboratory.config.space, laboratory.budget, []
     places, alone = (space.usual, *space.changed(1)), Samples()
     laboratory.trials += journal.trials.values()

@@ -97,7 +97,7 @@ class Budget:
 
     @property
     def limit_s(self) -> float | None:
-        """Seconds after which a group is given up; None for the first group, without which there is no advice."""
+        """Seconds after which a group is given up; None (no limit) for the first group, since advice needs it."""
         return self.left_s if self._pace_s else None
 
     def allows(self, group: Group) -> bool:

@@ -86,5 +86,5 @@ class Space:
 
 
 def way(contender: Contender) -> str:
-    """Return the name of a contender's topology and schedule; it says so if the contender drafts by prompt lookup."""
+    """Return the name of a contender's topology and schedule; the name also says if the target proposes by itself."""
     return f"{contender.name} with its own {LOOKUP}" if contender.draft == LOOKUP else contender.name

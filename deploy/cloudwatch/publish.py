@@ -5,7 +5,7 @@ Each answered request is published at its own time, by Variant (endpoint, or top
 that CloudWatch draws curves and takes any percentile. A source without requests, such as the last line of a
 comparison's log, gives one median of each cell, at the file's time. boto3 sends them, with the credentials and the
 region that it finds. `--stdout` writes lines in CloudWatch's embedded metric format instead, which its log agents turn
-into the same metrics, and needs Python alone.
+into the same metrics, and needs no package.
 
 Exit codes: 0; 1: CloudWatch was not reached, or refused; 2: a source cannot be published.
 """

@@ -1,6 +1,6 @@
 """Smoke test inside an image: serves the bundled pair, requests a completion, and ends the server.
 
-`make images` pipes it to the image's Python; it needs nothing else than the image holds.
+`make images` pipes this program to the image's Python; it uses only what is in the image.
 """
 
 import json

@@ -59,7 +59,7 @@ EDITS = (
         'sonnet_path = os.environ.get("LLMPERF_LINES") or pathlib.Path(__file__).parent.resolve() / "sonnet.txt"\n',
     ),
 )
-"""File, number of places, text there, and the text that takes its place."""
+"""Edits as (file, number of places, text there, text that replaces it)."""
 
 
 def main() -> int:

@@ -46,7 +46,7 @@ class Child:
         """Start a server and wait until its ports are open, for as long as its model takes to load.
 
         Raises:
-            ChildEndedError: it ended first; the supervisor's log, which it shares, has the reason.
+            ChildEndedError: the server ended first; its output, in the supervisor's log, has the reason.
         """
         words = [sys.executable, str(ROOT / "main.py"), "--role", role, "--probe_port", "0", *flags]
         words += ["--lifeline", "stdin", "--ready_json"]

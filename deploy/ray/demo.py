@@ -1,8 +1,8 @@
 """Demo of a Ray cluster on one machine, with figures: load, a killed node, from one target to three and back.
 
-Run by `make ray-demo`, on Linux, where each node has a loopback address of its own, as on a machine of its own. Every
-answer is compared with the first target's undisturbed one. Ray's processes get a folder and a token of their own, and
-end with this script.
+Run by `make ray-demo`, on Linux, where each node has its own loopback address, as separate machines would. Every answer
+is compared with the first target's undisturbed one. Ray's processes get a new folder and token, and end with this
+script.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Town:
         """Wait until the targets meet a condition; return how many seconds it took.
 
         Raises:
-            TimeoutError: they did not within `PATIENCE_S`.
+            TimeoutError: the condition was not met within `PATIENCE_S`.
         """
         began = time.monotonic()
         async with asyncio.timeout(PATIENCE_S):

@@ -1,6 +1,7 @@
-"""Registry of targets: leases, held by one named Ray actor. Followers wait for the next version of the list of targets.
+"""Registry of targets: one named Ray actor that holds their leases.
 
-`Leases` knows no Ray. The actor may die: it restarts empty, and targets renew their leases within a beat.
+Followers (draft workers and gateways) wait for the next version of the list of targets. `Leases` does not use Ray. The
+actor may die: it restarts empty, and targets renew their leases within `BEAT_S`.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class Lease:
 
 
 class Leases:
-    """Leases of targets by key. Used from one event loop alone.
+    """Leases of targets by key. Used from one event loop only.
 
-    Just created, or after a time in which this process hung, it does not know all targets: followers get no list before
-    each target has had the time to renew its lease.
+    A new registry, or one whose process hung, does not know all targets: followers get no list before each target has
+    had the time to renew its lease.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

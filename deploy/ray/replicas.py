@@ -66,7 +66,7 @@ class Supervisor:
         return self._child
 
     async def _keep(self, child: Child) -> None:
-        """Start another server each time one has ended."""
+        """Start a new server each time the present one ends."""
         while True:
             beside = [self._background(work) for work in (self._attend(child), self._watch(child))]
             code = await child.ended()
@@ -118,7 +118,7 @@ class Supervisor:
             raise self._fault
 
     async def __del__(self) -> None:
-        """Drain the server; Serve calls this method alone at the end of a replica."""
+        """Drain the server; Serve calls no other method at the end of a replica."""
         for task in self._tasks:
             task.cancel()
         if self._child is not None:
@@ -187,7 +187,7 @@ class Draft(Follower):
 
 
 class Gateway(Follower):
-    """Supervisor of a gateway: OpenAI's HTTP API on a port of its own, in front of all targets."""
+    """Supervisor of a gateway: OpenAI's HTTP API on the gateway's own port, in front of all targets."""
 
     role, flag = "gateway", "--target_host"
 

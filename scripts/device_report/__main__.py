@@ -51,7 +51,7 @@ def _steps_done(args: argparse.Namespace) -> list[Done]:
     """Run the steps of the device; return none without --device.
 
     Raises:
-        ConfigError: there is no such device here.
+        ConfigError: torch cannot compute on the device that --device names.
     """
     if args.device is not None:
         require_device(args.device)

@@ -1,6 +1,6 @@
 """Support bundle: everything that explains a report, and nothing private.
 
-Of the environment it holds the variables of Neuron and its compiler alone: others may be secrets.
+Of the environment it holds only the variables of Neuron and its compiler: others may be secrets.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _write_csv(file: Path, cells: Sequence[dict[str, Any]]) -> None:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """Return the figures of a distribution by name, or a value alone; lists of messages go to results.json alone."""
+    """Return a distribution's figures by name, or one value under an empty name; nothing for a list of messages."""
     if isinstance(value, dict):
         return list(value.items())
     return [] if isinstance(value, list) else [("", value)]

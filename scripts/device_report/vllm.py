@@ -1,8 +1,8 @@
 """Command of `make vllm-gpu-report`: what to measure first where vLLM has a GPU, on one page.
 
-It runs in vLLM's environment, on a CPU too. Every step but the choice of tokens is a race of `benchmarks.peers`, shape
-vllm, over some variants: this project's target over vLLM beside vLLM itself. The page has the reason for each step or
-variant that cannot run.
+The command runs in vLLM's environment, on a CPU too. Every step except the choice of tokens is a race of
+`benchmarks.peers`, shape vllm, over some variants: this project's target over vLLM beside vLLM itself. The page
+has the reason for each step or variant that cannot run.
 """
 
 from __future__ import annotations

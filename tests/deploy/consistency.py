@@ -1,4 +1,4 @@
-"""Checks that no schema makes: manifests of a deployment refer to what exists, and their command lines parse.
+"""Checks beyond schemas: manifests of a deployment refer only to what exists, and their command lines parse.
 
 `faults` reads the manifests of one namespace, and returns a sentence for each inconsistency.
 """
@@ -25,7 +25,7 @@ FORCED_END_S = 2
 """Longest time that a server takes to end after its grace (docs/reliability.md)."""
 CORES_PER_DEVICE = 8
 BY_HAND = "access"
-"""The Secret that access.sh makes: tokens are in no manifest."""
+"""Name of the Secret that access.sh makes, since no manifest may contain tokens."""
 
 
 def faults(documents: list[Manifest]) -> list[str]:
@@ -238,7 +238,7 @@ def _dialled(arguments: Mapping[str, str]) -> set[str]:
 
 
 def _replicas(documents: list[Manifest]) -> set[str]:
-    """Return HOST:PORT of each gRPC port: the name of each replica, or a headless Service's for all of them."""
+    """Return all gRPC addresses: HOST:PORT of each replica, and dns:///SERVICE:PORT of each headless Service."""
     served = set()
     for service in of_kind(documents, "Service"):
         name, ports = service["metadata"]["name"], [port["port"] for port in service["spec"]["ports"]]

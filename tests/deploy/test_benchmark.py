@@ -26,7 +26,7 @@ pytestmark = pytest.mark.deploy
 
 NUM_CASES = 9
 OWN_LINE = "Shall I compare thee to a summer's day?"
-"""Stand-in for LLMPerf's own text, which is one more case."""
+"""Stand-in for the text that LLMPerf ships, which is one more test case beside the Job's files."""
 METRICS = {
     *("TTFT", "InterTokenLatency", "EndToEndLatency", "InputTokens", "OutputTokens", "RequestOutputThroughput"),
 }
@@ -36,7 +36,7 @@ case $1 in
     *) exec "{measuring}" "$@" ;;
 esac
 """
-"""The image's Python has everything; here, boto3 has an environment of its own."""
+"""Stand-in for the image's Python: publish.py runs in the environment with boto3, all else in the project's."""
 BENCHMARK = """#!/bin/sh
 case $1 in *publish.py) echo "published $2 $3" >> "$TOLD"; exit 0 ;; esac
 for word in "$@"; do echo "$word"; done >> "$TOLD"

@@ -26,7 +26,7 @@ FOREIGN = {
 
 @pytest.fixture
 def lines(tmp_path: Path) -> list[list[str]]:
-    """Return the page's command lines, without the indent of blocks that stand in lists."""
+    """Return the command lines of the page under test, without the indentation of blocks in lists."""
     copy = tmp_path / "page.md"
     copy.write_text(re.sub(r"^ {3,4}(?! )", "", TEXT, flags=re.MULTILINE))
     return command_lines(copy)

@@ -188,7 +188,7 @@ def cluster() -> Manifest:
 def test_every_namespace_of_ours_has_its_role() -> None:
     """Every namespace that mounts a bucket has an IAM role in the cluster's file.
 
-    It was once otherwise: the page described the role in words alone, and without the role the first mount hung.
+    It was once otherwise: the page only described the role in words, and without the role the first mount hung.
     """
     folders = (*(f"overlays/{name}" for name in COMPILED), "weights", "benchmark")
     documents = {name: manifests(KUBERNETES / name) for name in folders}

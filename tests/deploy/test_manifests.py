@@ -103,7 +103,7 @@ def test_custom_resources_fit_their_schemas() -> None:
 
 
 def test_every_kind_has_a_schema() -> None:
-    """Every kind of manifest has a schema, since kubernetes-validate only warns of an unknown kind."""
+    """Every kind of manifest has a schema; of an unknown kind, kubernetes-validate only warns."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
     groups = "v1 apps/v1 batch/v1 policy/v1 autoscaling/v2 networking.k8s.io/v1 resource.k8s.io/v1 scheduling.k8s.io/v1"
     assert known <= set(groups.split())
@@ -290,7 +290,7 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """A deployment may get its devices by another component, and a wrong number of devices is found.
+    """Another component may provide a server's devices; the checks find a wrong number of devices.
 
     The component replaces claims/xl of the overlay trn2-fused, whose server uses 32 logical cores; a whole instance has
     64.
@@ -344,7 +344,7 @@ def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> 
 
 
 GONE = "(gone)"
-"""Value of a field that is removed."""
+"""Marker in place of a wrong value: the field is removed."""
 POD = "spec template spec"
 SERVER = f"StatefulSet {POD} containers 0"
 MISTAKES: dict[tuple[str, str, object], str] = {
@@ -372,7 +372,7 @@ MISTAKES: dict[tuple[str, str, object], str] = {
     ("cpu-demo", f"StatefulSet {POD} terminationGracePeriodSeconds", 30): "may need 67",
     ("cpu-demo", f"StatefulSet {POD} securityContext runAsNonRoot", False): "it may run as root",
 }
-"""Complaints by overlay, the place of a field in it, and a wrong value."""
+"""Expected complaints, by overlay, place of the spoiled field in it, and wrong value."""
 
 
 def spoil(documents: list[Manifest], place: str, value: object) -> None:

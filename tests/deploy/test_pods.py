@@ -30,7 +30,7 @@ from tests.support.servers import run_command
 
 NUM_CLIENTS = 4
 SLOW = ("--emulate=target:30ms",)
-"""Flags with which an answer is under way for seconds, on any machine."""
+"""Flags that make an answer take seconds on any machine, since each target pass takes 30 ms."""
 PAUSE_S = 5.0
 """Time between two replicas; the manifests leave more, `minReadySeconds`."""
 

@@ -91,7 +91,7 @@ async def test_a_restarted_registry_waits_for_all_leases() -> None:
 async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> None:
     """A registry that hung gives no list until every target had time to renew its lease.
 
-    It was once otherwise: after a hung registry all leases had expired, and its next list had one target alone.
+    It was once otherwise: after a hung registry all leases had expired, and its next list had only one target.
     """
     clock = Clock()
     leases = Leases(clock)

@@ -23,7 +23,7 @@ from specdec.inference.sampling.penalties import NONE_BEFORE, TokensBefore
 
 NUM_ROWS = 6
 VOCAB_SIZE = 2085
-"""Token ids of three programs, the last of them neither full nor a whole number of the mask's bytes."""
+"""Vocabulary size that needs three programs of the kernel; the last has 37 ids, no whole number of mask bytes."""
 
 
 def drawn(rng: np.random.Generator, noise: Noise) -> SamplingParams:

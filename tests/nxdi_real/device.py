@@ -2,7 +2,7 @@
 
 1. NeuronConfig has on_cpu set, so that models take torch's operations where they would call a kernel.
 2. An application's `compile` writes neuron_config.json, a model.pt that names the graphs, and the sharded weights.
-3. Its `load` builds the graphs from these files alone, over one memory of keys and values.
+3. Its `load` builds the graphs from only these files, over one memory of keys and values.
 4. A graph's wrapper runs it at its bucket's length, writes aliased outputs back to the memory, and returns the others,
    as a traced model does. So NxDI's host code runs as on a device.
 5. The sampler on a CPU looks at the logits of all ranks, and gives values where they are asked for, as on a device.
@@ -10,7 +10,7 @@
 7. Marks of layers for the compiler (in models with experts) have no effect.
 
 Not here: the compiler, tracing, the runtime, kernels, bfloat16 as the device rounds it, time. Eager code that runs here
-may fail to trace. A process alone is one rank, for any tp_degree; under torchrun there are as many as it starts.
+may fail to trace. A single process is one rank, for any tp_degree; under torchrun each process is one.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _share_memory(module: Any, first: Any) -> None:
 
 
 def _join_ranks(application: Any) -> None:
-    """Create the process groups of NxD, for this process alone or for all that torchrun has started."""
+    """Create the process groups of NxD, for only this process or for all that torchrun has started."""
     from neuronx_distributed.parallel_layers import parallel_state
 
     if not torch.distributed.is_initialized():

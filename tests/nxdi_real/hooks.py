@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 SOURCES = "NXDI_SOURCES"
-"""Environment variable: the folder of both clones."""
+"""Name of the environment variable with the folder that holds the clones of NxD and NxDI."""
 FOLDERS = ("neuronx-distributed-inference/src", "neuronx-distributed/src")
 VERSIONS = {"torch-neuronx": "2.9.0", "neuronx-cc": "2.24.0", "neuronx-distributed": "0.18.0"}
 """Versions of packages that are stand-ins or have none; NxDI's own is in its sources."""

@@ -1,4 +1,4 @@
-"""Compiled models on two ranks (tp_degree 2), as two processes; shards, gathers and scatters are real."""
+"""Compiled models on two ranks (tp_degree 2), which are two processes with real shards, gathers and scatters."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ PARALLEL = 8
 NUM_TOKENS = (1, 3, 8, 24)
 SESSION_LIMIT_S = 60.0
 BY_HAND_S = 2.0
-"""Limit of a request by hand, which may be in rounds and wait for a proposal that counts."""
+"""Time limit in seconds of a request whose client drafts random tokens; its target may wait for a valid proposal."""
 LATE = ("DEADLINE_EXCEEDED", "HTTP 504", "HTTP 408", "TIMEOUT")
 MORE_FDS, MORE_THREADS, MORE_TASKS = 4, 2, 4
 MORE_MEMORY, MORE_MIB = 0.1, 40.0
-"""Growth, as a share and in MiB, of a server's memory with all slots touched: an allocator keeps so much."""
+"""Allowed growth of a server's memory beyond its size with all slots used, as a share and in MiB, for the allocator."""
 
 
 class Enough(Exception):
@@ -157,7 +157,7 @@ def _said(trial: Trial, number: int, numbers: range) -> int:
 
 
 async def left_in(member: Member) -> Left:
-    """Return what an idle server holds at present."""
+    """Return the resources that an idle server holds at present."""
     num_tasks, one = int((await member.gauges())["specdec_event_loop_tasks"]), member.vitals
     return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib, one.own_mib)
 
@@ -185,7 +185,7 @@ async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
 
 
 async def _after(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> dict[str, Left]:
-    """Run the sessions with these numbers; return what each server holds once it is idle again."""
+    """Run the sessions with these numbers; return the resources of each server once it is idle again."""
     await drive(trial, where, visitors, numbers, seed)
     trial.promise(f"slots free after session {numbers.stop}", is_free := await where.settled(), True, kept=is_free)
     await asyncio.sleep(2)  # connections that have been closed are noticed

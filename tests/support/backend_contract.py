@@ -136,7 +136,7 @@ FAULTS = {
     "other neighbours": ([0, 1], 1, [1, 2], 1),
     "more slots": ([2, 0], 1, [0, 1, 2], 2),
 }
-"""Slots and tokens of a pass that works, and those of the pass that fails after it."""
+"""Slots and tokens of a pass that works, and slots and tokens of the pass that then fails."""
 HELD = 4
 
 
@@ -156,7 +156,7 @@ class BackendContract:
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """Return a backend for one test alone, or the shared one if loading takes longer than the test."""
+        """Return a new backend for one test, or the shared one if loading takes longer than the test."""
         return self.load("llama")
 
     @classmethod

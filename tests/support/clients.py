@@ -73,7 +73,7 @@ Progress = Callable[[int], None]
 
 
 Ask = Callable[..., Awaitable[Answer]]
-"""Function from a question, and perhaps a callback and a deadline, to the answer."""
+"""Function that sends a `Question`, with an optional callback and deadline, and returns the `Answer`."""
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:

@@ -180,7 +180,7 @@ class Cluster:
         return card
 
     async def ways(self, stack: AsyncExitStack) -> dict[str, Ask]:
-        """Return a function that sends a question, per server and API; connections are open until the stack closes."""
+        """Return functions that send a question, by server and API; their connections close with the stack."""
         found: dict[str, Ask] = {}
         for name in ("target", "draft", "fused"):
             found[name] = partial(ask_on, await stack.enter_async_context(open_channel(self[name].address)))

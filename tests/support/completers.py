@@ -28,7 +28,7 @@ SCORES = tuple(
     else TokenLogprobs((5,), (logprob,), (text,), len(text))
     for text, logprob in ((b"pro", 0.0), (b"mpt", -1.5), (b" ", -2.5))
 )
-"""Log probabilities of the prompt that it echoes."""
+"""Log-probabilities of the prompt's tokens, for requests that ask for them."""
 
 
 class ScriptedCompleter:

@@ -1,6 +1,6 @@
 """Contract of the engines of a target: `EngineContract`, a class of tests that the test file of each engine derives.
 
-Its main rule: a request's tokens depend on model, parameters and seed alone, neither on a draft worker's proposals nor
+Its main rule: a request's tokens depend only on model, parameters and seed, neither on a draft worker's proposals nor
 on the server that began it.
 """
 

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 TEXT = ("It", " was", " a", " dark", " night")
-"""Pieces of the server's answer, a chunk each, at any seed."""
+"""Pieces of the server's answer, each sent as one chunk; the seed does not matter."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 

@@ -18,7 +18,7 @@ COMPILER = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
 
 
 def grammars() -> Grammars:
-    """Return a grammar compiler as an engine has it; it has threads of its own."""
+    """Return a grammar compiler as engines have it, which compiles in its own threads."""
     return Grammars(COMPILER)
 
 

@@ -41,7 +41,7 @@ def toy_logits(rng: np.random.Generator, vocab_size: int, spread: float = 1.2) -
 
 
 class Bigrams:
-    """Slot backend over a toy model: logits depend on the last token alone, so slots hold nothing."""
+    """Slot backend over a toy model: logits depend only on the last token, so slots hold nothing."""
 
     slot_bytes = 0
 

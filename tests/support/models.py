@@ -142,7 +142,7 @@ def tiny_model(
 
 
 def disturbed(model: PreTrainedModel) -> PreTrainedModel:
-    """Change a model's weights so that the result is a draft of the old model, with some tokens accepted."""
+    """Change a model's weights in place, by so little that the old model, as its target, accepts some of its tokens."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():

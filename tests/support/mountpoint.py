@@ -1,8 +1,8 @@
 """A folder with the rules of Mountpoint for Amazon S3: patched functions of `os` and `open` refuse other operations.
 
 From its SEMANTICS.md: no rename, links, locks, or changes of times and modes; no overwriting; no deleting unless
-mounted so; a file is written from beginning to end, not after a sync, and is seen once it is closed; folders are local
-until a file is in them.
+the mount allows it. A file is written from beginning to end, cannot be written after a sync, and is visible once it is
+closed. Folders are local until a file is in them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The NxDI that the tests run on, the contract double or NxDI's own sources: `pytest --nxdi double|real`.
 
 A test must pass on both. A test of only one of them requires a fixture, `on_double` or `on_real`. Processes that a test
-starts run on NxDI's own sources alone: `PYTHON_PATH` lets them import these.
+starts can run only on NxDI's own sources, which `PYTHON_PATH` lets them import.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def nxdi(pytestconfig: pytest.Config) -> Nxdi:
 
 @pytest.fixture(scope="session")
 def on_double(nxdi: Nxdi) -> None:
-    """Skip a test on NxDI's sources: one of a Python without NxDI."""
+    """Skip the test on NxDI's own sources, since it is about a Python without NxDI."""
     if nxdi.is_real:
         pytest.skip("says nothing about NxDI's sources")
 

@@ -1,4 +1,4 @@
-"""A server in this process with all of its ports and real sockets, without a model by default."""
+"""A server inside the test's process, with all of its ports on real sockets; by default it has no model."""
 
 from __future__ import annotations
 

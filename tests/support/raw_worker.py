@@ -1,4 +1,4 @@
-"""A client and its draft worker, made of grpcio and the .proto alone, without this project's code."""
+"""A client and its draft worker, made of only grpcio and the .proto, without this project's code."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def raw_worker(
         ca: authority of the target's certificate (PEM); without one the connection is plain.
 
     Raises:
-        AioRpcError: the target refuses it.
+        AioRpcError: the target refuses the worker.
     """
     ways = [*OWN_CONNECTION, *options]
     async with (

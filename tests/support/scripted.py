@@ -1,6 +1,6 @@
 """A decoder and a proposer whose tokens follow from positions, and a pool worker that proposes nothing.
 
-A test can hold up or break the steps of the first two.
+A test can hold up the steps of decoder and proposer, or make them fail.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> Abstr
 
 
 def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a fused pair with gamma 4 and without adaptive drafting, in which so large a draft would never pay."""
+    """Start a fused pair with gamma 4, without adaptive drafting, which would never use a draft that large."""
     port = free_port()
     fixed = ("--no-adaptive_gamma", "--gamma", "4")
     models = ("--target_model", str(target), "--draft_model", str(draft))
@@ -101,7 +101,7 @@ async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenera
 
 
 async def figure(metrics_port: int, name: str) -> float:
-    """Return a metric's value from a server's metrics port, without labels but the model's name."""
+    """Return a metric's value from a server's metrics port, whose only label is the model's name."""
     async with httpx.AsyncClient() as client:
         figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
     found = re.search(rf"^{name}{{.*}} (.*)$", figures, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Foreign tokenizers derived from a byte-level one, and models for them derived from a model for it.
+"""Foreign tokenizers derived from a byte-level one, and models for them derived from its model.
 
-Each has the tokens of the first, or some of them, in another order; a model's embedding gets its rows in that order. So
-a draft for a foreign tokenizer computes as the draft for the first one, under other ids.
+A foreign tokenizer has all or some tokens of the original one, in another order; the rows of a model's embedding are
+put into that order. So a draft for a foreign tokenizer computes as the original draft, under other ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Foreign:
-    """A tokenizer derived from another one; `rows` has, for each of its ids, the id of the same token in the other."""
+    """A tokenizer derived from another one; `rows` has the original id of each token, in the order of the new ids."""
 
     tokenizer: PreTrainedTokenizerFast
     rows: list[int]
@@ -50,7 +50,7 @@ class Foreign:
 def foreign(
     first: PreTrainedTokenizerFast, spelling: Spelling = "bytes", *, num_removed: int = 0, seed: int = 0
 ) -> Foreign:
-    """Return a tokenizer whose ids are permuted, without the last merges, in the byte or SentencePiece spelling."""
+    """Return `first` with permuted ids, without its last `num_removed` merges, in byte or SentencePiece spelling."""
     fields, ours = json.loads(first.backend_tokenizer.to_str()), OurTokenizer(first, frozenset())
     vocabulary: dict[str, int] = fields["model"]["vocab"]
     merges = [tuple(merge) for merge in fields["model"]["merges"]]
@@ -82,7 +82,7 @@ def foreign(
 
 
 def retrained(first: PreTrainedTokenizerFast, texts: list[str], num_ids: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer trained on these texts, with the special tokens of the first."""
+    """Return a byte-level tokenizer trained on these texts, with the special tokens of `first`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = first.backend_tokenizer.pre_tokenizer, first.backend_tokenizer.decoder
     special = [str(each) for each in (first.bos_token, first.eos_token) if each]

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.report import print_json, print_table
 
 TO_CLEAN_UP_S = 90.0
-"""Time to end the servers; after it the process ends, and prints where it hung."""
+"""Seconds within which the servers must end; after them, the suite's process prints where it hung, and ends."""
 QUIET_S = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 

@@ -30,7 +30,7 @@ def vitals(pid: int) -> Vitals:
     """Return the vitals of the process.
 
     Raises:
-        FileNotFoundError: it has ended.
+        FileNotFoundError: the process has ended.
     """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}

@@ -37,11 +37,11 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
     "stop string": {"stop": ["n"]},
     "log-probabilities": {"logprobs": 2},
 }
-"""Fields that are vLLM's own, beside speculation."""
+"""Request fields of vLLM's own features, by feature; speculation must work beside them."""
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return vLLM's request fields of a mode in `MODES`; those it cannot combine with drafts are in `vllm_xargs`."""
+    """Return vLLM's request fields of a mode; those that vLLM cannot combine with drafts are in `vllm_xargs`."""
     fields = dict(MODES[mode])
     xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
     if "logit_bias" in fields:

@@ -1,4 +1,4 @@
-"""The mailbox between a front and its engine cores: access, malformed messages, and the end of a link."""
+"""The mailbox between a front (our server or pool) and vLLM's engine cores: access, bad messages, lost links."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def test_no_bytes_raise_anything_else(read: object) -> None:
 
 
 async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
-    """A core that no front has started dials again after each end of a front, and names its requests to the next one.
+    """An engine core that no front has started dials each new front, and names its running requests to it.
 
-    Meanwhile it drops the draft tokens of the old front.
+    When a front ends, the core drops the draft tokens that came from it.
     """
     first = Mailbox("model", tmp_path)
     await first.open()
@@ -131,9 +131,9 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
 
 
 async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> None:
-    """A core that no front has started never waits for a pool that reads nothing.
+    """An engine core that no front has started never waits for a pool that reads nothing.
 
-    It was once otherwise: a pool that read nothing held each pass up for seconds, and then lost the link.
+    It was once otherwise: such a pool held up each pass of the core for seconds, and then the link was lost.
     """
     pool, received = Mailbox("", tmp_path), []
     pool.receive = lambda core, frame: received.append(frame)
@@ -195,7 +195,7 @@ time.sleep(600)
 
 
 async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox) -> None:
-    """A core ends with the front that started it, and so do the other processes of its group.
+    """An engine core ends with the front that started it, together with the other processes of its group.
 
     It was once otherwise: after a front was killed, its core and coordinator ran on, and kept the memory of their
     devices.

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.release
 
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--data-parallel-size"])
 async def test_two_workers_or_two_cores_have_the_tokens_of_one(pair: Pair, flag: str) -> None:
-    """Two workers, or two engine cores, give the tokens of one.
+    """Two vLLM workers, or two engine cores, give the same tokens as one.
 
     Each of two cores serves a part of the requests; the mailbox sends draft tokens to their request's core.
     """

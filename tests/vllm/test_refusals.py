@@ -30,9 +30,9 @@ async def refused(model: Path, *flags: str) -> str:
 async def test_a_broken_file_is_named(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_worker: str
 ) -> None:
-    """A reason within the core or its worker reaches the user.
+    """The reason for a failed start in vLLM's core or worker reaches the user.
 
-    It was once otherwise: the line said that the engine core had failed, and that lines above say why.
+    It was once otherwise: the error only said that the engine core had failed, and referred to lines above.
     """
     monkeypatch.setenv(WORKER_PROCESS, has_worker)
     model = shutil.copytree(pair.target, tmp_path / "model")

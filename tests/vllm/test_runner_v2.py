@@ -1,4 +1,4 @@
-"""vLLM's runner V2 on a CPU, in Triton's interpreter: tests of engine and servers, in processes of their own."""
+"""vLLM's runner V2 on a CPU, in Triton's interpreter: tests of engine and servers, each set in a new process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm serve` with this project's configuration and a draft pool gives the texts of the same server alone.
+"""`vllm serve` with this project's configuration and a draft pool gives the texts of the same server without them.
 
 The tests run in this order: some of them end the pool, and the last ones vLLM.
 """
@@ -27,7 +27,7 @@ from tests.vllm.serve_site import LETTERS, NUM_TOKENS, TOKEN, Site, body_of, sit
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
 NUM_LATE = 60
-"""Commits that a late worker answers."""
+"""Number of commits that a late worker answers with proposals."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -96,7 +96,7 @@ async def test_a_pool_answers_no_client(site: Site) -> None:
 async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right: dict[str, list[Any]]) -> None:
     """A worker that proposes a token id beyond the vocabulary is detached, and changes no answer.
 
-    It never sees the salts of requests, which keep cached prefixes apart.
+    The worker never gets the salts of requests, which keep cached prefixes apart.
     """
     async with site.raw_worker() as worker:
         lying = asyncio.create_task(_lie(worker))
@@ -107,7 +107,7 @@ async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right:
 
 
 async def _lie(worker: RawWorker) -> bytes:
-    """Propose for each lent request until the stream ends; return the bytes of all messages that the pool sent."""
+    """Propose an invalid token for each opened session until the stream ends; return all bytes that the pool sent."""
     sent = b""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (message := await worker.call.read()) != grpc.aio.EOF:
@@ -118,7 +118,7 @@ async def _lie(worker: RawWorker) -> bytes:
 
 
 async def test_a_late_worker_changes_nothing(site: Site, right: dict[str, list[Any]]) -> None:
-    """A worker that attaches in the middle of an answer, and proposes what was right before, changes no answer."""
+    """A worker that attaches in the middle of an answer, and proposes tokens too late, changes no answer."""
     ((tokens, *_),) = right["noise"]
     answer = site.stream(body_of("noise"))
     got = await anext(answer)

@@ -46,14 +46,14 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 NUM_TOKENS = 50
 START_S = 300.0
 PATIENCE_S = 120.0
-"""Seconds in which a server answers that is alive, whatever else the machine does."""
+"""Seconds within which a server that is alive answers, even on a busy machine."""
 GONE_S = 60.0
-"""Longest that a group may take to end here; on a quiet machine it takes less than ten."""
+"""Longest time that a server's process group may take to end; on a quiet machine it takes less than ten seconds."""
 
 
 @dataclass(slots=True)
 class Server:
-    """Server that leads a process group of its own, and its ports."""
+    """Server that leads its own process group, and the server's ports."""
 
     process: asyncio.subprocess.Process
     port: int
@@ -113,7 +113,7 @@ class Site:
         )
 
     async def start(self, model: Path, *, has_worker: bool = True) -> Server:
-        """Start a target with a port, and its vLLM worker in a process of its own or in the engine core."""
+        """Start a target with a port, and its vLLM worker in a separate process or in the engine core."""
         port = free_port()
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
         ports = ("--port", str(port), "--http_port", "0")

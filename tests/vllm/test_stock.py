@@ -102,7 +102,7 @@ async def lie(worker: RawWorker) -> None:
 
 
 async def test_the_texts_are_those_of_stock_vllm(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target gives the tokens of stock vLLM: alone, with a draft worker that lies, and with a good one."""
+    """A target gives the tokens of stock vLLM: without drafts, with random drafts and with good ones."""
     for name, value in INTERPRETED.items():
         monkeypatch.setenv(name, value)
     async with stock_server(pair) as port, our_server(pair) as target:

@@ -1,4 +1,4 @@
-"""Wrong variants of this project's code in vLLM fail a check of `test_engine.py`; a start takes a minute."""
+"""Wrong variants of this project's code in vLLM each fail a check of `test_engine.py`; a start takes a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try every HOST:PORT of $ADDRESSES; the exit code is 0 only if a network policy drops each attempt."""
+"""Try to connect to every HOST:PORT of $ADDRESSES; exit with code 0 only if a network policy drops each attempt."""
 
 import os
 import socket

@@ -13,7 +13,7 @@ from tests.support.cluster import Cluster
 LINK_FAULTS = ("cut", "hole", "throttle")
 BYTES_PER_S = 10_000.0
 LONG_HOLE_S = 20.0
-"""Longer than a connection's pings wait (15 s)."""
+"""Seconds of a long disturbance: longer than a connection waits for the answer to a ping (15 s)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Attack servers by every known recipe and by fuzz; other clients meanwhile must notice no more than a delay.
 
-Clients of target, draft, fused server and gateway must get exactly the tokens of an undisturbed target, a health check
-may take the larger of --bound_ms and --factor times the longest before the attacks, and a server's memory may grow to
-1.5 times that with all its slots touched.
+Clients of target, draft, fused server and gateway must get exactly the tokens of an undisturbed target. A health check
+may take the larger of --bound_ms and --factor times the longest check before the attacks. A server's memory may grow to
+1.5 times its size with all slots in use.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def lines_of(process: asyncio.subprocess.Process) -> Lines:
     """Yield the lines of JSON that a process prints, until it ends.
 
     Raises:
-        RuntimeError: it ended with an error.
+        RuntimeError: the process ended with an error.
     """
     assert process.stdout is not None
     async for line in process.stdout:

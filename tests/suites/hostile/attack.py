@@ -15,7 +15,7 @@ from tests.suites.hostile.scene import BROKEN, Recipe, Scene, Seen
 
 NICENESS = 5
 FUZZ_SHARE = 0.6
-"""Share of the time; recipes that end early leave more."""
+"""Share of the attackers' time that fuzzing gets; other recipes that end early leave it more."""
 
 
 def say(**fields: object) -> None:

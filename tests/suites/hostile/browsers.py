@@ -37,7 +37,7 @@ SHAPES: dict[str, str] = {
     "deep brackets": '{"prompt":"x","vllm_xargs":' + '{"a":' * 950 + "1" + "}" * 951,
     "a long number": '{"prompt":"x","seed":' + "9" * 1_000_000 + "}",
 }
-"""Bodies, by what is wrong with them."""
+"""Request bodies by the fault that makes their validation slow."""
 
 
 def request(body: bytes, *, path: str = "/v1/completions") -> bytes:
@@ -123,7 +123,7 @@ async def unread_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def slow_headers(scene: Scene, seen: Seen) -> None:
-    """Send requests at a byte per second, requests whose bodies stop halfway, and connections without any."""
+    """Send requests at a byte per second, requests whose bodies stop halfway, and nothing on open connections."""
     first = (b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     dialled = [await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2]) for index in range(300)]
     for index, (_, writer) in enumerate(dialled):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tests.support.clients import FULL, Answer, Ask, Question
 
 PAUSE_S = 0.5
-"""Pause between two answers of a client: of five clients one always streams."""
+"""Pause in seconds between two answers of a client, so short that one of five clients always streams."""
 
 
 @dataclass

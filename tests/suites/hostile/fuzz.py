@@ -104,7 +104,7 @@ def _proposal(draw: random.Random) -> bytes:
 
 
 async def _call(channel: Any, method: str, messages: list[bytes], seen: Seen) -> None:
-    """Call a method, streaming or unary, with these messages; to a server, one message on a stream is a unary call."""
+    """Call a method, streaming or unary, with these messages; a unary call is a stream of one message."""
     call = channel.stream_stream(method, **RAW)(timeout=CALL_S)
     with suppress(*BROKEN):
         for message in messages:

@@ -55,7 +55,7 @@ async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def late_branches(scene: Scene, seen: Seen) -> None:
-    """Send megabytes of draft tokens after text that is committed already."""
+    """Propose megabytes of draft tokens for positions that are committed already."""
     prompt = [5] * 250
     branches = [after(0, *prompt)] * 16
     async with raw_worker(scene.target) as worker:
@@ -345,9 +345,9 @@ QUICK: tuple[Recipe, ...] = (
     gzip_bombs, bombs_on_streams, late_branches, early_names, flood, long_texts, dear_prompts, dear_grammars,
     dear_sampling, wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
 )  # fmt: skip
-"""Attacks that run one after another."""
+"""Attacks that end by themselves, and run one after another."""
 PATIENT: tuple[Recipe, ...] = (
     deaf_sessions, deaf_readers, finished_and_unread, deaf_askers, deaf_watchers, silent_worker, deaf_worker,
     silent_calls, half_open,
 )  # fmt: skip
-"""Attacks that run all the time, beside the others."""
+"""Attacks that run all the time, beside those of `QUICK`."""

@@ -30,7 +30,7 @@ Check = Callable[[], Awaitable[bool]]
 
 
 class Prober:
-    """Times health checks of servers; keeps the longest one of each server since the last printed line."""
+    """Prober that times health checks, and keeps the longest check of each server since its last printed line."""
 
     def __init__(self) -> None:
         self._worst: dict[str, float] = defaultdict(float)

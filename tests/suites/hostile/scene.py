@@ -25,7 +25,7 @@ ANY_SIZE: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
 BROKEN = (grpc.aio.AioRpcError, asyncio.InvalidStateError, ExecuteBatchError)
 """Errors of grpcio on a call that the server has ended meanwhile."""
 NAME = bytes(range(16))
-"""Name of a session for the worker of its client; it counts on one connection alone."""
+"""Name of a session, by which its client's own draft worker refers to it; it is valid on one connection only."""
 RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
 
 
@@ -51,7 +51,7 @@ class Scene:
         return self.gateway_port, self.fused_port
 
     def request(self, **fields: Any) -> pb.GenerateRequest:
-        """Return a request in rounds, for whose session, named NAME, its client drafts; `fields` change it."""
+        """Return a request with schedule sync whose client drafts in session NAME; `fields` replace some of it."""
         asked = {"token_ids": pb.TokenIds(ids=[5, 6, 7]), "max_new_tokens": 500, "schedule": pb.SCHEDULE_SYNC}
         return pb.GenerateRequest(**{**asked, "draft_session": NAME, **fields})
 
@@ -63,7 +63,7 @@ class Scene:
 
 @asynccontextmanager
 async def dialled(address: str, options: list[tuple[str, int]] | None = None) -> AsyncGenerator[Any, None]:
-    """Open a channel with a connection of its own; calls that are still open end with the block."""
+    """Open a channel with a new connection; calls that are still open end with the block."""
     everything = [*(options or []), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=everything) as channel:
         yield channel

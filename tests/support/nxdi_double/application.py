@@ -152,7 +152,7 @@ class NeuronApplication:
         return config.context_encoding_buckets or automatic_buckets(config.max_context_length)
 
     def _check_room(self, num_positions: int) -> None:
-        """Raise unless a bucket is long enough for the held tokens, and for the K tokens of a verifying graph."""
+        """Raise ValueError unless a bucket has room for the held tokens, and for the K tokens of a verifying graph."""
         config = self.neuron_config
         buckets = config.token_generation_buckets or automatic_buckets(config.seq_len)
         fitting_bucket(buckets if config.enable_bucketing else [config.seq_len], num_positions)

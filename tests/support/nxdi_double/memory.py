@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 NOISE = 50.0
-"""Contents of a room before anything was written, and of padding: read by mistake, they ruin every logit."""
+"""Keys and values at positions that hold no token: read by mistake, they ruin every logit."""
 
 
 class Memory:

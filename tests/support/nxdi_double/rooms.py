@@ -1,4 +1,4 @@
-"""Rooms of the KV cache that a graph reads and writes, and the room for its padding."""
+"""Rooms of the KV cache, one per sequence, as a graph reads, writes and pads them; and lengths of buckets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
-    """Return the room that each row reads: its seq_id; in a full batch its row number, as in NxDI."""
+    """Return the room that each row of a batch reads: its seq_id, or in a full batch its row number, as in NxDI."""
     full = len(seq_ids) == config.tkg_batch_size
     return list(range(len(seq_ids))) if full else seq_ids
 
@@ -20,7 +20,7 @@ def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
 def scatter(
     config: NeuronConfig, memory: Memory, new: torch.Tensor, position_ids: torch.Tensor, seq_ids: list[int]
 ) -> None:
-    """Write each row's keys and values to room seq_ids[row]; spoil position 0 of the other rooms, as padding does."""
+    """Write each row's keys and values to room seq_ids[row]; padding, if not masked, spoils position 0 of the rest."""
     for row, room in enumerate(seq_ids):
         memory.write(new, row, room, position_ids[row])
     others = [room for room in range(config.tkg_batch_size) if room not in seq_ids]
@@ -39,7 +39,7 @@ def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
 def pad_prompt(
     input_ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor, bucket: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pad ids and mask with 0 and positions with 1, so that a prompt of one token has the padding's logits."""
+    """Pad ids and mask with 0 and positions with 1, so that a prompt of one token gets the logits of the padding."""
     padding = (0, bucket - input_ids.shape[1])
     pad = torch.nn.functional.pad
     return pad(input_ids, padding), pad(mask, padding), pad(position_ids, padding, value=1)
@@ -59,7 +59,7 @@ def fitting_bucket(buckets: Sequence[int], length: int) -> int:
     """Return the first bucket that is longer than `length`; the last bucket may also be just as long.
 
     Raises:
-        ValueError: none is.
+        ValueError: no bucket is long enough.
     """
     for bucket in buckets:
         if length < bucket:
