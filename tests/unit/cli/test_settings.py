@@ -100,7 +100,7 @@ class _Lamp:
 
 @dataclass(frozen=True)
 class _Room:
-    """Two groups, the second of which is optional."""
+    """Configuration of these tests with three groups of settings, the second of which is optional."""
 
     lamp: _Lamp = group(_Lamp, "lamp", watts=7.0)
     dial: DialSecurity | None = group(DialSecurity, needs=("tls_ca",), without=("token_file",))
@@ -151,7 +151,7 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return a table of README, below a heading, as second cell by first cell, without links in parentheses."""
+    """Return README's table below a heading, its second cells by its first ones, without links in parentheses."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}

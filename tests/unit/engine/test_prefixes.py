@@ -248,7 +248,7 @@ def test_a_draft_distrusts_positions_after_a_failed_pass() -> None:
 
 
 class Rereading(Unforkable):
-    """Slot model with a rule for when it pays to continue from the tokens that a slot holds."""
+    """Slot model that decides whether to continue from the tokens in a slot, or to read the whole prompt again."""
 
     max_pass_tokens, prompt_chunk_tokens, pays = 8, 0, False
 
@@ -273,7 +273,7 @@ class Asked:
     """One request of a history.
 
     Attributes:
-        parent: how many requests before this one the request was sent that it continues; 0 if it continues none.
+        parent: distance, in requests, to the earlier request that this one continues; 0 if it continues none.
         keep: share of the parent's prompt and output that this request begins with.
         leaves_after: number of commits after which the client leaves.
         beside: whether the request is sent while the one before it still runs.

@@ -277,7 +277,7 @@ class TestInBrowser:
 
 
 class FaultyCompleter(ScriptedCompleter):
-    """Completer that, while `is_faulty`, gives other tokens with a draft than without from the third one on."""
+    """Completer that, while `is_faulty`, gives other tokens with a draft than without, from the third token on."""
 
     is_faulty = False
 

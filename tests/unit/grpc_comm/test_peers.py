@@ -24,7 +24,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.support.ports import listening
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
-"""A receive window of five bytes: a channel with it never reads."""
+"""Options of a channel that never reads: its receive window is five bytes."""
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 STALL_S = 0.3
 LIMIT = 1000

@@ -113,7 +113,7 @@ def test_a_pause_is_bounded_and_forgotten() -> None:
 
 
 def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
-    """Thirty requests that fail at once, as when a replica is killed, lengthen its pause no more than one."""
+    """Thirty requests that fail at once, as when a replica is killed, lengthen its pause only as one failure does."""
     found = replicas(*ADDRESSES)
     for _ in range(30):
         found.ended("a:1", 5.0, failed=True)

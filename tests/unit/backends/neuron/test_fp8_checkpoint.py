@@ -105,9 +105,10 @@ def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
 def test_nxdi_computes_what_the_public_checkpoint_stands_for(
     rescaled: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
-    """NxDI's logits for the rescaled checkpoint equal Transformers' for it and for the public one.
+    """NxDI's logits for the rescaled checkpoint equal Transformers' for the rescaled and for the public checkpoint.
 
-    Halving loses no bit here, since no value is near 0. Logits reach 10, and scales stay in float32.
+    Rescaling halves the values, which loses no bit here, since none is near 0. Logits reach 10, and scales stay in
+    float32.
     """
     backend = load_neuron_backend(replace(neuron_config(rescaled, **settings(rescaled)), dtype=dtype))
     found = np.asarray(backend.forward([Span(0, 0, IDS, len(IDS))]))

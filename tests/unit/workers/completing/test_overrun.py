@@ -40,7 +40,7 @@ NUM_TOKENS = 6
 WHOLE = tokens_at(len(PROMPT), NUM_TOKENS)
 SCORE = pb.TokenLogprobs(chosen=pb.TokenLogprob(token_id=60))
 Recipe: TypeAlias = Callable[[int, int], Iterator[pb.Delta]]
-"""Deltas from a position on, where so many tokens are left of what was asked for."""
+"""Makes a target's deltas from a position on, given how many of the requested tokens are left."""
 
 
 def one_by_one(position: int, numbers: Iterator[int] | range) -> Iterator[pb.Delta]:
@@ -59,7 +59,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield deltas endlessly."""
+    """Return the deltas of all tokens that are left, none of which has a finish reason."""
     return one_by_one(position, range(left))
 
 
@@ -108,7 +108,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
     alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
     prompt_scores: (0, "prompt_logprobs has 200000 elements, and none were asked for"),
 }
-"""Recipes, each with its number of good tokens and the words of the error."""
+"""Recipes of bad targets, each with the number of tokens that clients still get, and the words of their error."""
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
@@ -243,10 +243,10 @@ async def test_an_open_length_takes_the_servers_default() -> None:
 async def test_a_text_that_no_pass_could_make_is_refused(
     num_characters: int, error: type[Exception], words: str
 ) -> None:
-    """A server's message whose text is too long for any pass is refused as an error of that server.
+    """A server's message whose text is too long for any pass is refused, with an error about the answer.
 
-    It was once otherwise: gRPC's words for both directions are alike, and a client learned that its request was too
-    long.
+    It was once otherwise: gRPC reports a message that is too long alike in both directions, and a client read that its
+    request was too long.
     """
     async with asked_by_client(Target(honest, text="x" * num_characters)) as completer:
         with pytest.raises(error, match=words):
@@ -255,10 +255,10 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """A count of draft tokens that no pass can have is refused when a server sends it.
+    """Counts of draft tokens that a server sends are cut to those that a pass can have.
 
-    It was once otherwise: a count in 30 bytes of a target became a list of 80 million numbers, and blocked a gateway
-    for 7 s.
+    It was once otherwise: a count in a target's message of 30 bytes became a list of 80 million numbers, and blocked a
+    gateway for 7 s.
     """
     async with asked_by(Target(boasting)) as completer:
         deltas = [event async for event in completer.complete(REQUEST) if isinstance(event, Delta)]

@@ -107,7 +107,7 @@ async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: py
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request waits when the budget of retries is spent.
 
-    The requests of a process share it, so that they do not all call a failing target at once.
+    All requests of a process share the budget, so that they do not all call a failing target at once.
     """
     turns = iter([False, False, True])
     monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))
