@@ -30,7 +30,7 @@ def table(text: str) -> dict[str, Row]:
 
 
 def fault(row: Row) -> str:
-    """Return AWS's compatibility rule that a row's runtime and driver break; empty if they fit."""
+    """Return a sentence on the AWS rule that a row's runtime and driver break; empty if they fit."""
     runtime, driver = Version(row["runtime"]), Version(row["driver"])
     if driver >= Version("2.29") and runtime < Version("2.33"):
         return f"driver {driver} needs runtime 2.33, the image has {runtime}"

@@ -1,7 +1,7 @@
 """Every command line in docs/tutorials is valid for its program.
 
-This project's parsers check its own commands, the gateway's schema the bodies of requests, and a list the arguments of
-curl and LLMPerf. Any other program must be named here.
+This project's own commands are checked by its parsers, bodies of requests by the gateway's schema, and arguments of
+curl and LLMPerf by a list. Any other program must be named here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""End of a program, output without a reader, and the log lines of libraries that are shown."""
+"""A program ends even if a thread hangs or the output has no reader; its log has few lines of other libraries."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_reads_its_defaults(role: str) -> None:
-    """Each role can parse its flags from their defaults alone.
+    """Each role reads its settings from the defaults of its flags.
 
     It was once otherwise: a role that lacked a group of flags crashed at its start.
     """
@@ -138,7 +138,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A plain-text --host beyond loopback is refused for a serving draft, not for one that completes prompts."""
+    """A draft that serves refuses a plain-text --host beyond loopback; one that completes prompts does not."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])

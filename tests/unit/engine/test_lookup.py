@@ -101,7 +101,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Draw a proposal: none, or a chain of tokens nine in ten of which are right, beside a random branch."""
+    """Draw a proposal: either nothing, or a chain in which nine tokens in ten are right, and a random branch."""
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)

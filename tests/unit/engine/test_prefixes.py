@@ -132,7 +132,7 @@ async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: in
 async def cached(
     engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None
 ) -> tuple[int, list[Commit]]:
-    """Send a request; return its number of cached prompt tokens, and its commits until the client leaves."""
+    """Send a request; return its number of cached prompt tokens, and its commits: all, or `leaves_after` + 1."""
     commits: list[Commit] = []
     num_cached = 0
     async with aclosing(engine.generate(request)) as stream:
@@ -275,7 +275,7 @@ class Asked:
     Attributes:
         parent: distance, in requests, to the earlier request that this one continues; 0 if it continues none.
         keep: share of the parent's prompt and output that this request begins with.
-        leaves_after: number of commits after which the client leaves.
+        leaves_after: the client leaves after one commit more than this; None if it reads to the end.
         beside: whether the request is sent while the one before it still runs.
         fails: whether the next pass or copy fails, unless the request is sent beside another.
     """

@@ -388,7 +388,7 @@ def test_a_rows_scores_do_not_depend_on_its_neighbours(
 ) -> None:
     """A row's scores do not depend on other rows.
 
-    Scores also show a wrong truncation by another row, which rarely changes the chosen token.
+    Scores also show the influence of another row's truncation, which rarely changes the chosen token.
     """
     logits = random_logits(logits_seed, len(sampling), vocab_size)
     together = process_logits(logits, sampling)

@@ -1,4 +1,4 @@
-"""Bias and penalties are Transformers' and vLLM's, also in every row of a proposal."""
+"""Bias and penalties have the effect that they have in Transformers and vLLM, also in every row of a proposal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a server form a group, all of which ends, also those that Python has just spawned."""
+"""The processes of a server form a group that ends as a whole, even with processes that Python has just spawned."""
 
 from __future__ import annotations
 

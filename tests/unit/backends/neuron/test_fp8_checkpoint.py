@@ -73,7 +73,7 @@ def rescaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantized(checkpoint: Path, folder: Path) -> Path:
-    """Save the quantized model in float32, as Transformers can load it."""
+    """Save a float32 copy of a quantized checkpoint, which Transformers can load."""
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]

@@ -1,4 +1,4 @@
-"""Limits on the size and time of HTTP requests, and a process's probes."""
+"""Limits on the size and time of HTTP requests, and the health probes of a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request with several servers: which one it is sent to, and where it goes on when that one is lost."""
+"""A request with several servers: the choice of one of them, and of the next one when the first is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
 
-It was once otherwise: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500
-tokens for a request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for seconds.
+It was once otherwise: nothing limited an answer to what was requested. A target that never ended made a draft pass on
+185,500 tokens for a request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for
+seconds.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def boasting(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield a pass that claims 80 million verified draft tokens."""
+    """Yield the right deltas, each of which claims 80 million draft tokens."""
     for commit in honest(position, left):
         for name in BOASTS:
             setattr(commit, name, 80_000_000)

@@ -36,7 +36,7 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafter: Drafter | None = None,
 ) -> list[int]:
-    """Return the tokens from a series of servers, each of which gives a delta and is lost, or fails at once."""
+    """Return a client's tokens from a series of servers, each of which gives a delta and is lost, or fails at once."""
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
