@@ -1,4 +1,4 @@
-"""A server dies or drains during answers: clients that know another one still get the right answer.
+"""If a server dies or drains during answers, clients that know another server still get the right answer.
 
 Real processes over real sockets. The tests run in this order, since each ends a server.
 """

@@ -628,7 +628,7 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
     """The shared y axis of a picture holds the lines of all panels.
 
-    It was once otherwise: the upper end of the shared y axis was fixed after the first panel: faster lines left the
+    It was once otherwise: the upper end of the shared y axis was fixed after the first panel, so faster lines left the
     picture.
     """
     settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))

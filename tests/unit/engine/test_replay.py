@@ -53,7 +53,7 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 
 
 async def test_one_poisonous_session_ends_alone() -> None:
-    """A session that makes steps fail ends alone.
+    """If a session makes steps fail, only this session ends.
 
     It was once otherwise: a MemoryError that one wide request caused ended eight users' answers with INTERNAL.
     """
@@ -93,7 +93,7 @@ class PoisonedProposer:
 
 
 async def test_a_poisonous_sequence_with_branches_ends_alone_too() -> None:
-    """A session with branches that makes steps fail ends alone.
+    """If a session with branches makes steps fail, only this session ends.
 
     It was once otherwise: a step with only one suspected session and its branches was taken for a step of several
     sessions, which broke the engine.

@@ -164,7 +164,7 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
     """An answer that the client does not read is dropped after a time.
 
-    It was once otherwise: an unread answer stayed in memory as long as its client answered pings: 256 of 4 MB each.
+    It was once otherwise: unread answers, 256 of 4 MB each, stayed in memory as long as their client answered pings.
     """
     async with (
         serving() as (servicer, server),

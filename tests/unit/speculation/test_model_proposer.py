@@ -1,4 +1,4 @@
-"""A draft model's proposals depend on the chain alone, not on earlier use of the slot or on other chains."""
+"""A draft model's proposals depend only on the chain, not on earlier use of the slot or on other chains."""
 
 from __future__ import annotations
 

@@ -154,8 +154,8 @@ def test_a_string_without_an_end_is_read_once() -> None:
 async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
     """A body that is nested too deeply gets status 400.
 
-    It was once otherwise: Python parsed such a body but could not serialize it: status 500 and a traceback of 1,000
-    lines.
+    It was once otherwise: Python parsed such a body but could not serialize it, so it got status 500 and a traceback of
+    1,000 lines.
     """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         for depth in range(850, 1000, 10):
@@ -387,7 +387,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
     async with serving([["a"]], access=access) as (port, _), AsyncExitStack() as stack, asyncio.timeout(60):
 
         async def begun(account: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            """Send a request but for the last byte of its body; return its connection."""
+            """Send a request without the last byte of its body; return its connection."""
             fields = (f"Authorization: Bearer {token_of(account)}", "Connection: close")
             request = posted(b'{"prompt": "x"'.ljust(size - 1), *fields, num_bytes=size)
             return await stack.enter_async_context(dialled(port, request))
