@@ -22,10 +22,10 @@ atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 os.environ["XDG_CACHE_HOME"] = _CACHE
 
 HAS_TORCH = find_spec("torch") is not None
-"""True if everything can be tested; `make test-python` has environments without torch."""
+"""True if torch is installed; `make test-python` also has environments without torch."""
 
 NEVER = 100_000
-"""An end-of-sequence id outside the vocabulary: the model goes on to the end of its context."""
+"""An end-of-sequence id outside the vocabulary: a model with it generates to the end of its context."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class ModelDirectories:
 
     Attributes:
         target: the target model.
-        chat_target: the same with a chat template.
-        related: the target with disturbed weights: some of its draft tokens are accepted, as of a real draft.
+        chat_target: the target model with a chat template.
+        related: the target with disturbed weights; as with a real draft, some of its draft tokens are accepted.
         stranger: another architecture with random weights: hardly any of its draft tokens is accepted.
         permuted: a model with another vocabulary.
         endless: a target of 8192 positions that never ends a sequence by itself.
@@ -104,6 +104,6 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _modules_exist_once() -> Generator[None, None, None]:
-    """Fail if a test imported a module of this project by its folder's name, which makes a second copy of it."""
+    """Fail if a test imported `inference`, `grpc_comm` or `comparison` without `specdec.`, and so made a copy."""
     yield
     assert {name.split(".")[0] for name in sys.modules} & {"inference", "grpc_comm", "comparison"} == set()

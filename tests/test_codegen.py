@@ -23,7 +23,7 @@ File = descriptor_pb2.FileDescriptorProto
 
 
 def compiled(proto: Path, directory: Path) -> File:
-    """Compile a .proto with its comments, under the path that this project's .proto has."""
+    """Compile a .proto under the path of this project's own; return its file descriptor, with comments."""
     (directory / "specdec" / "v1").mkdir(parents=True)
     source = directory / "specdec" / "v1" / "specdec.proto"
     source.write_text(proto.read_text())

@@ -66,14 +66,14 @@ def test_every_named_test_exists() -> None:
 
 BY_FILE = re.compile(r"python3? (main|compare_architectures)\.py|`(main|compare_architectures)\.py ")
 AS_TYPED = ("docs/tutorials/", "docs/eks.md")
-"""Pages that repeat walks through a clone as they were typed."""
+"""Pages that may name `python main.py`, since they show commands as they were typed in a clone."""
 
 
 def test_pages_name_the_installed_command() -> None:
     """Pages name the installed command, `specdec`.
 
-    It was once otherwise: pages had `python main.py --role`, a file that pip does not install; only README has it,
-    once.
+    It was once otherwise: pages told readers to run `python main.py --role`, a file that pip does not install. Beside
+    the pages of `AS_TYPED`, only README may name it.
     """
     found = {str(page.relative_to(ROOT)): len(BY_FILE.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert {name: count for name, count in found.items() if count and not name.startswith(AS_TYPED)} == {"README.md": 2}

@@ -10,7 +10,7 @@ specdec.inference.vllm                      vLLM as an engine: the same contract
 specdec.inference.engine
 specdec.inference.speculation
 specdec.inference.scheduling                pure: arithmetic over what was measured
-specdec.inference.backends                  a concrete one is named by its registry alone
+specdec.inference.backends                  only their registry names a concrete one
 specdec.inference.sampling, text, observe   arithmetic, text, figures
 specdec.inference.model                     contracts of models
 specdec.inference.commit, request, tokens, settings, config, checkpoint_files, caller, errors
@@ -34,7 +34,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOLDERS = ("inference", "grpc_comm", "comparison")
-"""Packages in `specdec`; by these names a module would exist a second time."""
+"""Packages in `specdec`; a module that is imported by these names, without `specdec.`, exists a second time."""
 HOUSE = (*FOLDERS, "specdec", "benchmarks", "deploy", "examples", "models", "scripts", "tests")
 FOUNDATION = ("commit", "request", "tokens", "settings", "config", "checkpoint_files", "caller", "errors")
 ROOMS = (
@@ -50,7 +50,7 @@ ROOMS = (
     ("serving",),
     ("cli",),
 )
-"""Rooms of one line may import each other and whatever stands above that line."""
+"""Packages of inference/ by layer, lowest first: a package may import those of its own layer and of lower ones."""
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 FLOORS = {
@@ -58,7 +58,7 @@ FLOORS = {
     "specdec.inference.workers": ("completion", "calls", "completing", "drafting"),
     "specdec.comparison": ("plan", "run", "report", "study"),
 }
-"""Rooms within a package, lowest first: each imports itself and those before it; other modules stand above them."""
+"""Layers within a package, lowest first: each may import itself and lower ones; modules in no layer may import all."""
 SEEN_BY_COMPARISON = (
     *(f"specdec.inference.{module}" for module in FOUNDATION),
     *("specdec.inference.observe.stats", "specdec.inference.text.chat", "specdec.inference.text.tokenizer"),
@@ -74,12 +74,12 @@ SEEN_BY_COMPARISON = (
     ),
     *("specdec.inference.serving.processes", "specdec.inference.serving.hub", "specdec.inference.cli"),
 )
-"""The foundation, the command line, starting servers by it, and a client of their API with what it sends and gets."""
+"""Modules that comparison/ may import: foundation, command line, server processes, and a client of the servers' API."""
 DOORS_OF_BACKENDS = ("specdec.inference.backends.registry", "specdec.inference.backends.identity")
 CONCRETE_BACKENDS = tuple(f"specdec.inference.backends.{name}" for name in ("onnx", "pytorch", "neuron"))
 ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator")
 PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
-"""Modules that scheduling/ may import beside the foundation: no clock, no loop, no model, no network."""
+"""Modules that scheduling/ may import beside the foundation: no clock, no event loop, no model, no network."""
 
 
 def layer_of(module: str) -> int:
@@ -116,7 +116,7 @@ def violations(module: str, source: str) -> list[str]:
 
 
 def floors_of(module: str, name: str) -> tuple[int, int]:
-    """Return the levels of two modules within one package, lowest 0; (0, 0) if no package has both."""
+    """Return the layers in `FLOORS` of two modules of one package, 0 for the lowest; (0, 0) if no package has both."""
     for package, rooms in FLOORS.items():
         if is_in(module, package) and is_in(name, package):
             of_module, of_name = (

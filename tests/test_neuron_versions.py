@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "neuron.md").read_text(encoding="utf-8")
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OLDEST_NODE = Version("1.34.2")
-"""AWS: no DRA on nodes of 1.34.0 and 1.34.1 (Kubernetes issue 133920)."""
+"""Oldest Kubernetes for nodes: AWS supports no resource claims on 1.34.0 and 1.34.1 (Kubernetes issue 133920)."""
 IMAGES = re.compile(r"pytorch-inference-neuronx:2\.9\.0-neuronx-py312-sdk([\d.]+)-ubuntu24\.04")
 
 Row = dict[str, str]
@@ -30,7 +30,7 @@ def table(text: str) -> dict[str, Row]:
 
 
 def fault(row: Row) -> str:
-    """Return AWS's compatibility rule that a row's runtime and driver break; empty if they fit."""
+    """Return a sentence on the AWS rule that a row's runtime and driver break; empty if they fit."""
     runtime, driver = Version(row["runtime"]), Version(row["driver"])
     if driver >= Version("2.29") and runtime < Version("2.33"):
         return f"driver {driver} needs runtime 2.33, the image has {runtime}"
@@ -101,7 +101,7 @@ def test_every_image_that_is_named_is_in_the_table() -> None:
 def test_the_drivers_chart_is_pinned_and_knows_the_claims() -> None:
     """The Helm chart of the Neuron driver has a pinned version, which supports the manifests' resource claims.
 
-    It was once otherwise: claims had the version of the private beta, and the chart had no pinned version.
+    It was once otherwise: the claims named an API version of the private beta, and the chart's version was not pinned.
     """
     walk = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
     assert re.search(r"neuron-helm-chart --version \d+\.\d+\.\d+ ", walk)

@@ -1,7 +1,7 @@
 """Every command line in docs/tutorials is valid for its program.
 
-This project's parsers check its own commands, the gateway's schema the bodies of requests, and a list the arguments of
-curl and LLMPerf. Any other program must be named here.
+This project's own commands are checked by its parsers, bodies of requests by the gateway's schema, and arguments of
+curl and LLMPerf by a list. Any other program must be named here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LLMPERF = {
     *("num-concurrent-requests", "timeout", "max-num-completed-requests", "additional-sampling-params", "results-dir"),
     *("metadata", "tokenizer"),
 }
-"""Flags that token_benchmark_ray.py has at the commit of deploy/llmperf/run.sh, by its source, and one that we add."""
+"""Flags of token_benchmark_ray.py at the commit in deploy/llmperf/run.sh, and one that this project adds."""
 BODIES = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_llama3.2-1b_trn1")
 
@@ -177,7 +177,7 @@ def test_requests_name_the_model_that_is_served(page: Path) -> None:
 
 
 def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
-    """Return a server's `prefix_caching`, and its default temperature for requests, None if unset."""
+    """Return whether a server's flags turn prefix caching on, and its default temperature, None if unset."""
     args = parser_of(arguments[1]).parse_args(arguments[2:])
     return args.prefix_caching, args.temperature
 
@@ -186,8 +186,9 @@ def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
 def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that a tutorial compares differ only in their drafts.
 
-    It was once otherwise: the baseline kept prefixes, which a fused graph cannot, so that its TTFT was that of one
-    pass. LLMPerf's '{}' sampled at the checkpoint's temperature 0.6, while AWS's command was greedy.
+    It was once otherwise: only the baseline cached prefixes, which a fused graph cannot, so its TTFT was the time of a
+    single pass. And requests with LLMPerf's '{}' were sampled at the checkpoint's temperature 0.6, while AWS's command
+    was greedy.
     """
     monkeypatch.chdir(ROOT)
     servers = [words[2:] for words in command_lines(page) if words[:2] == ["python", "main.py"]]

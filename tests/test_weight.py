@@ -45,7 +45,7 @@ SKIPPED = {"build", "reports", "venv", "v1"}
 
 
 def num_code_lines(source: str) -> int:
-    """Return the number of lines with code, docstrings and imports excluded."""
+    """Return the number of lines of code, without docstrings, comments, imports and blank lines."""
     lines = (line.strip() for line in source.split("\n"))
     code = {number for number, line in enumerate(lines, 1) if line and not line.startswith("#")}
     for node in ast.walk(ast.parse(source)):

@@ -106,7 +106,7 @@ async def test_the_minimal_example_gives_a_servers_tokens(target: ServerProcess)
 
 
 async def test_the_wire_examples_give_equal_texts(target: ServerProcess) -> None:
-    """The example client and example draft worker, made of grpcio and the .proto alone, print equal texts.
+    """The example client and draft worker, which use only grpcio and the .proto, print equal texts.
 
     The worker drafts for its own request, in rounds, and the target accepts some of its tokens.
     """

@@ -53,7 +53,7 @@ def assert_json(result: CommandResult, prompts: list[str]) -> None:
 async def test_draft_completes_a_prompt_file(
     target: ServerProcess, models: ModelDirectories, prompt_file: Path
 ) -> None:
-    """For every prompt of a file, a good and a bad draft give the target's own text, with prompts sent at once."""
+    """With a good or a bad draft, all prompts of a file, completed concurrently, get the target's own text."""
     flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
     in_turns = ("--schedule", "sync")  # a worker that runs ahead of so fast a target may always come too late
     sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")
@@ -88,7 +88,7 @@ async def test_thin_client_shows_text(target: ServerProcess) -> None:
 
 
 async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
-    """Standard output has the model's text alone; the error of a failed prompt goes to stderr."""
+    """Standard output has only the model's text; the error of a failed prompt goes to stderr."""
     long = "long " * 100
     result = await run_command("--role", "fused_client", "--port", str(target.port), "--prompt", long)
     assert result.code == 1
@@ -154,7 +154,7 @@ def test_draft_of_another_vocabulary_is_refused(
 ) -> None:
     """A draft of another vocabulary is refused with one clear line.
 
-    Equal ids of different tokens would be accepted at times, and mean another text.
+    Otherwise a target could accept a draft token by its id, though the id stands for another text in the draft.
     """
     flags = ["--port", str(target.port), "--prompt", "x"]
     assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1

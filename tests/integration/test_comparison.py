@@ -108,7 +108,7 @@ def _check_in_browser(page: Path) -> None:
 async def test_killing_a_server_is_a_clear_failure(
     models: ModelDirectories, tmp_path: Path, victim: str, topologies: str
 ) -> None:
-    """A comparison with a killed server fails within 10 s with its name and exit code 1, and leaves no process."""
+    """A comparison whose server is killed fails within 10 s, names it, has exit code 1, and leaves no process."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", topologies]
     async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)

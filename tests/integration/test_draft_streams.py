@@ -1,6 +1,6 @@
-"""Draft workers made of grpcio and the .proto alone, at a scripted target in this process, over real sockets.
+"""Draft workers that use only grpcio and the .proto, at a scripted target in this process, over real sockets.
 
-Private workers draft for requests of their own connection and account, workers of the pool for all.
+A private worker drafts for requests of its own connection and account, a worker of the pool for all requests.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def answered_without(session: RawSession) -> bool:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
-    """Only the account and connection of a session may draft for it, though others know its name."""
+    """Only the account and connection of a session may draft for it, even if other clients know the session's name."""
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -117,7 +117,8 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
     """A server that sends requests in the names of users has its own draft worker draft for them.
 
-    It was once otherwise: session names were looked up in the user's account, and the worker attaches without a user.
+    It was once otherwise: the target looked for a session's worker in the user's account, while the server's worker
+    attaches without a user.
     """
     async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
         for_user = replace(worker, metadata=(bearer("gate"), ("x-specdec-user", "ann")))
@@ -258,7 +259,7 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 @REQUESTS
 @pytest.mark.parametrize("version", [1, 2])
 async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -> None:
-    """A pool worker gets the schedule that the request names; one of protocol version 1 always runs ahead."""
+    """A pool worker gets the schedule that the request names; a worker of protocol version 1 always runs ahead."""
     async with serving() as target, raw_worker(target.address, is_private=False, protocol_version=version) as worker:
         session = worker.request(request_).send()
         opening = await opened(worker)

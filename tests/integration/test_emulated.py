@@ -1,4 +1,4 @@
-"""Searches over real servers with emulated passes, which limit every machine alike, find the known optimum."""
+"""Searches over real servers, whose emulated passes take known times on any machine, find the known optimum."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def results_of(*arguments: str) -> dict[str, Any]:
 def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_path: Path) -> None:
     """The capacity found is the most streams whose passes are short enough for the promised time per token.
 
-    A pass over five sessions takes 45 ms, so five streams cannot have 41 ms a token; a pool of two drafts helps.
+    A pass over five sessions takes 45 ms, so a target alone cannot give five streams a token every 41 ms.
     """
     (tmp_path / "prompts.txt").write_text("in the wing\nof the\n")
     flags = [

@@ -1,4 +1,4 @@
-"""A server dies or drains during answers: clients that know another one still get the right answer.
+"""If a server dies or drains during answers, clients that know another server still get the right answer.
 
 Real processes over real sockets. The tests run in this order, since each ends a server.
 """
@@ -70,7 +70,7 @@ async def over_http(port: int) -> str:
 
 
 async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
-    """Streams move to another target before an answer is done and before the process has ended."""
+    """Streams of a draining target move to another one before their answers are complete and the process ends."""
     ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)
     connection = ConnectionConfig(cluster.where, 1, 60.0)

@@ -216,7 +216,10 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
 
 
 async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """On every topology, prompt log-probabilities equal those of one forward; lm-eval asks for them without output."""
+    """On every topology, a prompt's log-probabilities equal those of one forward pass.
+
+    lm-eval asks for them in requests for no output tokens.
+    """
     token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
     with torch.no_grad():
         rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)

@@ -27,7 +27,7 @@ async def hub(models: ModelDirectories) -> AsyncGenerator[FakeHub, None]:
 
 
 async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> CommandResult:
-    """Run main.py against the hub, with a cache of its own."""
+    """Run main.py with this hub, this cache, and further environment variables."""
     return await run_command(*arguments, variables={"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables})
 
 

@@ -28,7 +28,7 @@ FOLDERS = ("inference", "grpc_comm", "comparison")
 SOURCES = ("specdec", *FOLDERS, "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 BYTECODE = shutil.ignore_patterns("__pycache__")
-"""Other processes write there while a source tree is copied."""
+"""Leaves out bytecode when a source tree is copied, since other processes write it meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Return environment variables that do not lead Python to this checkout."""
+    """Return this process's environment, without what leads Python to this checkout, and with the variables `more`."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
@@ -110,7 +110,7 @@ with specdec.Client(sys.argv[1]) as client:
 
 @pytest.mark.long
 async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
-    """Both clients run on the base of the package, without an extra.
+    """Both clients need only the base dependencies of the package, and no extra.
 
     It was once otherwise: both clients imported llguidance and Pydantic, which the base lacks, and ended at once.
     """
@@ -182,7 +182,7 @@ COMMANDS = (
 def test_no_module_has_the_name_of_its_folder(
     is_installed: bool, command: str, environment: Path, tmp_path: Path
 ) -> None:
-    """No module is imported by its folder's name, since it would then exist twice.
+    """No module is imported by its folder's name, without `specdec.`, since it would then exist twice.
 
     `inference` is also another project's name.
     """

@@ -77,7 +77,7 @@ def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Servers, None]:
-    """Start servers with backend neuron: a target, its draft, a fused pair, and an EAGLE pair that samples there."""
+    """Start servers with backend neuron: a target, its draft, a fused pair, and an EAGLE pair with device sampling."""
     async with AsyncExitStack() as stack:
         cores = ("--neuron_cores", "4-5", "--tp_degree", "2")
         pairs = {
@@ -99,7 +99,7 @@ async def reference(models: ModelDirectories, requests: Sequence[CompletionReque
 
 
 def requests(*, sampled: bool) -> list[CompletionRequest]:
-    """Return requests in rounds: when run ahead, proposals of a draft as slow as its target may all come too late."""
+    """Return requests in rounds: with run-ahead, a draft as slow as its target may send all proposals too late."""
     sampling = SamplingParams(temperature=1.1, top_k=40, top_p=0.9) if sampled else SamplingParams()
     template = CompletionRequest("", sampling, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC)
     return [
@@ -125,8 +125,8 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
 def test_models_compiled_ahead_are_found(started: Servers, environment: Path) -> None:
     """Servers load the models that were compiled ahead for them.
 
-    It was once otherwise: a draft worker asked for slots for branches, which it cannot have, and compiled its model
-    again.
+    It was once otherwise: a draft worker asked for slots for branches, which backend neuron cannot have, and so
+    compiled its model again.
     """
     assert "hit in" in started["eagle"].log.read_text()
     draft = started["draft"].log.read_text()
@@ -138,10 +138,10 @@ def test_models_compiled_ahead_are_found(started: Servers, environment: Path) ->
 
 
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
-    """NxDI's own messages are only few lines of a server's log.
+    """NxDI's own messages are only a few lines of a server's log.
 
-    It was once otherwise: 8 of 250 log lines were the draft's own, since NxDI writes hundreds per model to the root
-    logger.
+    It was once otherwise: only 8 of 250 lines in a draft's log were its own, since NxDI writes hundreds per model to
+    the root logger.
     """
     for server in started.values():
         lines = server.log.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The protocol as in docs/protocol.md and the .proto, with a client made of these alone."""
+"""The protocol as docs/protocol.md and the .proto describe it, with a client that is made from only these two."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_late_branches_count_as_far_as_they_agree(peer: Peer) -> None:
 
 
 async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
-    """A branch that contradicts committed tokens, and one after a dropped node, are ignored without an error."""
+    """A branch that contradicts committed tokens, and one below a dropped node, are ignored without an error."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(after(NUM_PROMPT, wrong(answer[0]), 7, 7))  # nodes 0 .. 2 lose
@@ -115,7 +115,10 @@ async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
 
 
 async def test_a_resumed_answer_has_drafts_again(peer: Peer) -> None:
-    """Tokens depend on position and seed alone, so a new request after the committed tokens continues the old one."""
+    """A new request after the committed tokens of an answer continues it, and gets draft tokens again.
+
+    This is possible since tokens depend only on position and seed.
+    """
     answer = peer.answer
     async with raw_worker(peer.address) as worker:
         began = worker.request(asked(max_new_tokens=1)).send()

@@ -60,7 +60,7 @@ SAMPLINGS = (
 
 
 def some_requests() -> list[CompletionRequest]:
-    """Return requests with every kind of grammar, and some without a grammar for the same passes."""
+    """Return requests with every kind of grammar, and some without a grammar, which share passes with them."""
     return [
         CompletionRequest(f"the {i} wind", sampling, seed=i, max_new_tokens=60, grammar=grammar)
         for i, grammar in enumerate((*GRAMMARS, None))
@@ -123,7 +123,10 @@ def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishRe
 
 
 async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
-    """Without a draft, a target proposes the tokens that a grammar forces; all are accepted where it looks none up."""
+    """Without a draft, a target proposes the tokens that a grammar forces.
+
+    In answers without prompt lookup, all of these draft tokens are accepted.
+    """
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)
     assert sum(completion.num_accepted_tokens for completion in forced[:3]) > 30

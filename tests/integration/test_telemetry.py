@@ -83,7 +83,8 @@ async def collecting() -> AsyncGenerator[Collector, None]:
 async def test_one_request_is_one_trace(models: ModelDirectories) -> None:
     """One request is one trace through all processes.
 
-    Each process's span is a child of the previous one's, the gateway's of the client's; all arrive by the end.
+    The span of each process is a child of the span of the process before it, and the gateway's is a child of the
+    client's. All spans have arrived when the processes have ended.
     """
     async with collecting() as collector:
         flags = ("--otlp_endpoint", collector.endpoint)

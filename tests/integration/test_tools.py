@@ -40,7 +40,7 @@ FIELDS: Any = {"model": "target", "messages": MESSAGES, "tools": TOOLS, "max_tok
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url() -> AsyncGenerator[str, None]:
-    """Start a gateway that knows the model by its card alone."""
+    """Start a target, and a gateway that knows only the target's model card; yield the gateway's URL."""
     model = ModelConfig(BUNDLED_TARGET, num_slots=4, num_threads=1)
     async with target_engine(model, max_waiting=16) as loaded:
         completer = LocalCompleter(loaded.engine, loaded.tokenizer)

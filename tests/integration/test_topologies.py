@@ -190,7 +190,7 @@ async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies,
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """An answer goes on to the end of the target's context, although the draft's own context may end before."""
+    """An answer goes on to the end of the target's context, even if the draft's own context is shorter."""
     prompt = tuple(range(2, 2 + MAX_LENGTH - 80))
     long_prompt = tuple(range(2, 2 + MAX_LENGTH - 1))
     requests = [
@@ -257,7 +257,8 @@ async def test_rejected_drafts_are_shown_on_request_alone(
 ) -> None:
     """Rejected draft tokens are shown only on request, and showing them changes no token.
 
-    The last pass is not checked, since a limit may cut it, and an id of the vocabulary padding has no text.
+    Some of them need not have a text, since ids of the vocabulary padding have none. The last pass, which a limit may
+    cut, is not checked.
     """
     requests = [replace(request, seed=5, ignore_eos=True) for request in greedy_requests()[:8]]
     plain = await complete_all((topologies | {"target": target})[server], requests)

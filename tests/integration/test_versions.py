@@ -1,4 +1,4 @@
-"""Version 1 of the protocol with version 2: commands of an older wheel and of this one, as CHANGELOG.md promises.
+"""Commands of an older wheel, which has protocol version 1, work with those of this version, as CHANGELOG.md promises.
 
 The wheel is built from the last commit before version 2, which a shallow clone lacks.
 """
@@ -38,7 +38,7 @@ ASKED = (
     *("--format", "json"),
 )
 SLOW = ("--emulate", "target:5ms")
-"""Passes that leave a draft of the same size time to propose."""
+"""Flags for passes so long that a draft of the same size has time to propose."""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def ids_in(output: str) -> list[list[int]]:
 
 
 async def test_clients_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """Clients of version 1 get this target's tokens; the error of a version 1 draft names the calls to use instead."""
+    """Clients of version 1 get this target's tokens; a version 1 draft gets an error with the calls to use instead."""
     async with target_server(models.target, *SLOW) as target:
         expected = await complete(target, REQUEST)
         port = ("--port", str(target.port))
@@ -116,7 +116,7 @@ async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirector
 
 
 async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """Clients get the tokens of a version 1 target without drafts, and it refuses a pool worker of this version."""
+    """A version 1 target gives clients its tokens, without drafts; a pool worker of this version ends with an error."""
     async with old_target(old, models.target) as address, target_server(models.target) as ours:
         expected = await complete(ours, REQUEST)
         assert (await complete(address, REQUEST)).token_ids == expected.token_ids

@@ -42,19 +42,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SMALL, MIDDLE, LARGE = 280, 292, 304
 SLOW = ("--emulate", "target:3ms")
-"""Passes that a draft worker of the same size can be ahead of."""
+"""Flags for passes so long that a draft worker of the same size can run ahead of them."""
 LAST = 267
-"""Last id of the model with the other tokenizer; its target has more, which it must spell."""
+"""Last id of the model with the other tokenizer; the target has more tokens, which its draft must spell."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A case: vocabulary sizes of targets and drafts, where None is the vocabulary of the other tokenizer.
+    """Vocabulary sizes of the targets and drafts of a case; None stands for the vocabulary of the other tokenizer.
 
     Attributes:
-        draft: draft of `target` in a distributed and a fused pair.
-        helper: a worker of the pool that helps `target` and the target `other`.
-        wanted: ids that requests bias, with the biases.
+        draft: size of the draft of `target`, in a distributed and a fused pair.
+        helper: size of a worker of the pool that helps `target` and the target `other`.
+        wanted: biases in the requests, by token id.
         shares: limits between which the draft's share of the target's ids must be.
     """
 
@@ -89,7 +89,7 @@ of_another_tokenizer = pytest.mark.parametrize("kind", [FOREIGN], indirect=True)
 
 @pytest.fixture(scope="module")
 def models(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Save the four models, by their names in `Kind`."""
+    """Save the four models of a case; return their directories by their names in `Kind`."""
     root = tmp_path_factory.mktemp("models")
     for name in ("target", "draft", "helper", "other"):
         size = getattr(kind, name)

@@ -31,7 +31,7 @@ from specdec.inference.workers.calls.convert import sampling_from_message, sampl
 NAMES = {field.name for field in fields(SamplingParams)} - {"noise"}  # a request has no part in it
 ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft")
 NO_FLAG = {"logit_bias"}
-"""A table of hundreds of tokens is no flag."""
+"""Sampling parameters without a flag; a table of hundreds of tokens does not fit into one."""
 
 
 def another_value(name: str) -> Any:
@@ -100,7 +100,7 @@ DEVICE_DECODERS: list[DeviceDecoder] = [
     FusedDecoder(Unloaded(), SHAPE, method="fused"),
     MedusaDecoder(Unloaded(), SHAPE, choices=[(0,)], num_heads=1),
 ]
-"""Two that sample on the device and two that are greedy only."""
+"""Decoders that choose tokens on the device: two that sample, and two that are only greedy."""
 SERVED_ON_DEVICE = {"temperature", "top_k", "top_p", "seed"}
 """Parameters that device samplers serve; `check_seed` of inference/model/decoder.py handles seeds."""
 
@@ -141,7 +141,7 @@ def test_a_device_refuses_what_is_added_later(
 ) -> None:
     """A decoder on a device refuses every parameter that it does not know.
 
-    It was once otherwise: the decoder named the refused parameters, so another one would have been ignored in silence.
+    It was once otherwise: the decoder listed the parameters to refuse, so it would have ignored a new one in silence.
     """
     words = re.escape(f"{field} {value}: ") + ".*chooses tokens on the device"
     with pytest.raises(InvalidRequestError, match=words) as caught:

@@ -65,7 +65,7 @@ def test_the_file_is_json_with_a_line_per_benchmark(tmp_path: Path) -> None:
 
 
 def lost_scripts(text: str) -> Iterator[str]:
-    """Yield benchmarks that a page names, which no longer exist, without the commit that has them."""
+    """Yield benchmarks that a page names though they no longer exist, unless a commit that has them stands beside."""
     for paragraph in text.split("\n\n"):
         names = re.findall(r"-m benchmarks\.(\w+)", paragraph)
         lost = [name for name in names if not is_benchmark(name) and f"| `{name}`" not in text]

@@ -22,7 +22,7 @@ PROTO = (ROOT / "protos" / "specdec" / "v1" / "specdec.proto").read_text()
 ELEMENT = re.compile(r"(?:message|enum|service|rpc|oneof) (\w+)|(\w+) = ")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 ONE = 1
-"""Least number of elements of a list that must not be empty, and least count of what must exist."""
+"""The least size of a list that must not be empty, and the least number of anything that must exist."""
 
 
 def ends(limits: Range) -> tuple[float, float]:

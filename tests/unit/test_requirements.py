@@ -28,7 +28,7 @@ ELSEWHERE = (
     *("locust", "gevent"),
     *("vllm", "msgspec", "triton"),
 )
-"""Packages that are imported only where an extra was installed that the tests' environment lacks."""
+"""Packages that are imported only with an extra that the tests' environment lacks."""
 
 
 @pytest.mark.parametrize("name", requirements())
@@ -81,7 +81,7 @@ NEIGHBOURS = {
     "Roboflow's inference 1.8": "tokenizers==0.22.2 numpy==2.3.5 cryptography==50.0.2 protobuf==7.36.2 rich==14.3.4 "
     "prometheus-client==0.26.0",
 }
-"""Versions that pip chooses for another project, of packages that our base asks for too."""
+"""Versions that pip chooses for another project, of packages that this project's base dependencies include too."""
 
 
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
@@ -268,14 +268,14 @@ NEURON_IMAGES = {
     "2.29": ("2.9.0.2.13", "0.9.17334", "4.57.6"),
     "2.31": ("2.9.0", "0.10.18399", "4.57.6"),
 }
-"""Versions by SDK: its images' torch-neuronx and NxDI, and a Transformers that this NxDI pins."""
+"""By SDK version: the torch-neuronx and NxDI of its images, and a Transformers that this NxDI pins."""
 
 
 @pytest.mark.parametrize("sdk", NEURON_IMAGES)
 def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
     """Pip keeps the NxDI of an image.
 
-    It was once otherwise: pins of NxDI, or of Transformers alone, made pip replace the image's NxDI by another.
+    It was once otherwise: a pinned NxDI, or just a pinned Transformers, made pip replace the image's NxDI by another.
     """
     wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")
@@ -310,4 +310,4 @@ def test_a_wheel_asks_for_whatever_it_imports() -> None:
 
 
 INDIRECT = {"starlette", "pydantic", "pydantic-core", "googleapis-common-protos"}
-"""Parts of what is declared: FastAPI is made of the first three, grpcio-status of the last."""
+"""Packages that come with declared ones: the first three with FastAPI, the last with grpcio-status."""

@@ -1,4 +1,4 @@
-"""When a suite ends, so does all that it started."""
+"""When a test suite ends, all processes that it has started end too."""
 
 from __future__ import annotations
 

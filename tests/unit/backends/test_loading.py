@@ -76,7 +76,7 @@ def drop_a_weight(path: Path) -> None:
 
 
 def quantize(path: Path, *, method: str) -> None:
-    """Name a method of quantization in the configuration, and delete the weights, which must not be needed."""
+    """Name a method of quantization in the configuration, and delete the weights: a refusal must not need them."""
     edit_config(quantization_config={"quant_method": method, "bits": 4})(path)
     (path / "model.safetensors").unlink()
 
@@ -235,8 +235,8 @@ def test_slots_that_do_not_fit_into_memory_are_refused(max_length: int) -> None:
 def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path: Path) -> None:
     """A short sequence takes little of its slot's memory.
 
-    It was once otherwise: pages of 2 MiB made the first request of each slot take all of it, and up to 18 times as
-    long.
+    It was once otherwise: with pages of 2 MiB, the first request of each slot took all of the slot's memory, and up to
+    18 times as long.
     """
     save_tiny_model(tmp_path, "llama", num_key_value_heads=4, head_dim=64, max_position_embeddings=8192)
     config = config_for(tmp_path, backend=backend_name, num_slots=8, sequence_length=8192)

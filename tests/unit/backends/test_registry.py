@@ -80,7 +80,7 @@ def test_limits_of_all_backends_are_refused_at_once(
 ) -> None:
     """A value above a limit that all backends have is refused at once, without a hint at another backend.
 
-    It was once otherwise: the log named torch as the way out, loaded the model again, and only then refused it.
+    It was once otherwise: the log named torch as the way out, and the server loaded the model again, only to refuse it.
     """
 
     def no_memory(num_bytes: int) -> None:

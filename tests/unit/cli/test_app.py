@@ -1,4 +1,4 @@
-"""End of a program, output without a reader, and the log lines of libraries that are shown."""
+"""A program ends even if a thread hangs or the output has no reader; its log has few lines of other libraries."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ sys.exit(specdec.main())
 def test_an_endless_thread_does_not_delay_the_end(executor: str) -> None:
     """A drained process ends, even if one of its threads does not.
 
-    It was once otherwise: a thread at a silent DNS server, or in an endless template, held a drained process for
-    minutes.
+    It was once otherwise: a thread that waited for a silent DNS server, or ran an endless template, held a drained
+    process for minutes.
     """
     began = time.monotonic()
     done = subprocess.run(
@@ -97,9 +97,9 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
     ],
 )
 def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
-    """The log has each warning of NxDI once.
+    """The log has each warning of NxDI only once.
 
-    It was once otherwise: NxDI writes to the root logger, and 8 of 250 lines were the draft's own.
+    It was once otherwise: only 8 of 250 lines in a draft's log were its own, since NxDI writes to the root logger.
     """
     quiet = QuietLibraries()
     assert [quiet.filter(record(level, message)) for _ in range(2)] == shown

@@ -117,7 +117,7 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
     ],
 )
 def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing path, and --revision for a model that is from no hub, are named in the error.
+    """The error names a path that does not exist, and a --revision for a model that comes from no hub.
 
     It was once otherwise: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached.
     """
@@ -260,7 +260,7 @@ def test_a_bad_value_is_named_with_its_limit(
 def test_no_draft_is_taken_for_another_target(
     role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A target of the user needs a flag for its draft, since the bundled draft fits the bundled target alone.
+    """Users with a target of their own must name a draft, since the bundled draft fits only the bundled target.
 
     It was once otherwise: the bundled draft was used silently, and the error was about vocabularies.
     """

@@ -21,7 +21,7 @@ def defaults(model: Path, *flags: str, role: str = "target") -> RequestDefaults:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Save a checkpoint with a generation_config.json like Qwen3's."""
+    """Save only a generation_config.json, with values like Qwen3's; return its folder."""
     stored = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True, "eos_token_id": [1, 2]}
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     return tmp_path

@@ -103,8 +103,8 @@ async def test_a_trial_server_is_trusted_at_its_interface_address(
 ) -> None:
     """The certificate of a trial server has the addresses of the machine's interfaces.
 
-    It was once otherwise: README's commands failed with an IP address as HOST, since the certificate lacked it without
-    DNS.
+    It was once otherwise: README's commands failed if HOST was an IP address, since on a machine without DNS the
+    certificate lacked it.
     """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

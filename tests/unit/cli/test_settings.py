@@ -40,7 +40,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_reads_its_defaults(role: str) -> None:
-    """Each role can parse its flags from their defaults alone.
+    """Each role reads its settings from the defaults of its flags.
 
     It was once otherwise: a role that lacked a group of flags crashed at its start.
     """
@@ -100,7 +100,7 @@ class _Lamp:
 
 @dataclass(frozen=True)
 class _Room:
-    """Two groups, the second of which is optional."""
+    """Configuration of these tests with three groups of settings, the second of which is optional."""
 
     lamp: _Lamp = group(_Lamp, "lamp", watts=7.0)
     dial: DialSecurity | None = group(DialSecurity, needs=("tls_ca",), without=("token_file",))
@@ -138,7 +138,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A plain-text --host beyond loopback is refused for a serving draft, not for one that completes prompts."""
+    """A draft that serves refuses a plain-text --host beyond loopback; one that completes prompts does not."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])
@@ -151,7 +151,7 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return a table of README, below a heading, as second cell by first cell, without links in parentheses."""
+    """Return README's table below a heading, its second cells by its first ones, without links in parentheses."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}

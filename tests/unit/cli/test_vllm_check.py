@@ -16,7 +16,7 @@ from specdec.inference.cli.roles.vllm_check import run
 from specdec.inference.vllm.hooks import VARIABLE, Hooks, read_hooks
 
 OWNER = "vllm.v1.worker.gpu.states:RequestState"
-"""Class that runner V2 alone needs, with its attributes `draft_tokens` and `req_id_to_index`."""
+"""Class that only vLLM's model runner V2 needs, with its attributes `draft_tokens` and `req_id_to_index`."""
 
 
 def grown(folder: Path) -> Path:
@@ -49,7 +49,7 @@ def read(place: Path) -> Hooks:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make importable a package `vllm` that has all names; return its directory."""
+    """Make a package `vllm` importable that has all names vllm-check looks for; return its directory."""
     monkeypatch.delenv(VARIABLE, raising=False)
     place = grown(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -176,7 +176,7 @@ async def test_without_vllm_there_is_a_way_out(
 def test_wheels_have_the_names_that_the_page_says(
     wheel: str, usable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wheel has the names that the runners listed for it need, as docs/vllm.md says; `vllm` is the newest."""
+    """Each vLLM wheel has the names that its usable runners need, as docs/vllm.md says; `vllm` is the newest wheel."""
     monkeypatch.delenv(VARIABLE, raising=False)
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest")
     subprocess.run([*pip, str(tmp_path), "--no-cache-dir", wheel], check=True)

@@ -448,7 +448,7 @@ def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
 def test_a_baseline_chooses_tokens_where_the_pair_does() -> None:
     """The baseline chooses its tokens on the device if the pair does.
 
-    Otherwise the speed-up would include that of choosing there.
+    Otherwise the speed-up would include the gain of choosing tokens on the device.
     """
     on_device = BackendConfig("neuron", device_sampling=True)
     assert ["--device_sampling" in flags for flags in flags_of(on_device)] == [True, True, False, False]
@@ -515,7 +515,7 @@ def test_prompts_have_the_lengths_that_were_drawn(texts: list[str], lengths: lis
 
 
 def test_a_tokenizer_counts_its_own_tokens() -> None:
-    """A prompt cut to a number of tokens has no more, and on average hardly fewer."""
+    """A prompt that is cut to a number of tokens has no more than these, and on average hardly fewer."""
     pieces, lengths = Tokens(BUNDLED_TARGET), list(range(1, 60))
     for texts in ((), ("It was a dark and stormy night, 1 2 3 4", "caf\u00e9 \u4f60\u597d")):
         found = [len(pieces.cut(prompt)) for prompt in prompts_of_lengths(texts, lengths, 7, pieces)]

@@ -358,7 +358,7 @@ def kept(sample: Sample) -> Sample:
 
 
 FIRST = "fused (draft draft, gamma 3), structured, rtt 0 ms, concurrency 1"
-"""Second cell of the samples."""
+"""Cell that some entries of `DOUBTS` change, by its name in reports."""
 DOUBTS: dict[str, tuple[Callable[[Sample], Sample], str]] = {
     "none": (lambda sample: sample, ""),
     "spread": (lambda it: slowed(it, 4.0) if it.repeat else it, "The machine was busy or unsteady: "),
@@ -407,8 +407,8 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
 def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
     """A report has prompt lengths and backends among its conditions, which `diff` requires to be equal.
 
-    It was once otherwise: `diff` called 1000 input tokens a slowdown of 10, and ONNX one of torch: conditions were
-    equal.
+    It was once otherwise: `diff` compared runs with 10 and 1000 input tokens, or with torch and ONNX, and called the
+    difference a slowdown.
     """
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
     settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
@@ -495,7 +495,7 @@ def test_a_full_disk_loses_nothing(
 
 @pytest.mark.parametrize(("slowdown", "count"), [(1.0, "6 of 6 medians"), (3.0, "4 of 6 medians")])
 def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: float, count: str) -> None:
-    """The table by load counts the medians below the target alone, and names their cells, here those of the pool."""
+    """The table by load counts the medians of at least 0.97 of the target alone, and names the lowest of the others."""
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
     found = changed(settings, lambda it: slowed(it, slowdown) if is_of(Topology.POOL, it) else it)
@@ -578,7 +578,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """The page shows conditions and verdict, and each picture its conditions; here no emulation is named."""
+    """The page shows conditions and verdict, each picture shows its conditions, and nothing is called emulated."""
     text = (sweep / "report.html").read_text()
     assert "EMULATED" not in text
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
@@ -628,7 +628,7 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
     """The shared y axis of a picture holds the lines of all panels.
 
-    It was once otherwise: the upper end of the shared y axis was fixed after the first panel: faster lines left the
+    It was once otherwise: the upper end of the shared y axis was fixed after the first panel, so faster lines left the
     picture.
     """
     settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))

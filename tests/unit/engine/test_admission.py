@@ -84,7 +84,7 @@ def test_a_freed_slot_goes_to_the_account_with_fewest() -> None:
 
 
 def test_an_account_with_several_slots_gives_one_to_an_account_that_has_none() -> None:
-    """An account without a slot gets one of the account with most: that of its session with the fewest tokens."""
+    """An account without a slot gets one of the account with most, whose session with fewest tokens gives it up."""
     desk = Desk(num_slots=3, max_waiting=20)
     desk.ask("a0", "a1", "a2", "a3")
     assert desk.running() == ["a0", "a1", "a2"]

@@ -10,7 +10,7 @@ from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
 
 PASS_S = 10.0
-"""Seconds of a pass; many times those that this test takes, which count as waiting too."""
+"""Seconds of a pass, many times those of the test itself, since a batching counts these as waiting too."""
 
 
 def batching() -> Batching:

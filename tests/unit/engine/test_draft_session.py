@@ -191,7 +191,7 @@ def test_an_accepted_branch_becomes_the_chain() -> None:
 def test_a_deep_branch_is_sent_in_portions() -> None:
     """A deep branch is sent in portions while it grows.
 
-    Sent as a whole after a round trip, it would arrive after the rejection that needs it.
+    Sent as a whole after a round trip, it would arrive after the rejection for which it is needed.
     """
     session = branching_session(1)
     session.pacing = Pacing(window=4, chunk=2, branching=Branching(count=1, depth=6))

@@ -1,4 +1,4 @@
-"""Prompt lookup in a target changes no token, gives way to a worker's proposals, and is counted apart."""
+"""Prompt lookup in a target changes no token, gives way to a worker's proposals, and is counted separately."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REQUESTS = {
 
 
 class Helper(SilentWorker):
-    """Pool worker that proposes after some of the commits, mostly right tokens."""
+    """Pool worker that sends a proposal after some of the commits; most of its tokens are right."""
 
     def __init__(self, pool: DraftPool, truth: Sequence[int]) -> None:
         super().__init__("helper", 4, pool)
@@ -101,7 +101,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Draw a proposal: none, or a chain of tokens nine in ten of which are right, beside a random branch."""
+    """Draw a proposal: either nothing, or a chain in which nine tokens in ten are right, and a random branch."""
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)

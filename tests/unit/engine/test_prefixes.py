@@ -132,7 +132,7 @@ async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: in
 async def cached(
     engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None
 ) -> tuple[int, list[Commit]]:
-    """Send a request; return its number of cached prompt tokens, and its commits until the client leaves."""
+    """Send a request; return its number of cached prompt tokens, and its commits: all, or `leaves_after` + 1."""
     commits: list[Commit] = []
     num_cached = 0
     async with aclosing(engine.generate(request)) as stream:
@@ -248,7 +248,7 @@ def test_a_draft_distrusts_positions_after_a_failed_pass() -> None:
 
 
 class Rereading(Unforkable):
-    """Slot model with a rule for when it pays to continue from the tokens that a slot holds."""
+    """Slot model that decides whether to continue from the tokens in a slot, or to read the whole prompt again."""
 
     max_pass_tokens, prompt_chunk_tokens, pays = 8, 0, False
 
@@ -273,9 +273,9 @@ class Asked:
     """One request of a history.
 
     Attributes:
-        parent: how many requests before this one the request was sent that it continues; 0 if it continues none.
+        parent: distance, in requests, to the earlier request that this one continues; 0 if it continues none.
         keep: share of the parent's prompt and output that this request begins with.
-        leaves_after: number of commits after which the client leaves.
+        leaves_after: the client leaves after one commit more than this; None if it reads to the end.
         beside: whether the request is sent while the one before it still runs.
         fails: whether the next pass or copy fails, unless the request is sent beside another.
     """

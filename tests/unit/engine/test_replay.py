@@ -53,7 +53,7 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 
 
 async def test_one_poisonous_session_ends_alone() -> None:
-    """A session that makes steps fail ends alone.
+    """If a session makes steps fail, only this session ends.
 
     It was once otherwise: a MemoryError that one wide request caused ended eight users' answers with INTERNAL.
     """
@@ -93,10 +93,10 @@ class PoisonedProposer:
 
 
 async def test_a_poisonous_sequence_with_branches_ends_alone_too() -> None:
-    """A session with branches that makes steps fail ends alone.
+    """If a session with branches makes steps fail, only this session ends.
 
-    It was once otherwise: branches of a suspect made its step look like one of several sessions, which broke the
-    engine.
+    It was once otherwise: a step with only one suspected session and its branches was taken for a step of several
+    sessions, which broke the engine.
     """
     async with running(DraftEngine(PoisonedProposer())) as engine:
         sound, poisonous = (engine.open([first, 1], GREEDY) for first in (7, 0))
@@ -141,7 +141,8 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
     """A pass that runs out of memory is repeated in halves.
 
-    It was once otherwise: ONNX Runtime and torch raise RuntimeError for it, so passes were replayed one by one.
+    It was once otherwise: ONNX Runtime and torch report a lack of memory as RuntimeError, so sessions were replayed one
+    by one.
     """
     failures: list[int] = []
 

@@ -187,7 +187,8 @@ class SlowDrafter(SlowReader):
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
     """The time of drafting does not make the parts of prompts shorter.
 
-    It was once otherwise: drafting counted as a part's cost, so half of 64 streams waited five times as long.
+    It was once otherwise: the time of drafting counted as a cost of the prompt part beside it, so half of 64 streams
+    waited five times as long.
     """
     decoder = SlowDrafter(num_slots=2, max_length=900)
     async with running(TargetEngine(decoder)) as engine:

@@ -208,7 +208,7 @@ async def test_echo_and_logprobs_in_both_shapes() -> None:
 
 
 async def test_lm_eval_scores_the_prompt() -> None:
-    """A body with max_tokens 0, echo and logprobs is answered with the prompt's tokens and log-probabilities alone."""
+    """A request with max_tokens 0, echo and logprobs gets only the prompt's tokens and log-probabilities."""
     completer = ScriptedCompleter(PASSES)
     body = {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}
     document = (await post(completer, "/v1/completions", body)).json()

@@ -85,7 +85,7 @@ async def page_of(completer: ScriptedCompleter, page: Page, **settings: Any) -> 
 
 
 async def send(page: Page, prompt: str = "prompt", **fields: object) -> None:
-    """Fill in the form and submit it."""
+    """Fill in the form of the web page, and submit it."""
     for name, value in {"prompt": prompt, **fields}.items():
         await page.run(f"{at(name)}.value = {json.dumps(value)}")
     await page.run(f"{at('mode')}.dispatchEvent(new Event('change')); {at('form')}.requestSubmit()")
@@ -277,7 +277,7 @@ class TestInBrowser:
 
 
 class FaultyCompleter(ScriptedCompleter):
-    """Completer that, while `is_faulty`, gives other tokens with a draft than without from the third one on."""
+    """Completer that, while `is_faulty`, gives other tokens with a draft than without, from the third token on."""
 
     is_faulty = False
 

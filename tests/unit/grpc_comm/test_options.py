@@ -18,7 +18,8 @@ KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.
 async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
     """A stream over a link that fell silent ends within 15 s; here the limit is 1.5 s.
 
-    It was once otherwise: gRPC's second timeout for pings, a minute, kept a dead session's slot.
+    It was once otherwise: a second timeout of gRPC for pings, of a minute, kept the slot of a session whose client was
+    gone.
     """
     began, ended = asyncio.Event(), asyncio.Event()
 

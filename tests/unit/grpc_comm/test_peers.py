@@ -24,7 +24,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.support.ports import listening
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
-"""A receive window of five bytes: a channel with it never reads."""
+"""Options of a channel that never reads: its receive window is five bytes."""
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 STALL_S = 0.3
 LIMIT = 1000
@@ -164,7 +164,7 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
     """An answer that the client does not read is dropped after a time.
 
-    It was once otherwise: an unread answer stayed in memory as long as its client answered pings: 256 of 4 MB each.
+    It was once otherwise: unread answers, 256 of 4 MB each, stayed in memory as long as their client answered pings.
     """
     async with (
         serving() as (servicer, server),

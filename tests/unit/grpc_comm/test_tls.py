@@ -184,7 +184,8 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 def test_names_of_a_certificate_keep_their_types() -> None:
     """A name in a certificate is matched only as its own type: a mail address is no host.
 
-    It was once otherwise: grpcio's names have no types and end at a zero byte: a mail address was admitted as a host.
+    It was once otherwise: grpcio gives names without types and up to a zero byte, so a mail address was admitted as a
+    host.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([]), datetime.now(UTC)

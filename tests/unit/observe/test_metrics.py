@@ -176,7 +176,7 @@ def test_draft_tokens_are_counted_by_who_proposed_them() -> None:
 async def test_requests_count_for_the_account_that_sent_them() -> None:
     """Requests count for the account that sent them, also refused ones.
 
-    An account that floods a full queue has hardly any tokens.
+    Counts of tokens would not show an account that floods a full queue, since it gets hardly any.
     """
     metrics = Metrics("tiny")
     full = Completer(CapacityError("full", retry_after_s=1.0))

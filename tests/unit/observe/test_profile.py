@@ -110,7 +110,7 @@ def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
-    """A file that a full disk cannot take is an error that names it, and no part of it is left.
+    """If a full disk cannot take a file, an error names the file, and no part of it is left.
 
     It was once otherwise: a full disk led to exit code 1, "No space left on device" without a name, and a part of the
     JSON.

@@ -118,7 +118,7 @@ def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, output
 
 
 def test_keys_chain_two_published_streams() -> None:
-    """A position's key is an output of SplitMix64 seeded with its first output for the request's seed."""
+    """A position's key is an output of SplitMix64, seeded with SplitMix64's first output for the request's seed."""
     first = 0xE220A8397B1DCDAF
     assert noise_keys([0] * 5, list(range(5))) == [signed(mix(first + (t + 1) * GOLDEN)) for t in range(5)]
 
@@ -128,7 +128,7 @@ def test_keys_chain_two_published_streams() -> None:
 def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
     """The noise equals that of a reference in Python's integers.
 
-    These reveal errors of signed arithmetic, of the shift's mask, and of the logarithm's series.
+    The reference reveals errors of signed arithmetic, of the shift's mask, and of the logarithm's series.
     """
     seeds, positions, token_ids = (list(column) for column in zip(*triples, strict=True))
     expected = [
@@ -388,7 +388,7 @@ def test_a_rows_scores_do_not_depend_on_its_neighbours(
 ) -> None:
     """A row's scores do not depend on other rows.
 
-    They reveal more than tokens: also a truncation of another row that rarely changes the choice.
+    Scores also show the influence of another row's truncation, which rarely changes the chosen token.
     """
     logits = random_logits(logits_seed, len(sampling), vocab_size)
     together = process_logits(logits, sampling)
@@ -428,9 +428,9 @@ def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingPara
 @relaxed
 @given(st.integers(0, 2**32), st.integers(2, 200), any_seed, any_position)
 def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: int, position: int) -> None:
-    """The smallest temperatures choose the most likely token: random numbers span 40.4 and cannot change the choice.
+    """The smallest temperatures choose the most likely token: noise has a range of 40.4 and cannot change the choice.
 
-    It was once otherwise: 5e-324 made all positive logits infinite, and the first was chosen.
+    It was once otherwise: temperature 5e-324 made all positive logits infinite, and the first of them was chosen.
     """
     logits = random_logits(logits_seed, 1, vocab_size)
     second, best = np.sort(logits[0].astype(np.float64))[-2:]

@@ -23,7 +23,7 @@ VOCAB_SIZE = 5
 NUM_SEEDS = 3000
 NUM_POSITIONS = 5
 NUM_COMPARED = 200
-"""Number of seeds of which tokens are compared for each draft and gamma; tests of the distribution take all."""
+"""Number of seeds whose tokens are compared for each draft and gamma; tests of the distribution use all seeds."""
 
 GAMMAS = range(5)
 TARGET = law.toy_logits(np.random.default_rng(1), VOCAB_SIZE)

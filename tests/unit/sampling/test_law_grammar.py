@@ -38,7 +38,7 @@ ALPHA = 0.01 / len(SETTINGS)
 ALPHA_WRONG = ALPHA * 1e-6
 
 Rows = Callable[[SamplingParams, list[SamplingParams], list[int], list[int]], list[int]]
-"""(parameters, per row: the same seeded, positions, previous tokens) -> tokens."""
+"""Takes parameters and, per row, the seeded parameters, position and previous token; returns a token per row."""
 
 
 def bits(row: np.ndarray) -> bytes:
@@ -46,7 +46,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """Mask rows of logits with the function that targets use; False in `allowed` masks a token."""
+    """Return a function that chooses from these logits, masked as in targets; False in `allowed` masks a token."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
@@ -58,7 +58,7 @@ def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
 def masked_after_truncation(
     _: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]
 ) -> list[int]:
-    """Wrong variant: mask after truncation; a row with no allowed token left takes all allowed tokens."""
+    """Choose tokens wrongly: mask after truncation. A row with no allowed token left takes all allowed tokens."""
     scores = np.where(ALLOWED[previous], process_logits(TARGET[previous], sampling), -np.inf)
     nothing = ~np.isfinite(scores).any(axis=-1)
     scores[nothing] = MASKED[previous][nothing]
@@ -120,5 +120,8 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
 
 
 def test_a_late_mask_is_right_without_truncation() -> None:
-    """Without truncation, masking late is right: so the test above finds the wrong order, and nothing else."""
+    """Without truncation, a late mask is right.
+
+    So if a test of `masked_after_truncation` fails, the cause is the wrong order, and nothing else.
+    """
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

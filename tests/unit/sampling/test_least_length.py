@@ -1,4 +1,4 @@
-"""min_new_tokens gives end-of-sequence tokens the probability 0 before that length."""
+"""min_new_tokens gives end-of-sequence tokens the probability 0 until that many tokens are generated."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
     """A chain that is likely to be accepted grows on after the chains of all other sessions have ended.
 
-    It was once otherwise: each chain was judged as if all drafted as much, so the only sure one of 16 ended early.
+    It was once otherwise: each chain was judged as if all sessions drafted as much, so the only sure one of 16 ended
+    early.
     """
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
     for _ in range(2):

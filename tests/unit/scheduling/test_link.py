@@ -1,4 +1,4 @@
-"""Round trips measured from acknowledgements, less the target's time; unacknowledged messages do not count."""
+"""Round trips are measured by acknowledged messages, without the target's time; others do not count."""
 
 from __future__ import annotations
 

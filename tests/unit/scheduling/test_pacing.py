@@ -42,9 +42,10 @@ def test_far_and_slow_targets_want_more_tokens() -> None:
 
 
 def test_window_lasts_for_a_far_and_fast_target() -> None:
-    """A far and fast target gets draft tokens all through a round trip.
+    """A draft has tokens to send to a far and fast target all through a round trip.
 
-    It was once otherwise: at 50 ms and passes of 7 ms a window of 64 tokens was sent before a commit came back.
+    It was once otherwise: at a round trip of 50 ms and passes of 7 ms, a window of 64 tokens was used up before a
+    commit came back.
     """
     pass_s, rtt_s, gamma = 0.0075, 0.05, 8
     pacing = choose_pacing(gamma, 0, Measured(0.0006, pass_s, rtt_s))
@@ -79,7 +80,7 @@ def test_tokens_that_come_too_late_save_nothing() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.floats(0.05, 0.99), st.floats(1e-4, 0.02), st.floats(1e-3, 0.1))
 def test_the_first_message_has_the_best_length(rate: float, step_s: float, round_s: float) -> None:
-    """The first message of a proposal has the length with the most tokens per second, if all rates are equal."""
+    """If all draft tokens have equal acceptance, a proposal's first message has the length with most tokens/s."""
     pacing = choose_pacing(64, 0, Measured(step_s, round_s, 0.0))
     survivals = [rate ** (i + 1) for i in range(64)]
     stopped = next((n for n in range(1, 64) if is_first_message_complete(survivals[:n], pacing)), 64)

@@ -119,8 +119,8 @@ def test_the_first_pass_over_each_number_is_ignored() -> None:
 def test_crowd_costs_do_not_count_for_one_session() -> None:
     """Times of passes over several sessions do not count for a session that is alone.
 
-    It was once otherwise: passes of eight sessions made draft tokens look slow, and the next session alone had none
-    verified.
+    It was once otherwise: passes of eight sessions made draft tokens look slow, and the next session, by itself, had
+    none verified.
     """
     times = PassTimes()
     times.record(8, 32, 0.6)  # the first over eight: the backend prepares

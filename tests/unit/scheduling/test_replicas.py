@@ -65,7 +65,8 @@ def test_a_returning_server_starts_without_a_pause() -> None:
 def test_a_link_that_breaks_every_second_is_ejected() -> None:
     """A server with a link that breaks again and again gets no requests for a time.
 
-    It was once otherwise: a new connection cleared the failures: a server that answered none got every second request.
+    It was once otherwise: a new connection cleared the failures of a server, so one that answered no request got every
+    second one.
     """
     found, chosen = replicas("a:1", "b:1"), Counter[str]()
     for second in range(120):
@@ -113,7 +114,7 @@ def test_a_pause_is_bounded_and_forgotten() -> None:
 
 
 def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
-    """Thirty requests that fail at once, as when a replica is killed, lengthen its pause no more than one."""
+    """Thirty requests that fail at once, as when a replica is killed, lengthen its pause only as one failure does."""
     found = replicas(*ADDRESSES)
     for _ in range(30):
         found.ended("a:1", 5.0, failed=True)

@@ -116,7 +116,7 @@ def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
 
 @pytest.mark.parametrize("gap_s", [0.001, 0.008, 0.02, 0.5])
 def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
-    """A wait for draft tokens has a limit; there is none if earlier ones came too late."""
+    """A wait for draft tokens has a limit; the target does not wait if earlier draft tokens came too late."""
     costs, arrivals, now = PassCosts(), Arrivals(), 100.0
     for width in (0, 4) * 20:
         costs.record(width, 0.010 + 0.0001 * width)

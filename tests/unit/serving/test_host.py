@@ -1,4 +1,4 @@
-"""The life of a server: free ports before slow work, health, drain at one signal, end at a second one.
+"""A server takes its ports before slow work, reports its health, drains at one signal, and ends at a second one.
 
 A server also reports what breaks or hangs, and ends even then.
 """

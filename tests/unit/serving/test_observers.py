@@ -33,7 +33,7 @@ def test_there_is_nothing_unless_a_collector_is_named() -> None:
 
 @pytest.mark.parametrize("endpoint", ["http://localhost:4317", None])
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: str | None) -> None:
-    """Missing packages for traces are named, also if the environment alone asks for traces."""
+    """The error names the missing packages for traces, also if only the environment asks for traces."""
     if endpoint is None:
         monkeypatch.setenv(ENVIRONMENT[0], "http://localhost:4317")
     monkeypatch.setitem(sys.modules, "specdec.inference.observe.spans", None)

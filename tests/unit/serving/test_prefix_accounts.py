@@ -82,7 +82,7 @@ class Helper(SilentWorker):
 
 @dataclass
 class Scene:
-    """Starts targets, gateways and drafts with auth files in one folder."""
+    """Builder of targets, gateways and drafts that run until `stack` closes, with auth files in one folder."""
 
     folder: Path
     stack: AsyncExitStack
@@ -136,7 +136,7 @@ async def scene(tmp_path: Path) -> AsyncGenerator[Scene, None]:
 
 
 Ask = Callable[..., Awaitable[int]]
-"""Ask as an account; returns how many tokens of the prompt were cached."""
+"""Sends a prompt as an account; returns how many of its tokens were cached."""
 
 
 @asynccontextmanager
@@ -206,7 +206,7 @@ async def test_a_gateway_without_accounts_of_users_is_one_account(scene: Scene) 
 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
 async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
-    """Accounts of a serving draft do not share prefixes, even if its target knows the draft's account alone."""
+    """Accounts of a serving draft do not share prefixes, even if its target knows only the draft's account."""
     target = await scene.target(entry("edge", "client", more) + (SHOP if more else ""))
     drafting = Drafting()
     async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:

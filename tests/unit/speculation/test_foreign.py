@@ -1,7 +1,7 @@
-"""A draft with another tokenizer keeps the target's tokens and distribution, and the acceptance of shared noise.
+"""A draft with another tokenizer leaves the target's tokens and distribution, and has the acceptance of shared noise.
 
-The toy models share four tokens under other ids, each has tokens of its own, and the draft reads one of the target's as
-two. Wrong maps keep the distribution, and lower the acceptance.
+The toy models share four tokens under other ids, and each has tokens of its own. The draft spells one of the target's
+tokens with two. Wrong token maps leave the distribution, and lower the acceptance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.unit.speculation.test_padding import (
 Columns = npt.NDArray[np.int64]
 NUM_TARGET, NUM_OWN = 6, 7
 OWN = {0: (5,), 1: (3,), 2: (0,), 3: (6,), 4: (1, 2), 5: ()}
-"""Toy: 4 is spelled with two tokens, and 5 is a special token that the draft lacks."""
+"""Draft ids of each id of the toy target: 4 is spelled with two ids, and 5 is a special token that the draft lacks."""
 COLUMNS = np.array([6, 4, 1, 7, 0, 0])
 TOY = TokenMap(NUM_TARGET, "toy", COLUMNS, OWN)
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
@@ -67,12 +67,12 @@ def off_by_one(columns: Columns) -> Columns:
 
 
 def with_and_without_space(columns: Columns) -> Columns:
-    """Swap the columns of " the" and "the"."""
+    """Return a wrong map: the columns of " the" and "the" are swapped."""
     return columns[[1, 0, 3, 2, 4, 5]]
 
 
 def special_as_text(columns: Columns) -> Columns:
-    """Wrong map: it gives a special token, which the draft lacks, the column of a text token."""
+    """Return a wrong map: a special token, which the draft lacks, has the column of a text token."""
     return np.where(np.arange(NUM_TARGET) == 5, columns[0], columns)
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_map_keeps_the_law_but_not_the_promise(wrong: Callable[[Columns]
 
 
 SPELLED = {token_id: tuple((token_id * 7 + n) % 287 + 1 for n in range(token_id % 4)) for token_id in range(288)}
-"""Map that reads every fourth token as none of the draft's, others as up to three."""
+"""Draft ids of each target id: none for every fourth id, and up to three for the others."""
 SPELLING = TokenMap(288, "spelling", np.roll(np.arange(1, 289), 5), SPELLED, prefix=(9,))
 RENAMING = TokenMap(288, "renaming", np.arange(288, 0, -1), {n: (287 - n,) for n in range(288)})
 
@@ -95,7 +95,7 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
-    """Return the tokens that a new proposer gives for a draft whose ids it reads at once, in an empty slot."""
+    """Return a new proposer's tokens for a draft, read at once into an empty slot; none if the slot is too short."""
     own_ids = [*draft.token_map.prefix, *draft.token_map.read([*draft.token_ids])]
     if len(own_ids) > backend.max_length:
         return []
@@ -127,7 +127,7 @@ def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
 def test_a_long_prompt_is_read_in_parts_and_a_full_slot_proposes_nothing(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long prompt is read in parts of a number of draft ids; one that fills the slot gets no proposal."""
+    """A long prompt is read in parts of a limited number of draft ids; one too long for its slot gets no proposal."""
     prompt = tuple(range(2, 32))
     draft = Draft(0, prompt, SAMPLED, limit=1, token_map=SPELLING)
     whole = ModelProposer(backend).extend([draft])

@@ -1,4 +1,4 @@
-"""Prompt lookup proposes tokens that followed the same ones before, as many as earlier verdicts justify."""
+"""Prompt lookup proposes tokens that followed the same text earlier, as many as earlier verdicts justify."""
 
 from __future__ import annotations
 

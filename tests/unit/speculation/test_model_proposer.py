@@ -1,4 +1,4 @@
-"""A draft model's proposals depend on the chain alone, not on earlier use of the slot or on other chains."""
+"""A draft model's proposals depend only on the chain, not on earlier use of the slot or on other chains."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pyte
 
 
 def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) -> None:
-    """In one pass, part of a prompt, a turn and a turn with a proposal get the tokens that each gets alone."""
+    """In one pass, part of a prompt, a session without and one with a proposal get the tokens that each gets alone."""
     prompt = tuple(range(30, 40))
     alone = ModelProposer(backend)
     continuation: list[int] = []

@@ -1,7 +1,7 @@
-"""A draft padded to another vocabulary size keeps the target's tokens, distribution and acceptance.
+"""A draft padded to another vocabulary size leaves the target's tokens and distribution, and keeps its acceptance.
 
-The draft may lack ids or have more. Over the ids of both, it must be accepted as often as shared noise allows. Wrong
-variants of each part fail the same statistics.
+The draft may lack ids of the target, or have more. Over the ids that both have, it must be accepted as often as shared
+noise allows. Wrong variants of each part fail the same statistical tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARAMETERS = {
     ),
 }
 LACKED = replace(PARAMETERS["last id committed"], logit_bias=((LARGE - 1, 8.0), (LARGE - 2, 8.0)))
-"""Makes a target commit ids that the small draft lacks."""
+"""Parameters with biases that make a target commit ids that the small draft lacks."""
 
 
 def answer(decoder: Decoder, sampling: SamplingParams, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -88,7 +88,7 @@ def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> Non
 
 
 def test_one_pass_for_targets_of_two_sizes() -> None:
-    """In a pass for two targets, a draft gets ids of its own target, however few the other target has."""
+    """In a draft's pass for two targets, each sequence gets ids of its own target, however few the other target has."""
     backend = TorchBackend(tiny_model("llama", vocab_size=SMALL, seed=1), num_slots=2, max_length=LENGTH)
     drafts = [
         Draft(0, [5], SamplingParams(), 1, token_map=TokenMap(1)),
@@ -219,7 +219,7 @@ def test_a_target_kept_to_the_drafts_ids_fails() -> None:
 
 @pytest.mark.parametrize("wrong", ["padded in front", "uncut"])
 def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of the draft changes its acceptance, and leaves the target's distribution."""
+    """A fault of the draft changes its acceptance, but not the distribution of the target's tokens."""
     target, draft = toy_pair(NUM_COMMON, NUM_PADDED)
     kind = PaddedInFront if wrong == "padded in front" else law.Bigrams
     proposer = ModelProposer(kind(draft, num_slots=BATCH, max_length=64))
@@ -231,7 +231,7 @@ def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch
 
 
 class _Tolerant(SlotDecoder):
-    """Target that drops the rest of a proposal from an id that it lacks on; a real target refuses that."""
+    """Target that cuts a proposal before the first id that it lacks; a real target refuses such a proposal."""
 
     def __init__(self, logits: FloatArray) -> None:
         super().__init__(bigrams(logits))

@@ -17,7 +17,7 @@ from specdec.inference.text.reasoning import Reasoning
 
 NAMES = frozenset(["f", "get_weather"])
 Answer = tuple[str, str, list[tuple[str, str]]]
-"""(reasoning, content, calls)"""
+"""(reasoning, content, calls), where each call is (name, arguments)."""
 
 
 def read(form: CallFormat, pieces: Sequence[str], *, begun: bool = False, one_call: bool = False) -> Answer:

@@ -1,4 +1,4 @@
-"""Grammars over tokens: masks depend on the output alone, and outputs obey the grammar."""
+"""Grammars over tokens: masks depend only on the output, and outputs obey the grammar."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that a server has compiled is sent on in its final syntax, and not converted again.
 
-    It was once otherwise: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for
+    It was once otherwise: drafts and targets converted GBNF to Lark again on their event loops, which 37 kB stopped for
     0.7 s.
     """
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)

@@ -1,4 +1,4 @@
-"""The tokenizer without Transformers agrees with it on every model that it supports, and refuses others."""
+"""The tokenizer that needs no Transformers agrees with Transformers' on every model it supports, and refuses others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a server form a group, all of which ends, also those that Python has just spawned."""
+"""The processes of a server form a group that ends as a whole, even with processes that Python has just spawned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specdec.inference.vllm.group import end_members, members
 def test_a_spawned_process_ends_with_the_group() -> None:
     """A process that Python has just spawned belongs to the group, whatever warning filters its command line has.
 
-    It was once otherwise: a filter names Python's tracker of shared memory, so such a process was taken for the
-    tracker, and a server that ended during its start left workers behind.
+    It was once otherwise: a process was taken for Python's tracker of shared memory if a filter in its command line
+    named the tracker. A server that ended during its start then left workers behind.
     """
     quiet = "-Wignore::UserWarning:multiprocessing.resource_tracker"
     code = "import time; print(flush=True); time.sleep(600)"

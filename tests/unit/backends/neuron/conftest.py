@@ -24,7 +24,7 @@ def _neuron(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(autouse=True)
 def _no_step_is_repeated(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test in which the engine had to repeat a failed step: the tokens alone would not show it."""
+    """Fail a test in which the engine had to repeat a failed step, which its tokens would not show."""
     yield
     assert "a step over" not in caplog.text
 

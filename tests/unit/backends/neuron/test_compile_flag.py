@@ -173,8 +173,8 @@ def test_a_store_is_ready_for_the_versions_that_compiled_it(
 ) -> None:
     """A store counts as ready only for the versions, of this project and of the SDK, that compiled its models.
 
-    It was once otherwise: a pod's init container took any specdec.json, so after an upgrade the server crashed in a
-    loop.
+    It was once otherwise: a pod's init container accepted a specdec.json of any version, so after an upgrade the server
+    crashed in a loop.
     """
     ready = ("artifacts", "ready", "--compiled_model_path", artifacts)
     artifacts.mkdir(exist_ok=True)

@@ -29,7 +29,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def config(path: Path, **options: Any) -> ModelConfig:
-    """Return the settings of a target with three slots; its gamma has no effect, as with a server's flags."""
+    """Return the settings of a target with three slots; they have a gamma, as flags do, which has no effect here."""
     return neuron_config(path, length=MAX_LENGTH - 4, gamma=3, device_sampling=True, **options)
 
 

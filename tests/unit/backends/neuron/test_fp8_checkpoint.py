@@ -73,7 +73,7 @@ def rescaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantized(checkpoint: Path, folder: Path) -> Path:
-    """Save the quantized model in float32, as Transformers can load it."""
+    """Save a float32 copy of a quantized checkpoint, which Transformers can load."""
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
@@ -105,9 +105,10 @@ def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
 def test_nxdi_computes_what_the_public_checkpoint_stands_for(
     rescaled: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
-    """NxDI's logits for the rescaled checkpoint equal Transformers' for it and for the public one.
+    """NxDI's logits for the rescaled checkpoint equal Transformers' for the rescaled and for the public checkpoint.
 
-    Halving loses no bit here, since no value is near 0. Logits reach 10, and scales stay in float32.
+    Rescaling halves the values, which loses no bit here, since none is near 0. Logits reach 10, and scales stay in
+    float32.
     """
     backend = load_neuron_backend(replace(neuron_config(rescaled, **settings(rescaled)), dtype=dtype))
     found = np.asarray(backend.forward([Span(0, 0, IDS, len(IDS))]))

@@ -130,7 +130,7 @@ def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories,
 def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> None:
     """Requests are refused only if the prompt is too long, or its log-probabilities are asked for.
 
-    The prompt graph reads prompts up to a length, and gives the logits of their last token alone.
+    The prompt graph reads prompts up to a length, and gives the logits of only their last token.
     """
     decoder = load(models.target, models.related, overrides={"max_context_length": 32})
     with pytest.raises(InvalidRequestError, match="prompt_logprobs 0: this server's compiled prompt graph"):

@@ -1,4 +1,4 @@
-"""Tokens that the device samples have the distribution of the target at this temperature and top_k."""
+"""Tokens that the device samples have the target's distribution at the request's temperature and top_k."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ K = GAMMA + 1
 
 
 class LlamaForSampling:
-    """A double of transformers-neuronx's class: one sequence; logits [1, V], or [k, V, 1] for a speculative pass."""
+    """Stand-in for transformers-neuronx's class: one sequence; logits [1, V], or [k, V, 1] for a speculative pass."""
 
     def __init__(self, path: str, length: int) -> None:
         self._memory = Memory(Path(path), num_rooms=1, length=length)

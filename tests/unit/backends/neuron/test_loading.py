@@ -184,7 +184,7 @@ def test_an_artifact_of_another_format_is_not_taken(
 def test_an_artifact_stands_alone(tmp_path: Path, artifacts: Path) -> None:
     """A compiled model loads without the checkpoint, since it holds weights and configuration.
 
-    Only its key, by which a store finds it, cannot be computed then.
+    Without the checkpoint, only the key by which a store finds the model cannot be computed.
     """
     path = save_tiny_model(tmp_path / "model", "llama")
     compilation, _ = prepare_slots(neuron_config(path))

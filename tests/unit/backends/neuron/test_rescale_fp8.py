@@ -40,7 +40,7 @@ def weight(rows: int = 4, seed: int = 0) -> torch.Tensor:
 
 
 def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
-    """Save a checkpoint of these files, with an index."""
+    """Save a checkpoint of these shards, with an index and further fields of its config.json."""
     folder.mkdir(exist_ok=True)
     weight_map: dict[str, str] = {}
     for name, tensors in zip(SHARDS, shards, strict=False):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("on_double")
 
 
 def forget(patch: pytest.MonkeyPatch, package: str) -> None:
-    """Remove a package from `sys.modules`, so that the next import finds it where it then is."""
+    """Remove a package from `sys.modules`, so that the next import searches for it again."""
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         patch.delitem(sys.modules, name)
 

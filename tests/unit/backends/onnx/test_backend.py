@@ -90,7 +90,7 @@ def test_settings_of_a_family_are_respected(variant: str, tmp_path: Path) -> Non
 
 @pytest.fixture
 def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
-    """Return the list of memory maps that backends allocate for slots, which later loads extend."""
+    """Return a list of the memory maps that backends allocate for slots; each later load appends its own."""
     made: list[mmap.mmap] = []
 
     def recorded(num_bytes: int) -> mmap.mmap:
@@ -107,7 +107,8 @@ def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
 def test_only_slots_that_are_half_full_get_huge_pages(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
     """A slot gets huge pages of memory once it is half full.
 
-    Earlier, short sequences would take the memory of a whole slot; without any, passes over long ones take 12 % longer.
+    If it had them from the start, a short sequence would take the memory of a whole slot. Without huge pages, passes
+    over long sequences take 12 % longer.
     """
     backend = load(save_tiny_model(tmp_path, "llama", max_position_embeddings=4096), sequence_length=4096)
     backend.forward([Span(slot, 0, range(100), 1) for slot in range(NUM_SLOTS)])
@@ -142,7 +143,7 @@ def test_more_spans_than_places_run_in_groups(backend: OnnxBackend, monkeypatch:
 def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: str, tmp_path: Path) -> None:
     """Spans of one token in neighbouring slots, which are computed together, have the logits of passes one by one.
 
-    Sequences of different lengths are in any order, beside a longer span; all can be continued.
+    The sequences have different lengths and any order, a longer span is in the same pass, and all can be continued.
     """
     path = save_tiny_model(tmp_path, family)
     alone, together = (load(path, num_slots=9) for _ in range(2))
@@ -166,8 +167,8 @@ def test_a_slot_has_the_models_size(backend: OnnxBackend) -> None:
 def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All graphs are built when the model is loaded.
 
-    It was once otherwise: graphs were left to the passes that needed them, 0.15 s each: 0.56 of the speed at 16
-    streams.
+    It was once otherwise: each graph was built, in 0.15 s, in the first pass that needed it. At 16 streams this reduced
+    the speed to 0.56 of what it was.
     """
     backend = load(checkpoint)
     monkeypatch.setattr(DecoderGraph, "build", None)

@@ -30,7 +30,7 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """Save a model with a cache of its own."""
+    """Save a model, and point the cache of packed weights to a folder of this test; return the model's directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return save_tiny_model(tmp_path / "model", "llama", seed=1)
 

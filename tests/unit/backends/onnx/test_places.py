@@ -1,4 +1,4 @@
-"""Places of a pass hold each span once; a place is what one attention operator computes.
+"""Each span of a pass is in exactly one place; a place is what one attention operator computes.
 
 A place is one span, or the single tokens of several neighbouring slots.
 """

@@ -24,11 +24,11 @@ from tests.support.neuron_compiler import NeuronCompiler
 pytestmark = pytest.mark.release
 
 SCALARS = {"tensor<f64>", "tensor<1xf64>"}
-"""Constants such as a norm's epsilon, which TorchNeuron narrows."""
+"""Types of float64 that a graph may have: constants such as a norm's epsilon, which TorchNeuron narrows."""
 
 
 def with_changes_returned(graph: GraphModule) -> GraphModule:
-    """Return a copy that returns the inputs that it changes, as TorchNeuron's graphs do."""
+    """Return a copy of a graph that returns new values of inputs instead of writing them, as TorchNeuron's do."""
     pure = copy.deepcopy(graph)
     output = pure.graph.output_node()
     writes = [node for node in pure.graph.nodes if node.target is torch.ops.aten.copy_.default]

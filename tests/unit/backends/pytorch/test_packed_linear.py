@@ -1,4 +1,4 @@
-"""Linear layers with weights in oneDNN's layout compute the same; where they would not, plain ones return."""
+"""Linear layers with weights in oneDNN's layout compute what plain ones do; where they do not, plain ones are used."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_the_line_of_figures_is_explained(temperature: float, source: str, capsy
 
 
 class ScriptedCompleter:
-    """Completer that answers "slow" late, fails on "broken" after a token, and is full once at "patient"."""
+    """Completer that answers prompt "slow" late, fails on "broken" after a token, and is full once at "patient"."""
 
     def __init__(self) -> None:
         self.num_running = 0

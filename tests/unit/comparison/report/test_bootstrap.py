@@ -1,4 +1,4 @@
-"""Confidence intervals find a real difference, and none where there is none."""
+"""Confidence intervals find a real difference, and no difference where there is none."""
 
 from __future__ import annotations
 

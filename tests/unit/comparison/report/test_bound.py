@@ -78,8 +78,8 @@ def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
 class Simulation:
     """Simulation, event by event, of a target and a draft that runs ahead without limit; times in seconds.
 
-    Whether the draft is right at a position is drawn once. If no proposal has arrived, the target waits, or decodes by
-    itself.
+    For each position it is drawn once whether the draft is right. If no proposal has arrived, the target waits if
+    `waits` is set, and otherwise decodes by itself.
     """
 
     costs: Costs

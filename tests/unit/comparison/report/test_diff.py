@@ -1,4 +1,4 @@
-"""Comparison of two results: a slowdown is found, equal ones differ in nothing, other conditions are refused."""
+"""Comparison of two results: a slowdown is found, equal results show no difference, unlike conditions are refused."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignor
 
 
 async def test_an_answer_without_usage_counts_messages() -> None:
-    """Tokens of a server without usage are counted by its messages; fields that it refused are not sent again."""
+    """If a server reports no usage, its messages count as tokens; request fields that it refused are not sent again."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         first = await client.complete("hello", 0, None)
         second = await client.complete("hello", 1, None)

@@ -75,7 +75,8 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
 async def test_no_end_holds_small_writes_back() -> None:
     """Both ends of the proxy send small messages at once.
 
-    It was once otherwise: a port that did not name TCP kept Nagle's algorithm on, and each link added 40 ms to TTFT.
+    It was once otherwise: a socket that was made without naming TCP kept Nagle's algorithm on, and each link added 40
+    ms to TTFT.
     """
     async with _link(LinkConditions()) as proxy, _connection(proxy):
         sockets = [end._transport.get_extra_info("socket") for end in proxy.ends if end._transport is not None]

@@ -52,7 +52,7 @@ def test_an_answer_that_parted_earlier_this_time_is_no_evidence() -> None:
 
 
 class Scripted:
-    """Client whose server reports these log-probabilities, or none; it records the prompts."""
+    """Client whose server reports the given log-probabilities, or none; it records prompts in `asked`."""
 
     def __init__(self, text: str = "", steps: list[Step] | None = None) -> None:
         self._found = text, steps or []
@@ -73,9 +73,10 @@ def answered(contender: Contender, *texts: str) -> Sample:
 
 @pytest.mark.parametrize("silent", [BASE, SD])
 async def test_either_server_is_asked_once_for_each_prompt_that_parted(silent: Contender, tmp_path: Path) -> None:
-    """Servers are asked once for scores of each prompt whose answers differ; one that has none is no failure.
+    """The baseline is asked once for scores of each prompt whose answers differ; if it has none, the other server is.
 
-    It was once otherwise: Job measure failed at any near-tie, since a graph that chooses on the device has no scores.
+    It was once otherwise: the Kubernetes job `measure` failed at any near-tie, since a graph that chooses tokens on the
+    device has no scores.
     """
     clients: Any = {BASE: Scripted(ANSWER, STEPS), SD: Scripted(ANSWER, STEPS)} | {silent: Scripted()}
     parted = [answered(SD, "The dog ran", "same"), answered(SD, "The dog ran", "same")]

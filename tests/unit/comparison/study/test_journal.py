@@ -50,7 +50,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def study(folder: Path, *flags: str) -> StudyConfig:
-    """Return a study on backend neuron: two drafts and three gammas, each compiled, under one set of conditions."""
+    """Return the configuration of a study on backend neuron: two drafts and three gammas, one set of conditions."""
     (folder / "report").mkdir(exist_ok=True)
     for kind in ("structured", "open_ended"):
         (folder / f"{kind}.txt").write_text("1 2 3")

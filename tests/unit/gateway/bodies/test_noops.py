@@ -1,4 +1,4 @@
-"""Request fields of other servers: values that change nothing are accepted, and an error names such values."""
+"""Fields of other servers are accepted with values that change nothing; the error about another value lists these."""
 
 from __future__ import annotations
 

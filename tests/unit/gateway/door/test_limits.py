@@ -1,4 +1,4 @@
-"""Limits on the size and time of HTTP requests, and a process's probes."""
+"""Limits on the size and time of HTTP requests, and the health probes of a process."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ async def test_a_full_body_passes(document: dict[str, Any]) -> None:
 async def test_too_many_items_are_refused_by_field_and_limit(path: str, document: object, words: list[str]) -> None:
     """A body with too many items is refused with the field and the limit, before it is serialized.
 
-    It was once otherwise: a schema with a million numbers was serialized, in 0.1 s, before it was found to be too long,
-    and 1.9 MB of wrong items became a million error objects, which took 1.5 GB, and the loop for 10 s.
+    It was once otherwise: a schema with a million numbers was serialized, in 0.1 s, before its length was checked. And
+    1.9 MB of wrong items became a million error objects, which took 1.5 GB of memory and 10 s of the event loop.
     """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/{path}", json=document)
@@ -133,7 +133,7 @@ def test_bodies_that_are_dear_to_parse_are_refused_unparsed(body: bytes, monkeyp
 
 
 def test_a_string_without_an_end_is_read_once() -> None:
-    """Checking a body that has an endless string takes linear time.
+    """Checking a body with an unterminated string takes linear time.
 
     It was once otherwise: a search for the string's end from each of its two million quotes took hours.
     """
@@ -154,8 +154,8 @@ def test_a_string_without_an_end_is_read_once() -> None:
 async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
     """A body that is nested too deeply gets status 400.
 
-    It was once otherwise: Python parsed such a body but could not serialize it: status 500 and a traceback of 1,000
-    lines.
+    It was once otherwise: Python parsed such a body but could not serialize it, so it got status 500 and a traceback of
+    1,000 lines.
     """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         for depth in range(850, 1000, 10):
@@ -296,8 +296,8 @@ async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
     """A connection may have only so many requests waiting.
 
-    It was once otherwise: one read from a connection had 14,000 requests, and separating them took the event loop 0.2
-    s.
+    It was once otherwise: 14,000 requests came in one read from a connection, and separating them took 0.2 s of the
+    event loop.
     """
     async with serving([["a"]]) as (port, _):
         one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -362,7 +362,7 @@ async def test_fields_after_a_body_are_no_headers() -> None:
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
     """A request with two Host headers or two access tokens is refused.
 
-    It was once otherwise: the first of two Host headers was checked, the last of two tokens used; a proxy may check
+    It was once otherwise: the first of two Host headers and the last of two tokens counted, while a proxy may check the
     others.
     """
     given = b"GET /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\n"
@@ -387,7 +387,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
     async with serving([["a"]], access=access) as (port, _), AsyncExitStack() as stack, asyncio.timeout(60):
 
         async def begun(account: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            """Send a request but for the last byte of its body; return its connection."""
+            """Send a request without the last byte of its body; return its connection."""
             fields = (f"Authorization: Bearer {token_of(account)}", "Connection: close")
             request = posted(b'{"prompt": "x"'.ljust(size - 1), *fields, num_bytes=size)
             return await stack.enter_async_context(dialled(port, request))
@@ -430,7 +430,8 @@ async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.Mon
 async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of one connection have context variables of their own.
 
-    It was once otherwise: a connection kept the context variables of a long request, so all later ones had its trace.
+    It was once otherwise: a connection kept the context variables of a long request, so all later requests joined its
+    trace.
     """
     found: list[str] = []
     answer = Probes.__call__

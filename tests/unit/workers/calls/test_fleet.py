@@ -187,8 +187,7 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server may join while the list of servers is being written.
 
-    It was once otherwise: a server joined while a file was being written; the error ended the task that follows the
-    list.
+    It was once otherwise: if a server joined during a write, an error ended the task that follows the list.
     """
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"

@@ -57,8 +57,8 @@ async def test_offsets_count_the_text_that_tokens_have(
 ) -> None:
     """A token's text offset counts the characters that all tokens before it have together.
 
-    It was once otherwise: offsets of the bytes of single tokens drifted: half characters and special tokens have no
-    text.
+    It was once otherwise: offsets added up the bytes of single tokens, and drifted at half characters and special
+    tokens, which have no text.
     """
     completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))
     events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]

@@ -1,4 +1,4 @@
-"""A request with several servers: which one it is sent to, and where it goes on when that one is lost."""
+"""A request with several servers: the choice of one of them, and of the next one when the first is lost."""
 
 from __future__ import annotations
 
@@ -252,9 +252,9 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """A request that breaks its servers is sent to three at most; an empty message is no progress.
+    """A request that breaks its servers is sent to three at most; an empty message does not count as progress.
 
-    It was once otherwise: it went to each replica, for ever.
+    It was once otherwise: such a request went to each replica, for ever.
     """
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late

@@ -1,7 +1,8 @@
 """A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
 
-It was once otherwise: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500
-tokens for a request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for seconds.
+It was once otherwise: nothing limited an answer to what was requested. A target that never ended made a draft pass on
+185,500 tokens for a request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for
+seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NUM_TOKENS = 6
 WHOLE = tokens_at(len(PROMPT), NUM_TOKENS)
 SCORE = pb.TokenLogprobs(chosen=pb.TokenLogprob(token_id=60))
 Recipe: TypeAlias = Callable[[int, int], Iterator[pb.Delta]]
-"""Deltas from a position on, where so many tokens are left of what was asked for."""
+"""Makes a target's deltas from a position on, given how many of the requested tokens are left."""
 
 
 def one_by_one(position: int, numbers: Iterator[int] | range) -> Iterator[pb.Delta]:
@@ -59,7 +60,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield deltas endlessly."""
+    """Return the deltas of all tokens that are left, none of which has a finish reason."""
     return one_by_one(position, range(left))
 
 
@@ -90,7 +91,7 @@ def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def boasting(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield a pass that claims 80 million verified draft tokens."""
+    """Yield the right deltas, each of which claims 80 million draft tokens."""
     for commit in honest(position, left):
         for name in BOASTS:
             setattr(commit, name, 80_000_000)
@@ -108,7 +109,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
     alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
     prompt_scores: (0, "prompt_logprobs has 200000 elements, and none were asked for"),
 }
-"""Recipes, each with its number of good tokens and the words of the error."""
+"""Recipes of bad targets, each with the number of tokens that clients still get, and the words of their error."""
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
@@ -243,10 +244,10 @@ async def test_an_open_length_takes_the_servers_default() -> None:
 async def test_a_text_that_no_pass_could_make_is_refused(
     num_characters: int, error: type[Exception], words: str
 ) -> None:
-    """A server's message whose text is too long for any pass is refused as an error of that server.
+    """A server's message whose text is too long for any pass is refused, with an error about the answer.
 
-    It was once otherwise: gRPC's words for both directions are alike, and a client learned that its request was too
-    long.
+    It was once otherwise: gRPC reports a message that is too long alike in both directions, and a client read that its
+    request was too long.
     """
     async with asked_by_client(Target(honest, text="x" * num_characters)) as completer:
         with pytest.raises(error, match=words):
@@ -255,10 +256,10 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """A count of draft tokens that no pass can have is refused when a server sends it.
+    """Counts of draft tokens that a server sends are cut to those that a pass can have.
 
-    It was once otherwise: a count in 30 bytes of a target became a list of 80 million numbers, and blocked a gateway
-    for 7 s.
+    It was once otherwise: a count in a target's message of 30 bytes became a list of 80 million numbers, and blocked a
+    gateway for 7 s.
     """
     async with asked_by(Target(boasting)) as completer:
         deltas = [event async for event in completer.complete(REQUEST) if isinstance(event, Delta)]

@@ -84,7 +84,7 @@ async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
 async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """More token ids than any context holds are refused unread.
 
-    It was once otherwise: 1 kB of gzip froze a server for 0.1 s: any number of ids became text, before a refusal too.
+    It was once otherwise: all ids were decoded to text before a refusal, so 1 kB of gzip froze a server for 0.1 s.
     """
     reader = codec()
     for few_or_many in (1, MAX_INLINE_IDS):

@@ -36,7 +36,7 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafter: Drafter | None = None,
 ) -> list[int]:
-    """Return the tokens from a series of servers, each of which gives a delta and is lost, or fails at once."""
+    """Return a client's tokens from a series of servers, each of which gives a delta and is lost, or fails at once."""
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
@@ -107,7 +107,7 @@ async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: py
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request waits when the budget of retries is spent.
 
-    The requests of a process share it, so that they do not all call a failing target at once.
+    All requests of a process share the budget, so that they do not all call a failing target at once.
     """
     turns = iter([False, False, True])
     monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))

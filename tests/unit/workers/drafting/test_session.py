@@ -25,7 +25,7 @@ FAR_S, PASS_US = 0.1, 5000
 
 @dataclass
 class Scene:
-    """An engine for sessions with a prompt of two tokens, and the messages that they send."""
+    """A draft engine, on which sessions with a prompt of two tokens can begin, and the messages that they have sent."""
 
     engine: DraftEngine
     link: Link
@@ -60,8 +60,8 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 async def test_a_way_that_seems_long_is_tried() -> None:
     """A session that believes its round trip to be long measures it again at intervals.
 
-    It was once otherwise: the first round trip had the opening of a connection in it, and no message seemed to pay
-    again.
+    It was once otherwise: the first measured round trip included the opening of a connection, and no message seemed to
+    pay again.
     """
     link = Link()
     link.record_round_trip(FAR_S)

@@ -48,7 +48,7 @@ def pool_worker(*addresses: str, offer: Offer = OFFER) -> PoolWorker:
 
 
 async def test_a_target_that_refused_is_asked_again_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool worker serves other targets beside one that has refused it, and dials that one again.
+    """A pool worker serves other targets while one refuses it, and dials the refusing target again.
 
     It was once otherwise: a pool worker never returned to a target that had refused it once, and reported itself ready.
     """
@@ -268,7 +268,7 @@ async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
 
 
 async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
-    """A commit with too many tokens ends its session alone.
+    """A commit with too many tokens ends only its own session.
 
     It was once otherwise: converting the 900,000 tokens of one commit stopped the event loop of all sessions.
     """
