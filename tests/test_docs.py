@@ -72,8 +72,8 @@ AS_TYPED = ("docs/tutorials/", "docs/eks.md")
 def test_pages_name_the_installed_command() -> None:
     """Pages name the installed command, `specdec`.
 
-    It was once otherwise: pages told readers to run `python main.py --role`, a file that pip does not install. Beside
-    the pages of `AS_TYPED`, only README may name it.
+    It was once otherwise: pages told readers to run `python main.py --role`, a file that pip does not install. Only
+    README, and the pages of `AS_TYPED`, whose commands run in a clone, may name the file.
     """
     found = {str(page.relative_to(ROOT)): len(BY_FILE.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert {name: count for name, count in found.items() if count and not name.startswith(AS_TYPED)} == {"README.md": 2}

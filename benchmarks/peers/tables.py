@@ -91,12 +91,12 @@ def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
 
 
 def base_over(variant: str) -> tuple[str, float]:
-    """Return the stock vLLM variant with which a variant of this project's target is compared, and the ratio's goal."""
+    """Return the variant of stock vLLM whose tokens per second divide those of `variant`, and the least ratio."""
     return {PLAIN: (PLAIN, 0.95), "lookup": ("ngram", 1.0)}.get(variant, ("draft_model", 1.0))
 
 
 def base_beside(variant: str) -> tuple[str, float]:
-    """Return the variant of vLLM without a pool with which `variant` is compared, and the ratio's goal; 0: no goal."""
+    """Return, as `base_over` does, the variant of vLLM without a pool and the least ratio; 0: there is no goal."""
     return DEFAULTS if variant.startswith(DEFAULTS) else PLAIN, 0.95 if variant == PLAIN else 0.0
 
 

@@ -71,7 +71,7 @@ def rest() -> bool:
 
 
 def usable(server: Server, shown: Mapping[str, object]) -> Generate:
-    """Wait for a server; return a function that generates on it, or raises UnavailableError if it did not start.
+    """Wait for a server; return a function that generates on it. If it did not start, a call raises UnavailableError.
 
     Args:
         shown: fields of a request by which the server returns token ids.

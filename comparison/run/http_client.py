@@ -47,7 +47,7 @@ END_S = 0.2
 
 
 class HttpError(Exception):
-    """Failed request, with its error code."""
+    """Failed request, with a code for the table of failures: the HTTP status, or a word such as "CUT_OFF"."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

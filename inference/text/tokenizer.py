@@ -158,7 +158,7 @@ class Tokenizer:
         return found
 
     def encode_bytes(self, data: bytes) -> tuple[int, ...]:
-        """Return the token ids of bytes within a text: no space is put before them, and they may be no whole UTF-8.
+        """Return the token ids of bytes within a text: no space is put before them, and they need not be valid UTF-8.
 
         Bytes that the tokenizer has no token for are left out.
         """

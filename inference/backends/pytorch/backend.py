@@ -1,6 +1,6 @@
-"""The torch backend: any causal language model of Transformers, over slots and positions.
+"""The torch backend: it runs any causal language model of Transformers on sequences in slots.
 
-Owns the contract of a backend and the loading of a checkpoint. Passes run as they come or in fixed shapes
+Implements `Backend` (`inference/model/slots.py`), and loads a checkpoint. Passes run as they come or in fixed shapes
 (`specdec.inference.backends.pytorch.passes`). Knows nothing of tokenizers, sampling or speculation.
 """
 
