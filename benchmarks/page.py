@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +159,8 @@ def _peers(bench: Bench, *, of_vllm: bool) -> str:
 
 def _shape(name: str, runs: Sequence[Bench]) -> str:
     rows = tables.rows_of(runs)
-    skipped = {f"Skipped: {peer}: {reason}" for run in runs for peer, reason in run["skipped"].items()}
+    failures = {(re.sub(r", \d+ streams", "", peer), why) for run in runs for peer, why in run["skipped"].items()}
+    skipped = {f"Skipped: {peer}: {why}" for peer, why in failures}
     sentences = (tables.plain_sentence(rows), tables.changed_sentence(rows), tables.texts_sentence(rows))
     parts = [
         TITLES.get(name, f"## Shape {name}"),

@@ -35,7 +35,7 @@ WEIGHTS: dict[str, int] = {
     "inference/workers": 2400,
     "scripts": 720,
     "specdec": 340,
-    "tests": 28800,
+    "tests": 28820,
     "words of pages": 62000,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
