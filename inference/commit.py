@@ -42,7 +42,7 @@ class TokenLogprobs:
     Attributes:
         token_ids, logprobs, texts: columns of `TokenLogprob`; a completer with a tokenizer adds the texts.
         num_characters: characters of text that became certain with the chosen token, even if a stop string holds them
-            back; 0 until a completer adds them. The token's bytes do not show it: a special token's are its name.
+            back; 0 until a completer adds them. Bytes do not show it, since those of a special token are its name.
     """
 
     token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Our target over vLLM, in vLLM's environment: alone, and with one and two draft workers at several round trips.
+"""Speed of our target over vLLM, in vLLM's environment: alone, and with draft workers at several round trips.
 
 Each target serves HTTP itself and has workers of its own, which reach it by the comparison's network proxy. The first
 answer after a change of the round trip does not count, since workers measure the new one meanwhile.

@@ -135,7 +135,7 @@ def rates_table(rows: Sequence[Row]) -> Table:
 
 
 def texts_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on how many answers of each program equal this project's, by arithmetic."""
+    """Return a sentence on how many answers of each program, in each dtype, equal this project's."""
     known = [row for row in rows if row["engine"] != OURS and row["same_as_ours"] is not None]
     parts = []
     for engine, dtype in dict.fromkeys((row["engine"], row["dtype"]) for row in known):

@@ -29,7 +29,10 @@ CLOSE = 0.9
 
 
 def walking_pair(name: str, folder: Path) -> tuple[Path, Path]:
-    """Return the directories of a target of this shape and its draft, with the bundled tokenizer; make missing ones."""
+    """Return the directories of a target, of the shape `name`, and of its draft; make missing ones.
+
+    Both have random weights and the bundled tokenizer.
+    """
     target, draft = folder / name / "target", folder / name / "draft"
     if not target.exists():
         _save(_walker(name, unsure=0.0), target)

@@ -96,7 +96,7 @@ class Findings:
 
     @property
     def least_load(self) -> str:
-        """Readable load of the figures that do not name their load: the least one measured."""
+        """Return the least load measured as readable text; figures without a load of their own are for this one."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
@@ -149,7 +149,7 @@ def emulation_of(config: ComparisonConfig) -> str:
 
 
 def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
-    """Return the round trip time as readable text; for endpoints the text has no time."""
+    """Return the emulated round trip as readable text; servers of the user (`--endpoint`) have none, and it says so."""
     return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
 
 

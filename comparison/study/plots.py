@@ -1,4 +1,4 @@
-"""Picture of a study: every topology at its best, over the length of proposals and over each condition."""
+"""Picture of a study: the speed-up of each topology at its best settings, with a panel per condition."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def load_weights(
 
 @contextmanager
 def _blaming(path: Path) -> Iterator[None]:
-    """Turn Transformers' exceptions about a checkpoint into one line; they have no common base class."""
+    """Turn any exception of Transformers in the block into a ConfigError of one line that names the checkpoint."""
     try:
         yield
     except Exception as error:

@@ -95,10 +95,11 @@ class DraftedSequence:
 
 
 class DraftSession:
-    """Session of one sequence at a draft model's engine.
+    """State of one sequence for which a draft model's engine proposes tokens: its commits, window and branches.
 
     Args:
-        num_slots, num_branches: number of slots for sequences, and of slots for the branches of each; see `Proposer`.
+        num_slots, num_branches: number of the engine's slots for sequences, and of slots for each one's branches; see
+            `Proposer`.
         confidence: estimate of how likely a draft token is to be accepted, learned from commits; shared by all
             sessions.
     """

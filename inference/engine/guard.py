@@ -36,7 +36,7 @@ class EngineSession(Holder, Protocol):
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether the session is a suspect: it has committed nothing since `replay`."""
+        """Return whether the session may have made a step fail: since its `replay` it has committed nothing."""
 
 
 T = TypeVar("T")

@@ -207,7 +207,10 @@ def _required(part: Any) -> Iterable[str]:
 
 
 def _property(name: str, part: Mapping[str, Any]) -> Any:
-    """Return the schema of a property; False if the part forbids the property, None if that is unknown."""
+    """Return the schema that `part` of an object's schema has for a property.
+
+    False means that `part` forbids the property, None that `part` does not say.
+    """
     properties = part.get("properties")
     if isinstance(properties, dict) and name in properties:
         return properties[name]

@@ -122,7 +122,7 @@ class Link:
         self._hang_up()
 
     def _write(self, link: socket.socket, data: bytes) -> None:
-        """Send data; a core that vLLM's own server started never waits: it keeps unsent data until its next message."""
+        """Send data to the front. A core that vLLM's own server started does not wait: the rest goes with the next."""
         if self._place.owned:
             link.sendall(data)
             return

@@ -241,7 +241,7 @@ def test_the_jobs_ask_services_of_the_overlays(tmp_path: Path) -> None:
 
 
 def test_the_jobs_do_not_run_at_once() -> None:
-    """Job `measure` starts when it is applied, and Job `llmperf` is suspended; each has the image of its registry."""
+    """Job `measure` starts when it is applied, and Job `llmperf` is suspended until someone resumes it."""
     jobs = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests(KUBERNETES / "benchmark"), "Job")}
     assert {name: spec.get("suspend", False) for name, spec in jobs.items()} == {"measure": False, "llmperf": True}
     images = {name: spec["template"]["spec"]["containers"][0]["image"] for name, spec in jobs.items()}
