@@ -60,11 +60,10 @@ demo: $(RUNTIME)
 	$(BIN)/python -m specdec demo
 
 # Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Three processes on
-# two cores, since servers and streams make tests wait (PROCESSES=2: CI has another goal beside it); one thread each, or threads
-# would fight. In the order of the folders, since the long ones stand first: at the end, one process would have all that is left
-# of a file.
+# two cores, since servers and streams make tests wait; one thread each, or threads would fight. In the order of the folders,
+# since the long ones stand first: at the end, one process would have all that is left of a file.
 test: $(if $(ARGS),install,check)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(or $(PROCESSES),3) --dist loadscope --no-loadscope-reorder)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3 --dist loadscope --no-loadscope-reorder)
 
 # Unit tests of five rooms, in half a minute. Three processes, since some of them wait.
 QUICK := $(addprefix tests/unit/,engine grpc_comm observe scheduling text)

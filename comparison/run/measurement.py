@@ -77,7 +77,7 @@ class Measurement:
         return self._sample(cell, repeat, *await self._send(cell, repeat, prompts))
 
     async def steady(self, cell: Cell, prompts: Sequence[Prompt], limit_s: float) -> Sample:
-        """Measure a cell with always `cell.concurrency` requests in flight; see `comparison.run.load.steady`."""
+        """Measure a cell with always `cell.concurrency` requests in flight; see `steady` in load.py."""
         ask = asking(self.clients[cell.contender], prompts)
         return self._sample(cell, 0, *await timed(steady(ask, len(prompts), cell.concurrency, limit_s)))
 

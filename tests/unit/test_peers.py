@@ -198,7 +198,7 @@ def test_a_page_has_every_shape_and_what_was_skipped() -> None:
     }
     text = part("peers", {"peers": {"tiny": [run]}})
     assert "## Shape tiny" in text
-    assert "- Skipped: slow, broken (float32, 1 streams): it broke" in text
+    assert "- Skipped: slow, broken (float32): it broke" in text
     assert "other 1.0" in text
     assert "float32 slow 0.50, float32 other 0.90" in text.replace("\n", " ")
 
