@@ -116,6 +116,7 @@ test-long: install
 # `make test-nxdi` leaves out.
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
+	$(MAKE) suites-short
 	$(if $(NXDI_SOURCES),$(MAKE) test-nxdi ARGS="-m long")
 	$(MAKE) ray-test ARGS=release
 	$(MAKE) test-vllm ARGS=release
