@@ -112,11 +112,11 @@ LONG = $(sort $(shell grep -rl "mark\.long" --include="test_*.py" tests))
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not release" --numprocesses 2 --dist loadscope --no-loadscope-reorder $(LONG)
 
-# Tests before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, and on NXDI_SOURCES what
+# Tests before a release, some forty minutes: rolling restarts and losses under load, servers that hang, and on NXDI_SOURCES what
 # `make test-nxdi` leaves out.
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
-	$(MAKE) suites-short
+	$(MAKE) suites-short test-oldest
 	$(if $(NXDI_SOURCES),$(MAKE) test-nxdi ARGS="-m long")
 	$(MAKE) ray-test ARGS=release
 	$(MAKE) test-vllm ARGS=release
