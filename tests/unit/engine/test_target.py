@@ -198,7 +198,7 @@ async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
         decoding.cancel()
         await asyncio.gather(decoding, return_exceptions=True)
     read = [sum(turn.num_unread for turn in step if turn.num_unread > 1) for step in decoder.steps]
-    assert statistics.median([each for each in read[1:] if each]) > 32
+    assert max(read[1:]) > 48  # 72 without a wait for a core; with that fault 32, since 6 ms are the cost of 30 tokens
 
 
 async def test_an_idle_engine_reports_a_lost_slot(
