@@ -46,7 +46,7 @@ def _argmax(logits: torch.Tensor) -> list[int]:
 
 
 def _choose(sampling: SamplingParams, logits: torch.Tensor) -> Sequence[object]:
-    """Choose a token for each row of logits, for new requests, so that penalties count all of their tokens anew."""
+    """Choose a token for each row of logits. The requests are new in each call, so penalties count all their tokens."""
     choice = Choice(Path(), logits.shape[1])
     prompt, proposal = tuple(range(64)), tuple(range(GAMMA))
     count = len(logits) // (GAMMA + 1)

@@ -22,7 +22,7 @@ MAX_NGRAM_LENGTH = 1 << 20
 MATCHES = (3, 1)
 """Lengths of the n-grams that must have occurred before, in the order in which they are tried."""
 LONGEST_MATCH = 8
-"""Largest length of a match, in tokens, that is told apart; longer matches count as this long."""
+"""Longest length of a match that is distinguished, in tokens; longer matches count as this long."""
 _EDGES = (3, 8)  # shortest matches of the second and the third class
 _PRIOR_RATES = (0.1, 0.3, 0.6)
 _PRIOR_TESTED = 2.0

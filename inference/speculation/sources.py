@@ -38,7 +38,7 @@ class Sources:
         self._num_own = 1.0  # recent mean of tokens of a pass without a draft model's: lookup or a grammar adds some
 
     def follow(self) -> None:
-        """Discard the tree, its node numbers and the arrivals, since the next draft worker starts anew."""
+        """Discard the draft tree, its node numbers and the arrivals, before another draft worker begins."""
         self.tree, self.arrivals = DraftTree(self._committed), Arrivals()
         self._num_acknowledged = 0  # draft tokens reported as received
 

@@ -12,7 +12,7 @@ from specdec.inference.backends.onnx.shape import DecoderShape
 from specdec.inference.errors import RoomError
 
 MAX_KEPT = 1024
-"""Most ranges of slots whose ONNX Runtime values are kept; making one anew takes 12 us per layer."""
+"""Most ranges of slots whose ONNX Runtime values are kept; to make one takes 12 us per layer."""
 
 
 class OnnxSlots:
