@@ -221,8 +221,8 @@ gpu-report: install
 	$(BIN)/python -m scripts.device_report --device cuda --target_model models/target --draft_model models/draft $(ARGS)
 
 # What to measure first where vLLM has a GPU. One page, in vLLM's own Python environment (docs/vllm.md):
-# PYTHON=.../python ARGS="--pair Qwen/Qwen3-8B,Qwen/Qwen3-0.6B --dtype bfloat16". The gateway before our target runs in .venv.
-vllm-gpu-report: install
+# PYTHON=.../python ARGS="--pair Qwen/Qwen3-8B,Qwen/Qwen3-0.6B --dtype bfloat16".
+vllm-gpu-report:
 	$(PYTHON) -m scripts.device_report.vllm $(ARGS)
 
 # The project's own benchmarks, under ten minutes on two quiet cores: docs/performance.json, and the pages made of it.
