@@ -1,8 +1,8 @@
 """Library (`LLM`, `Client` and their asynchronous twins), and the `specdec` command.
 
-Everything is imported at first use. In the repository `inference`, `grpc_comm` and `comparison` are links to the
-folders beside this one; an installed package has folders. They are imported as `specdec.inference` and so on, never by
-the names of the folders: a module would exist twice.
+Everything is imported at first use. `inference`, `grpc_comm` and `comparison` at the root of the repository are links to
+the folders here. They are imported as `specdec.inference` and so on, never by the names of the links: a module would
+exist twice.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2
 
 ROOT = Path(__file__).parent.parent
 PROTO = ROOT / "protos" / "specdec" / "v1" / "specdec.proto"
-STUBS = ROOT / "grpc_comm" / "specdec" / "v1"
+STUBS = ROOT / "specdec" / "grpc_comm" / "specdec" / "v1"
 BIN = Path(sys.executable).parent
 WIRE = ROOT / "tests" / "support" / "wire_of_2026_11_24.binpb"
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 
 FOLDERS = ("inference", "grpc_comm", "comparison")
 """Packages in `specdec`; a module that is imported by these names, without `specdec.`, exists a second time."""
-HOUSE = (*FOLDERS, "specdec", "benchmarks", "deploy", "examples", "models", "scripts", "tests")
+HOUSE = ("specdec", "benchmarks", "deploy", "examples", "models", "scripts", "tests")
 FOUNDATION = ("commit", "request", "tokens", "settings", "config", "checkpoint_files", "caller", "errors")
 ROOMS = (
     ("model",),
@@ -152,13 +152,13 @@ def is_allowed(module: str, name: str) -> bool:
 
 
 def sources() -> list[Path]:
-    files = [file for package in FOLDERS for file in (ROOT / package).rglob("*.py")]
+    files = [file for package in FOLDERS for file in (ROOT / "specdec" / package).rglob("*.py")]
     return sorted(file for file in files if "specdec/v1" not in file.as_posix())
 
 
 def module_name(file: Path) -> str:
     parts = file.relative_to(ROOT).with_suffix("").parts
-    return ".".join(("specdec", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def test_imports_point_downwards() -> None:
@@ -214,8 +214,8 @@ def _is_module(name: str) -> bool:
 
 
 def test_every_module_has_a_room() -> None:
-    packages = {file.parent.name for file in (ROOT / "inference").glob("*/__init__.py")}
-    modules = {file.stem for file in (ROOT / "inference").glob("*.py")} - {"__init__"}
+    packages = {file.parent.name for file in (ROOT / "specdec" / "inference").glob("*/__init__.py")}
+    modules = {file.stem for file in (ROOT / "specdec" / "inference").glob("*.py")} - {"__init__"}
     assert packages == set(HEIGHTS)
     assert modules == set(FOUNDATION)
 

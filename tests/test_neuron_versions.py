@@ -86,7 +86,7 @@ def test_a_mixture_that_does_not_start_is_noticed() -> None:
 
 FILES = [
     *(ROOT / "docs").rglob("*.md"),
-    *(ROOT / "inference").rglob("*.py"),
+    *(ROOT / "specdec").rglob("*.py"),
     *(each for each in (ROOT / "deploy").rglob("*") if each.suffix in {".yaml", ".sh", ".Dockerfile", ".env"}),
 ]
 

@@ -34,15 +34,12 @@ COPY --from=packages /venv /venv
 WORKDIR /app
 COPY main.py compare_architectures.py LICENSE ./
 COPY specdec specdec
-COPY inference inference
-COPY grpc_comm grpc_comm
-COPY comparison comparison
 COPY scripts scripts
 COPY configs configs
 COPY prompts prompts
 COPY models models
 # Byte code for a root that nobody may write to: without it every start would compile everything again.
-RUN python3 -m compileall -q inference grpc_comm comparison scripts && mkdir --mode=0700 /cache && chown 1000:1000 /cache
+RUN python3 -m compileall -q specdec scripts && mkdir --mode=0700 /cache && chown 1000:1000 /cache
 # No name is needed for it: a number is what Kubernetes compares with runAsNonRoot.
 USER 1000:1000
 VOLUME /cache

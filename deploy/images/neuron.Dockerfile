@@ -25,13 +25,10 @@ RUN sed -n '/^# The runtime/,$p' requirements/neuron.txt > runtime.txt \
     && rm before after
 COPY main.py compare_architectures.py LICENSE ./
 COPY specdec specdec
-COPY inference inference
-COPY grpc_comm grpc_comm
-COPY comparison comparison
 COPY scripts scripts
 COPY configs configs
 COPY prompts prompts
-RUN python3 -m compileall -q inference grpc_comm comparison scripts && mkdir --mode=0700 /cache && chown 1000:1000 /cache
+RUN python3 -m compileall -q specdec scripts && mkdir --mode=0700 /cache && chown 1000:1000 /cache
 USER 1000:1000
 VOLUME /cache
 EXPOSE 8000 50051

@@ -26,9 +26,7 @@ RUN python3 -c "import importlib.metadata as m; print(*{f'{d.name}=={d.version}'
     && rm kept.txt
 COPY main.py LICENSE ./
 COPY specdec specdec
-COPY inference inference
-COPY grpc_comm grpc_comm
-RUN python3 -m compileall -q inference grpc_comm && mkdir --mode=0700 /cache && chown 1000:1000 /cache
+RUN python3 -m compileall -q specdec && mkdir --mode=0700 /cache && chown 1000:1000 /cache
 USER 1000:1000
 VOLUME /cache
 EXPOSE 8000 50051

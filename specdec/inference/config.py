@@ -19,9 +19,9 @@ from specdec.inference.errors import ConfigError
 from specdec.inference.request import GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
 from specdec.inference.settings import FINITE, REQUIRED, Checked, Range, check, group, same, setting
 
-ROOT = Path(__file__).resolve().parent.parent
-# A wheel has no root of the project.
-_BUNDLED = ROOT if (ROOT / "models").is_dir() else Path(sys.prefix) / "share" / "specdec"
+ROOT = Path(__file__).resolve().parents[2]
+# A wheel has no root of the project: there this is the folder of all packages.
+_BUNDLED = ROOT if (ROOT / "models" / "target").is_dir() else Path(sys.prefix) / "share" / "specdec"
 BUNDLED_TARGET = _BUNDLED / "models" / "target"
 BUNDLED_DRAFT = _BUNDLED / "models" / "draft"
 BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"

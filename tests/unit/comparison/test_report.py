@@ -564,7 +564,7 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 def test_colours_of_text_have_contrast(name: str) -> None:
     """Texts on the page have WCAG AA's contrast of 4.5 to 1, on white and on the table's stripes."""
-    page = ROOT / "comparison" / "report" / "page.html"
+    page = ROOT / "specdec" / "comparison" / "report" / "page.html"
     found = dict(re.findall(r"--(\w+): #(\w{6})", page.read_text()))
     for background in ("ffffff", found["soft"]):
         light, dark = sorted((_luminance(found[name]), _luminance(background)), reverse=True)

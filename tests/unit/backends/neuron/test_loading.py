@@ -33,7 +33,7 @@ from tests.unit.backends.neuron.test_fused import pair
 
 def test_no_module_imports_a_neuron_package_by_statement() -> None:
     """No module has an import statement for a Neuron package: they are imported by name when a model is loaded."""
-    for file in (ROOT / "inference").rglob("*.py"):
+    for file in (ROOT / "specdec" / "inference").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
