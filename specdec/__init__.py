@@ -1,7 +1,7 @@
 """Library (`LLM`, `Client` and their asynchronous twins), and the `specdec` command.
 
-Everything is imported at first use. `inference`, `grpc_comm` and `comparison` at the root of the repository are links to
-the folders here. They are imported as `specdec.inference` and so on, never by the names of the links: a module would
+Everything is imported at first use. `inference`, `grpc_comm` and `comparison` at the root of the repository are links
+to the folders here. They are imported as `specdec.inference` and so on, never by the names of the links: a module would
 exist twice.
 """
 

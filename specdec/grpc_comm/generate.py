@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = "grpcio-tools==1.66.2"
 PROTO = "protos/specdec/v1/specdec.proto"
-# -Ialias=dir makes protoc believe that the file lies in specdec/grpc_comm/, so that the stubs import each other from there.
+# -Ialias=dir makes protoc believe that the file lies in specdec/grpc_comm/: the stubs import each other from there.
 ARGUMENTS = ["-Ispecdec/grpc_comm=protos", "--python_out=.", "--pyi_out=.", "--grpc_python_out=.", PROTO]
 
 
