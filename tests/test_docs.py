@@ -49,7 +49,7 @@ def _exists(page: Path, link: str) -> bool:
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     """Every relative link on a page leads to a file and a heading that exist.
 
-    It was once otherwise: docs/reliability.md linked to a section that had been removed with its feature.
+    Regression: docs/reliability.md linked to a section that had been removed with its feature.
     """
     assert broken_links(page) == []
 
@@ -72,7 +72,7 @@ AS_TYPED = ("docs/tutorials/", "docs/eks.md")
 def test_pages_name_the_installed_command() -> None:
     """Pages name the installed command, `specdec`.
 
-    It was once otherwise: pages told readers to run `python main.py --role`, a file that pip does not install. Only
+    Regression: pages told readers to run `python main.py --role`, a file that pip does not install. Only
     README, and the pages of `AS_TYPED`, whose commands run in a clone, may name the file.
     """
     found = {str(page.relative_to(ROOT)): len(BY_FILE.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
@@ -92,7 +92,7 @@ HOLE = re.compile(r"^\|.*\n\n(?=\|.*\n(?!\|[ :|-]+$))|^(?:- |  ).*\n\n(?=- )", r
 def test_tables_and_lists_are_whole(page: Path) -> None:
     """No empty line splits a table or a list of a page.
 
-    It was once otherwise: rows of four tables were shown as text, after an empty line.
+    Regression: rows of four tables were shown as text, after an empty line.
     """
     assert HOLE.findall(prose(page)) == []
 

@@ -59,7 +59,7 @@ def nodes(folder: str) -> str:
 def test_the_node_has_the_driver_of_the_image() -> None:
     """Nodes have the driver of the image's SDK, and a Kubernetes release with resource claims for devices.
 
-    It was once otherwise: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims.
+    Regression: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims.
     """
     cluster = yaml.safe_load((KUBERNETES / "cluster" / "cluster.yaml").read_text())["metadata"]["version"]
     releases = re.findall(r"v\d{8}", TABLE[base()][f"EKS node AMI, Kubernetes {cluster}"])
@@ -101,7 +101,7 @@ def test_every_image_that_is_named_is_in_the_table() -> None:
 def test_the_drivers_chart_is_pinned_and_knows_the_claims() -> None:
     """The Helm chart of the Neuron driver has a pinned version, which supports the manifests' resource claims.
 
-    It was once otherwise: the claims named an API version of the private beta, and the chart's version was not pinned.
+    Regression: the claims named an API version of the private beta, and the chart's version was not pinned.
     """
     walk = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
     assert re.search(r"neuron-helm-chart --version \d+\.\d+\.\d+ ", walk)

@@ -186,7 +186,7 @@ def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
 def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that a tutorial compares differ only in their drafts.
 
-    It was once otherwise: only the baseline cached prefixes, which a fused graph cannot, so its TTFT was the time of a
+    Regression: only the baseline cached prefixes, which a fused graph cannot, so its TTFT was the time of a
     single pass. And requests with LLMPerf's '{}' were sampled at the checkpoint's temperature 0.6, while AWS's command
     was greedy.
     """
@@ -240,7 +240,7 @@ def values_of(file: str) -> dict[str, Any]:
 def test_both_sides_of_a_pair_draft_equally(file: str) -> None:
     """A tutorial's draft proposes as many tokens as its target verifies in one pass.
 
-    It was once otherwise: drafts proposed 8 tokens by default to targets compiled for 6 and 4, which took two passes.
+    Regression: drafts proposed 8 tokens by default to targets compiled for 6 and 4, which took two passes.
     """
     values = values_of(file)
     assert values["draft"]["gamma"] == values["target"]["gamma"] == values["fused_target"]["gamma"] - 1

@@ -45,7 +45,7 @@ def test_every_alert_is_tried() -> None:
 def test_complete_jobs_raise_no_alert() -> None:
     """The alert on pods that are not ready ignores the pods of Jobs.
 
-    It was once otherwise: a pod that has ended is not ready, so the pods of a finished benchmark fired an alert for
+    Regression: a pod that has ended is not ready, so the pods of a finished benchmark fired an alert for
     ever.
     """
     [rule] = [each for each in RULES if each.get("record") == "specdec:pod_ready"]

@@ -166,7 +166,7 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
     """LLMPerf runs once for every case at every endpoint, with flags of the pinned token_benchmark_ray.py.
 
-    It was once otherwise: the Job left out the one long load of AWS's sample.
+    Regression: the Job left out the one long load of AWS's sample.
     """
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr

@@ -111,7 +111,7 @@ def site() -> dict[str, str]:
 def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
     """The last commands of the page remove all AWS resources that its earlier commands create.
 
-    It was once otherwise: the page had no cleanup, and a reserved trn2.48xlarge went on costing.
+    Regression: the page had no cleanup, and a reserved trn2.48xlarge went on costing.
     """
     steps, _, removal = WALK.partition("**Remove**")
     walk.run("\n".join(blocks(steps)[1:]))
@@ -188,7 +188,7 @@ def cluster() -> Manifest:
 def test_every_namespace_of_ours_has_its_role() -> None:
     """Every namespace that mounts a bucket has an IAM role in the cluster's file.
 
-    It was once otherwise: the page only described the role in words, and without the role the first mount hung.
+    Regression: the page only described the role in words, and without the role the first mount hung.
     """
     folders = (*(f"overlays/{name}" for name in COMPILED), "weights", "benchmark")
     documents = {name: manifests(KUBERNETES / name) for name in folders}
@@ -239,7 +239,7 @@ def _overlap(left: dict[str, Any], right: dict[str, Any]) -> bool:
 def test_nodes_on_demand_are_for_claims() -> None:
     """Pods that ask for Neuron devices by resource claims can run on both on-demand and reserved nodes.
 
-    It was once otherwise: the only node pool for them took reserved instances, and on-demand ones needed an edit.
+    Regression: the only node pool for them took reserved instances, and on-demand ones needed an edit.
     """
     pools = {name: of_kind(manifests(KUBERNETES / "nodes" / name), "NodePool")[0] for name in ("on-demand", "reserved")}
     kinds = {name: each["spec"]["template"]["spec"]["requirements"][0]["values"] for name, each in pools.items()}

@@ -59,7 +59,7 @@ def test_a_base_is_written_once_for_each_recipe() -> None:
 def test_a_replaced_package_of_the_sdk_ends_the_build(before: str, after: str, replaced: bool, tmp_path: Path) -> None:
     """The build of the Neuron image fails if this project's packages replace or break a package of the SDK.
 
-    It was once otherwise: pip installs the runtime on top of the SDK, and the build did not check whether the two still
+    Regression: pip installs the runtime on top of the SDK, and the build did not check whether the two still
     fit.
     """
     step = re.findall(r"^RUN (sed .*?[^\\])$", (FOLDER / "neuron.Dockerfile").read_text(), re.MULTILINE | re.DOTALL)[0]

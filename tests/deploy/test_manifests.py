@@ -127,7 +127,7 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
 def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
     """A server's init container waits for a model compiled by the server's own image.
 
-    It was once otherwise: a server waited for any specdec.json, so one of a new SDK took what the old SDK had compiled.
+    Regression: a server waited for any specdec.json, so one of a new SDK took what the old SDK had compiled.
     """
     [waiting] = pod_of(server := of_kind(manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0])["initContainers"]
     assert waiting["image"] == pod_of(server)["containers"][0]["image"]
@@ -143,7 +143,7 @@ def cpus(workload: Manifest) -> float:
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
     """The Job that compiles a model fits on a node beside two servers and draft workers, and needs no devices.
 
-    It was once otherwise: the Job asked for CPUs and devices that two servers had, so each upgrade took the service
+    Regression: the Job asked for CPUs and devices that two servers had, so each upgrade took the service
     down.
     """
     distributed = manifests(KUBERNETES / "overlays" / "trn2-distributed")
@@ -158,7 +158,7 @@ def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
 def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
     """A draft pod fits on the smallest node of the pool for drafts, beside the pods that every node has.
 
-    It was once otherwise: draft pods asked for all 16 CPUs of a node, some of which daemons need, and stayed pending.
+    Regression: draft pods asked for all 16 CPUs of a node, some of which daemons need, and stayed pending.
     """
     [pool] = of_kind(manifests(KUBERNETES / "nodes" / "drafts"), "NodePool")
     template = pool["spec"]["template"]
@@ -175,7 +175,7 @@ def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
 def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
     """Every server of every overlay requires an access token; only the demo's gateway does not.
 
-    It was once otherwise: three overlays had no tokens, and relied on network policies, which EKS does not enforce.
+    Regression: three overlays had no tokens, and relied on network policies, which EKS does not enforce.
     """
     documents = manifests(KUBERNETES / "overlays" / name)
     for workload in of_kind(documents, "StatefulSet", "Deployment"):
@@ -215,7 +215,7 @@ def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
 def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
     """One file, version.env, sets the tag of all images of this project.
 
-    It was once otherwise: a tag named a variant and no version, so nodes kept an old image under the same tag.
+    Regression: a tag named a variant and no version, so nodes kept an old image under the same tag.
     """
     copy = tmp_path / "deploy"
     shutil.copytree(KUBERNETES.parent, copy)
@@ -265,7 +265,7 @@ def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixt
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
     """Servers that the benchmark compares differ only in their drafts; none of them caches prefixes.
 
-    It was once otherwise: the baseline reused a kept prefix, and the fused graph read each prompt whole.
+    Regression: the baseline reused a kept prefix, and the fused graph read each prompt whole.
     """
     found = set()
     for name in COMPILED:
@@ -333,7 +333,7 @@ def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
 def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
     """With the component for a route, clients outside of the cluster reach the API, and no time limit cuts a stream.
 
-    It was once otherwise: no overlay could be reached from outside of its cluster.
+    Regression: no overlay could be reached from outside of its cluster.
     """
     documents = built_with(tmp_path, overlay, "route")
     [route] = of_kind(documents, "HTTPRoute")

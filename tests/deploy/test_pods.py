@@ -129,7 +129,7 @@ async def scrape(pod: Member, token: str = "") -> httpx.Response:
 async def test_it_answers_with_the_help_of_its_draft(site: Site) -> None:
     """The demo answers, its target accepts draft tokens, and a draft pod is ready once its target has accepted it.
 
-    It was once otherwise: draft pods had no port for probes, so a rollout of drafts that every target refused
+    Regression: draft pods had no port for probes, so a rollout of drafts that every target refused
     succeeded.
     """
     target = site.pod("target", {}, "--no-lookup")
@@ -161,7 +161,7 @@ async def test_it_answers_with_the_help_of_its_draft(site: Site) -> None:
 async def test_nothing_is_refused_while_a_target_drains(site: Site, bar: Bar) -> None:
     """No request is refused while a target drains.
 
-    It was once otherwise: gateways dialled a Service's one address, and a rolling restart refused 47 of 61 requests.
+    Regression: gateways dialled a Service's one address, and a rolling restart refused 47 of 61 requests.
     """
     targets = [site.pod("target", {"--drain_delay_s": "0"}, "--no-lookup", *SLOW) for _ in range(2)]
     gateway = site.pod("gateway", {"--target_host": addresses(targets)})

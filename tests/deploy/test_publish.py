@@ -92,7 +92,7 @@ def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: Clo
 def test_every_answer_is_a_datum_at_its_own_time(source: str, tmp_path: Path, cloudwatch: CloudWatch) -> None:
     """Every answer's figures are published with the time of the answer.
 
-    It was once otherwise: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each case instead of a
+    Regression: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each case instead of a
     curve.
     """
     found = requests(time.time())

@@ -91,7 +91,7 @@ async def test_a_restarted_registry_waits_for_all_leases() -> None:
 async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> None:
     """A registry that hung gives no list until every target had time to renew its lease.
 
-    It was once otherwise: after a hung registry all leases had expired, and its next list had only one target.
+    Regression: after a hung registry all leases had expired, and its next list had only one target.
     """
     clock = Clock()
     leases = Leases(clock)
@@ -233,7 +233,7 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
     """Targets keep running while the registry hangs, and after it has ended.
 
-    It was once otherwise: a lease that the registry did not renew made a target count as hung, and Serve ended all of
+    Regression: a lease that the registry did not renew made a target count as hung, and Serve ended all of
     them.
     """
     import ray
@@ -259,7 +259,7 @@ def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
 def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
     """A gateway or draft worker that hangs is replaced, and no request is refused.
 
-    It was once otherwise: a gateway or draft worker that hung was never replaced, since its supervisor noticed only
+    Regression: a gateway or draft worker that hung was never replaced, since its supervisor noticed only
     processes that had ended.
     """
     hung = min(pids(place, f"--role {role}"))

@@ -79,7 +79,7 @@ def service_of(unit: Path) -> configparser.SectionProxy:
 def test_units_share_the_memory_of_one_machine() -> None:
     """The memory limits of the units on one machine add up to no more than the machine has.
 
-    It was once otherwise: no unit had a limit, so a leak in one let the kernel choose which of the three to kill.
+    Regression: no unit had a limit, so a leak in one let the kernel choose which of the three to kill.
     """
     services = [service_of(unit) for unit in UNITS]
     assert sum(int(each["MemoryMax"].removesuffix("%")) for each in services) <= 100

@@ -99,7 +99,7 @@ async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
 async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> None:
     """At its start, a draft worker refuses a server that is not a target.
 
-    It was once otherwise: the worker loaded its model, and every prompt failed with "Method not found!".
+    Regression: the worker loaded its model, and every prompt failed with "Method not found!".
     """
     async with fused_server(models.target, models.related) as fused:
         flags = ("--role", "draft", "--model", str(models.related), "--port", str(fused.port))
@@ -137,7 +137,7 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
 def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
     """One command completes a prompt with a target and a draft, as the target alone does.
 
-    It was once otherwise: to try a fused pair on one prompt, a user needed a server and a client in two terminals.
+    Regression: to try a fused pair on one prompt, a user needed a server and a client in two terminals.
     """
     flags = ["--prompt", "in the", "--max_new_tokens", "6", "--temperature", "0.8", "--seed", "3", "--format", "json"]
     pair = ["--target_model", str(models.target), "--draft_model", str(models.related)]
@@ -168,7 +168,7 @@ def test_the_bundled_draft_beside_another_target_names_the_ways_out(
 ) -> None:
     """The bundled draft with a target of another tokenizer is refused; the error names both, and the alternatives.
 
-    It was once otherwise: the error had two hashes, but neither the name of the bundled draft nor the alternatives to
+    Regression: the error had two hashes, but neither the name of the bundled draft nor the alternatives to
     it.
     """
     assert main(["--role", "draft", "--port", str(target.port), *asked]) == 1

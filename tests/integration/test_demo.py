@@ -41,7 +41,7 @@ async def test_the_demo_of_a_loss_ends_with_the_same_tokens() -> None:
 async def test_the_demo_shows_each_prompts_continuation() -> None:
     """The demo shows a continuation of each prompt, which it samples.
 
-    It was once otherwise: greedily, the small model's prose was "I am afraid I am afraid I am afraid".
+    Regression: greedily, the small model's prose was "I am afraid I am afraid I am afraid".
     """
     output = await output_of("demo")
     prompts = read_prompts(None, BUNDLED_PROMPTS)

@@ -117,7 +117,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
     """A server that sends requests in the names of users has its own draft worker draft for them.
 
-    It was once otherwise: the target looked for a session's worker in the user's account, while the server's worker
+    Regression: the target looked for a session's worker in the user's account, while the server's worker
     attaches without a user.
     """
     async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
@@ -133,7 +133,7 @@ async def test_an_account_leaves_places_for_the_workers_of_others(
 ) -> None:
     """An account can attach only a share of the private draft workers that a target accepts.
 
-    It was once otherwise: one account could attach all 1,024 of them, and the workers of other accounts were refused.
+    Regression: one account could attach all 1,024 of them, and the workers of other accounts were refused.
     """
     monkeypatch.setattr(service, "MAX_WORKERS", 4)
     async with serving(auth_file=auth_file) as target, AsyncExitStack() as stack:
@@ -196,7 +196,7 @@ async def num_drafted(client: Edge, num_tokens: int = 40) -> int:
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft worker's proposals follow its requests to a new connection.
 
-    It was once otherwise: requests moved to a new connection after half an hour, draft tokens went over the old one.
+    Regression: requests moved to a new connection after half an hour, draft tokens went over the old one.
     """
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
@@ -215,7 +215,7 @@ async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
 ) -> None:
     """A draft worker's proposals follow its requests to a new connection after a change of certificates.
 
-    It was once otherwise: requests used a new connection after the change, and draft tokens the old one for another
+    Regression: requests used a new connection after the change, and draft tokens the old one for another
     hour.
     """
     monkeypatch.setattr(secured, "LOOK_S", 0.05)
@@ -291,7 +291,7 @@ async def test_rounds_whose_worker_fails(end: str) -> None:
 async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft stream can be ended while it dials.
 
-    It was once otherwise: as it dialled again, Python 3.11's `wait_for` lost a cancellation, and the process never
+    Regression: as it dialled again, Python 3.11's `wait_for` lost a cancellation, and the process never
     ended.
     """
     monkeypatch.setattr(stream, "REDIAL_S", 1e6)
@@ -310,7 +310,7 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
     """A request that is cancelled twice frees its slot of the draft.
 
-    It was once otherwise: a second cancellation came while the first one cleaned up, and a slot was lost for ever.
+    Regression: a second cancellation came while the first one cleaned up, and a slot was lost for ever.
     """
     async with serving() as target, edge(target.server.port) as client:
 
@@ -331,7 +331,7 @@ async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target sends Attached only when the worker can be assigned sessions.
 
-    It was once otherwise: a target sent Attached too early, so a request right after it got no draft worker.
+    Regression: a target sent Attached too early, so a request right after it got no draft worker.
     """
     write = Call.write
 

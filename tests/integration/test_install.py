@@ -111,7 +111,7 @@ with specdec.Client(sys.argv[1]) as client:
 async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
     """Both clients need only the base dependencies of the package, and no extra.
 
-    It was once otherwise: both clients imported llguidance and Pydantic, which the base lacks, and ended at once.
+    Regression: both clients imported llguidance and Pydantic, which the base lacks, and ended at once.
     """
     client = (await asyncio.to_thread(environment_with, tmp_path, *TESTED, wheel)) / "bin"
     async with target_server(models.chat_target) as server:
@@ -139,7 +139,7 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
 def test_one_name_is_in_the_wheel(wheel: Path) -> None:
     """The wheel has one top-level name, `specdec`.
 
-    It was once otherwise: the wheel had four top-level names, and one of them, `inference`, is another project's.
+    Regression: the wheel had four top-level names, and one of them, `inference`, is another project's.
     """
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".data/" not in name and ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"specdec"}
@@ -149,7 +149,7 @@ def test_one_name_is_in_the_wheel(wheel: Path) -> None:
 def test_packages_and_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
     """The wheel has the packages and prompts that `compare` and `study` need.
 
-    It was once otherwise: an installed `specdec compare` or `study` looked for its prompts at a place that only a clone
+    Regression: an installed `specdec compare` or `study` looked for its prompts at a place that only a clone
     has.
     """
     code = "import specdec.comparison.report.html as html, specdec.comparison.app as app; html.template()\n"
@@ -201,7 +201,7 @@ def test_no_module_has_the_name_of_its_folder(
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:
     """Another project's package `inference` works beside this project's wheel.
 
-    It was once otherwise: if Roboflow's `inference` and this wheel were both installed, one of them did not work.
+    Regression: if Roboflow's `inference` and this wheel were both installed, one of them did not work.
     """
     (tmp_path / "inference").mkdir()
     (tmp_path / "inference" / "__init__.py").write_text("raise ImportError('never run')")

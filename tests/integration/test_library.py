@@ -119,7 +119,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_a_value_of_another_type_is_named_in_one_line(llm: specdec.LLM, given: dict[str, Any], message: str) -> None:
     """A value of a wrong type gets an error of one line that names it.
 
-    It was once otherwise: such values led to a TypeError, KeyError or ExceptionGroup of inner code, or to Pydantic's
+    Regression: such values led to a TypeError, KeyError or ExceptionGroup of inner code, or to Pydantic's
     text.
     """
     with pytest.raises(specdec.errors.InvalidRequestError, match=message) as caught:
@@ -136,7 +136,7 @@ def test_a_misspelt_parameter_names_the_one_meant(llm: specdec.LLM) -> None:
 def test_names_show_themselves_before_they_are_used() -> None:
     """Tab completion and help() show the names and parameters of the library before it is first used.
 
-    It was once otherwise: completion by Tab found `Path` and `sys` but no LLM, and help showed `**parameters`.
+    Regression: completion by Tab found `Path` and `sys` but no LLM, and help showed `**parameters`.
     """
     code = "import sys, specdec; print(dir(specdec), specdec.__version__, 'specdec.inference.cli' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -154,7 +154,7 @@ def test_names_show_themselves_before_they_are_used() -> None:
 def test_a_result_shows_itself_shortly(llm: specdec.LLM) -> None:
     """The repr of a result, which a notebook shows, is short.
 
-    It was once otherwise: a notebook printed every time of every pass, some 3,000 characters.
+    Regression: a notebook printed every time of every pass, some 3,000 characters.
     """
     (result,) = llm.generate("<b> & the sea", max_new_tokens=30)
     assert len(repr(result)) < 300
@@ -198,7 +198,7 @@ raise KeyboardInterrupt
 def test_an_interrupted_script_has_one_traceback(models: ModelDirectories) -> None:
     """A script that Ctrl-C ends prints one traceback.
 
-    It was once otherwise: after Ctrl-C executors ended before the models, so a pass logged "cannot schedule new
+    Regression: after Ctrl-C executors ended before the models, so a pass logged "cannot schedule new
     futures".
     """
     run = subprocess.run(

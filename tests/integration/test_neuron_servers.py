@@ -125,7 +125,7 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
 def test_models_compiled_ahead_are_found(started: Servers, environment: Path) -> None:
     """Servers load the models that were compiled ahead for them.
 
-    It was once otherwise: a draft worker asked for slots for branches, which backend neuron cannot have, and so
+    Regression: a draft worker asked for slots for branches, which backend neuron cannot have, and so
     compiled its model again.
     """
     assert "hit in" in started["eagle"].log.read_text()
@@ -140,7 +140,7 @@ def test_models_compiled_ahead_are_found(started: Servers, environment: Path) ->
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
     """NxDI's own messages are only a few lines of a server's log.
 
-    It was once otherwise: only 8 of 250 lines in a draft's log were its own, since NxDI writes hundreds per model to
+    Regression: only 8 of 250 lines in a draft's log were its own, since NxDI writes hundreds per model to
     the root logger.
     """
     for server in started.values():
@@ -154,7 +154,7 @@ def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
 async def test_requests_of_the_tutorials_are_served(started: Servers, name: str) -> None:
     """A server serves the requests of the tutorials, whatever their temperature.
 
-    It was once otherwise: the server refused temperatures 0.7 (curl), 1.0 (LLMPerf's '{}') and 0.9 (the tutorials'
+    Regression: the server refused temperatures 0.7 (curl), 1.0 (LLMPerf's '{}') and 0.9 (the tutorials'
     client).
     """
     body = {"prompt": "the wind", "max_tokens": 4}

@@ -54,7 +54,7 @@ async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> lis
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
     """A pool worker's draft tokens are accepted and change no answer; the worker has health and metrics of its own.
 
-    It was once otherwise: a pool worker accepted the flag `--metrics_port`, and ignored it.
+    Regression: a pool worker accepted the flag `--metrics_port`, and ignored it.
     """
     expected = await alone(pooled_target, some_requests())
     port, metrics_port = free_port(), free_port()

@@ -277,7 +277,7 @@ async def test_other_eos_ids_of_a_draft_change_nothing(
 ) -> None:
     """Text ends at the target's end-of-sequence ids, whatever the draft's are.
 
-    It was once otherwise: the draft worker sent its own end-of-sequence ids, so text ended too early or went on.
+    Regression: the draft worker sent its own end-of-sequence ids, so text ended too early or went on.
     """
     draft = shutil.copytree(models.related, tmp_path / "draft")
     eos = list(range(20, 80))  # every few tokens one of them

@@ -93,7 +93,7 @@ def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:
 async def test_one_packet_stops_no_other_request(bomb: bytes) -> None:
     """A small compressed message that unpacks to a huge one is refused, and delays no other request.
 
-    It was once otherwise: 10 KB of gzip with 5 million empty chat messages froze a target for 50 s and took more than 5
+    Regression: 10 KB of gzip with 5 million empty chat messages froze a target for 50 s and took more than 5
     GB.
     """
     async with serving() as target, open_channel(target.address) as good, dialled(target, SENDS_ANYTHING) as bad:
@@ -131,7 +131,7 @@ async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
 async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
     """A client that reads nothing loses its slot, even if its draft worker is stuck.
 
-    It was once otherwise: the idle time-out waited for a write to the stuck draft worker, and the only slot stayed
+    Regression: the idle time-out waited for a write to the stuck draft worker, and the only slot stayed
     held.
     """
     async with (
@@ -151,7 +151,7 @@ async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
 async def test_late_branches_by_the_megabyte_cost_little() -> None:
     """Branches that arrive too late take little memory.
 
-    It was once otherwise: 5 MB of branches after committed tokens took 1.2 GB.
+    Regression: 5 MB of branches after committed tokens took 1.2 GB.
     """
     async with serving() as target, raw_worker(target.address) as worker:
         ids = [5] * 250
@@ -204,7 +204,7 @@ async def test_a_call_that_ends_without_a_message(method: str) -> None:
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
     """A pool worker that does not read its messages is detached.
 
-    It was once otherwise: messages to such a worker piled up as long as it answered pings, and its sessions had no
+    Regression: messages to such a worker piled up as long as it answered pings, and its sessions had no
     drafts.
     """
     async with (
@@ -225,7 +225,7 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
 async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that send nothing are ended after a time.
 
-    It was once otherwise: silent calls were unlimited, and each took 20 KB and time of every full garbage collection.
+    Regression: silent calls were unlimited, and each took 20 KB and time of every full garbage collection.
     """
     monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 60.0)
     num_calls = 700
@@ -251,7 +251,7 @@ async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without other messages sends pings.
 
-    It was once otherwise: balancers that ignore HTTP/2 pings ended silent streams after 30 s to 60 s, and emptied the
+    Regression: balancers that ignore HTTP/2 pings ended silent streams after 30 s to 60 s, and emptied the
     pool.
     """
     monkeypatch.setattr(service, "HEARTBEAT_S", 0.02)

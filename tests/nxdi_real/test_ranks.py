@@ -51,7 +51,7 @@ def test_logits_are_those_of_transformers(results: dict[str, dict[str, Any]], na
 def test_a_pair_gives_the_tokens_of_transformers(results: dict[str, dict[str, Any]], name: str) -> None:
     """A pair on several cores gives the tokens of Transformers.
 
-    It was once otherwise: NxDI gathered a draft's embeddings that it had not scattered, and EAGLE failed on several
+    Regression: NxDI gathered a draft's embeddings that it had not scattered, and EAGLE failed on several
     cores.
     """
     assert results[name]["equal"]

@@ -224,7 +224,7 @@ class BackendContract:
     def test_a_pass_that_fails_anywhere_spoils_no_other(self, fault: tuple[list[int], int, list[int], int]) -> None:
         """A pass that fails at any point leaves the results of other passes right.
 
-        It was once otherwise: memory ran out with half of the inputs bound, and the next pass read another user's slot.
+        Regression: memory ran out with half of the inputs bound, and the next pass read another user's slot.
         """
         backend, plain = self.fresh(), reference("llama")
         held = [TOKENS[slot : slot + HELD] for slot in range(NUM_SLOTS)]

@@ -176,7 +176,7 @@ class EngineContract:
     async def test_a_grammar_that_becomes_too_complex_fails_its_request(self, engine: Any) -> None:
         """A grammar that becomes too complex fails its request.
 
-        It was once otherwise: on vLLM such an output seemed complete, since its grammar allows an end at every token.
+        Regression: on vLLM such an output seemed complete, since its grammar allows an end at every token.
         """
         request = wanted("bias", grammar=TOO_COMPLEX, stop_at_eos=True)
         endless = replace(request.sampling, logit_bias=((EOS_TOKEN_ID, -100.0),))
@@ -229,7 +229,7 @@ class EngineContract:
     async def test_many_branches_of_one_proposal_are_welcome(self, engine: Any) -> None:
         """A proposal may have more than 256 branches.
 
-        It was once otherwise: vLLM's core took a proposal of more than 256 branches for malformed, and ended with its
+        Regression: vLLM's core took a proposal of more than 256 branches for malformed, and ended with its
         server.
         """
         tokens, _ = await completed(engine, wanted())

@@ -1,6 +1,6 @@
 """Settings of Hypothesis: no time limit per example, since machines may be slow.
 
-It was once otherwise: on a busy machine an example of a pure function took more than 200 ms, and its test failed.
+Regression: on a busy machine an example of a pure function took more than 200 ms, and its test failed.
 """
 
 from __future__ import annotations

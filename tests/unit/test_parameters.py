@@ -141,7 +141,7 @@ def test_a_device_refuses_what_is_added_later(
 ) -> None:
     """A decoder on a device refuses every parameter that it does not know.
 
-    It was once otherwise: the decoder listed the parameters to refuse, so it would have ignored a new one in silence.
+    Regression: the decoder listed the parameters to refuse, so it would have ignored a new one in silence.
     """
     words = re.escape(f"{field} {value}: ") + ".*chooses tokens on the device"
     with pytest.raises(InvalidRequestError, match=words) as caught:

@@ -153,7 +153,7 @@ def test_a_server_answers_or_names_its_last_words() -> None:
 def test_our_server_takes_the_requests_of_the_race_over_vllm() -> None:
     """A specdec server accepts the requests that the benchmark against vLLM sends to it.
 
-    It was once otherwise: requests had vLLM's field for token ids, which a specdec server refuses.
+    Regression: requests had vLLM's field for token ids, which a specdec server refuses.
     """
     model = ("--model", str(BUNDLED_TARGET), "--threads", "1", "--port", str(free_port()))
     server = Server([sys.executable, *MAIN, "target", *model, "--http_port", str(port := free_port())], port)

@@ -126,7 +126,7 @@ def faults(text: str) -> dict[str, tuple[float, ...]]:
 def test_every_number_is_that_of_the_code() -> None:
     """Every limit in the .proto's comments is the limit in the code.
 
-    It was once otherwise: the .proto had "1 .. 65536 characters" for a grammar, of which servers take 262,144.
+    Regression: the .proto had "1 .. 65536 characters" for a grammar, of which servers take 262,144.
     """
     assert faults(PROTO) == {}
 

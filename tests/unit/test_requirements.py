@@ -57,7 +57,7 @@ def test_a_range_is_pinned_to_what_is_tested() -> None:
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
     """The package needs ranges of versions, and the files of requirements name exact ones.
 
-    It was once otherwise: all versions were pinned, so few packages could be installed beside the wheel.
+    Regression: all versions were pinned, so few packages could be installed beside the wheel.
     """
     for requirement in map(Requirement, EXTRAS["server"]):
         assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
@@ -88,7 +88,7 @@ NEIGHBOURS = {
 def test_pip_leaves_a_neighbour_its_versions(neighbour: str) -> None:
     """Pip keeps the versions of packages that are installed beside the wheel.
 
-    It was once otherwise: all ranges ended at the tested version, so pip replaced vLLM's grpcio 1.85.3 by 1.85.1.
+    Regression: all ranges ended at the tested version, so pip replaced vLLM's grpcio 1.85.3 by 1.85.1.
     """
     ranges = {each.name: each.specifier for each in map(Requirement, BASE)}
     for name, version in (each.split("==") for each in NEIGHBOURS[neighbour].split()):
@@ -165,7 +165,7 @@ def closure(names: set[str]) -> set[str]:
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
     """A client needs only the packages of the base.
 
-    It was once otherwise: a thin client took 1.5 GB; later neither client started without packages of the server.
+    Regression: a thin client took 1.5 GB; later neither client started without packages of the server.
     """
     status, report = run_as_client(code, *arguments)
     assert (status, "no server answers" in report) == (1, True), report
@@ -183,7 +183,7 @@ def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, .
 def test_errors_of_a_thin_client_name_the_extra(code: str, arguments: str, status: int) -> None:
     """The error about a package that the base lacks names the extra to install.
 
-    It was once otherwise: each of these errors was a traceback.
+    Regression: each of these errors was a traceback.
     """
     code_of, report = run_as_client(code, *arguments.split())
     assert (code_of, len(report.splitlines())) == (status, 1), report
@@ -227,7 +227,7 @@ def old_python(tmp_path: Path) -> Path:
 def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: Path, tmp_path: Path) -> None:
     """`make install` refuses an old Python before it downloads anything.
 
-    It was once otherwise: pip downloaded half a gigabyte of torch, and then blamed another package.
+    Regression: pip downloaded half a gigabyte of torch, and then blamed another package.
     """
     for file in ("Makefile", *requirements()):
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -275,7 +275,7 @@ NEURON_IMAGES = {
 def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
     """Pip keeps the NxDI of an image.
 
-    It was once otherwise: a pinned NxDI, or just a pinned Transformers, made pip replace the image's NxDI by another.
+    Regression: a pinned NxDI, or just a pinned Transformers, made pip replace the image's NxDI by another.
     """
     wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")

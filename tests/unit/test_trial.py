@@ -29,7 +29,7 @@ sys.exit(run("suite", body, limit_s=600))
 async def test_servers_of_a_suite_end_with_it() -> None:
     """The servers that a suite has started end with it.
 
-    It was once otherwise: SIGTERM, as CI sends it after a time limit, ended a suite at once, and its servers ran on.
+    Regression: SIGTERM, as CI sends it after a time limit, ended a suite at once, and its servers ran on.
     """
     suite = await asyncio.create_subprocess_exec(sys.executable, "-c", SUITE, stdout=asyncio.subprocess.PIPE)
     assert suite.stdout is not None

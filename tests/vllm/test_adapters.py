@@ -58,7 +58,7 @@ async def test_an_adapter_has_the_tokens_of_merged_weights(vllm: Any, onnx: Targ
 async def test_a_request_without_finite_logits_fails_and_the_others_go_on(vllm: Any, onnx: TargetEngine) -> None:
     """A request with logits that are not finite fails, and the others go on.
 
-    It was once otherwise: from a row of NaN vLLM chose the first token greedily, without an error, and the request went
+    Regression: from a row of NaN vLLM chose the first token greedily, without an error, and the request went
     on with it.
     """
     request = wanted("noise")

@@ -10,7 +10,7 @@ from specdec.inference.vllm.door import Door
 async def test_a_client_that_hangs_up_is_no_fault() -> None:
     """A request whose client hangs up before the end of its body is dropped.
 
-    It was once otherwise: vLLM's log got a traceback for each such request.
+    Regression: vLLM's log got a traceback for each such request.
     """
 
     async def receive() -> dict[str, Any]:

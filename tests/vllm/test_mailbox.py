@@ -133,7 +133,7 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
 async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> None:
     """An engine core that no front has started never waits for a pool that reads nothing.
 
-    It was once otherwise: such a pool held up each pass of the core for seconds, and then the link was lost.
+    Regression: such a pool held up each pass of the core for seconds, and then the link was lost.
     """
     pool, received = Mailbox("", tmp_path), []
     pool.receive = lambda core, frame: received.append(frame)
@@ -197,7 +197,7 @@ time.sleep(600)
 async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox) -> None:
     """An engine core ends with the front that started it, together with the other processes of its group.
 
-    It was once otherwise: after a front was killed, its core and coordinator ran on, and kept the memory of their
+    Regression: after a front was killed, its core and coordinator ran on, and kept the memory of their
     devices.
     """
     core = await asyncio.create_subprocess_exec(

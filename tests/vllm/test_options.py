@@ -42,7 +42,7 @@ def test_a_flag_is_refused_before_vllm_is_imported(flags: str, part: str) -> Non
 def test_what_vllm_refuses_becomes_one_line(pair: Pair, flags: str, part: str) -> None:
     """An error of vLLM about its flags becomes one line that names the flag.
 
-    It was once otherwise: pydantic's errors lost the name of the field, and a list of all models filled the screen.
+    Regression: pydantic's errors lost the name of the field, and a list of all models filled the screen.
     """
     with pytest.raises(ConfigError) as caught:
         engine_config(VllmModel(pair.target, flags.split()))

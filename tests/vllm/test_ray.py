@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.release]
 async def test_a_hung_server_is_killed_with_its_engine(pair: Pair) -> None:
     """A server that hangs is killed together with its engine.
 
-    It was once otherwise: the supervisor's child had started the server, so killing the child left server and engine.
+    Regression: the supervisor's child had started the server, so killing the child left server and engine.
     """
     flags = [f"--engine_flag={flag}" for flag in FLAGS]
     child = await Child.start("target", ["--engine", "vllm", "--model", str(pair.target), "--port", "0", *flags])

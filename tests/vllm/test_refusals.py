@@ -32,7 +32,7 @@ async def test_a_broken_file_is_named(
 ) -> None:
     """The reason for a failed start in vLLM's core or worker reaches the user.
 
-    It was once otherwise: the error only said that the engine core had failed, and referred to lines above.
+    Regression: the error only said that the engine core had failed, and referred to lines above.
     """
     monkeypatch.setenv(WORKER_PROCESS, has_worker)
     model = shutil.copytree(pair.target, tmp_path / "model")

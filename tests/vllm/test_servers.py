@@ -160,7 +160,7 @@ class Site:
     async def asked(self, *servers: Server, disturb: Callable[[], Any] | None = None) -> tuple[list[list[int]], int]:
         """Return the servers' answers and the number of accepted draft tokens.
 
-        Once every answer has begun, call `disturb`. It was once otherwise: a busy machine had not sent all requests
+        Once every answer has begun, call `disturb`. Regression: a busy machine had not sent all requests
         when their server was stopped, and the server rightly refused the rest.
         """
         link, begun = self.link(*servers), [asyncio.Event() for _ in self.prompts]
@@ -238,7 +238,7 @@ async def test_a_draft_worker_helps_and_changes_nothing(site: Site) -> None:
 async def test_http_has_the_same_tokens(site: Site) -> None:
     """A target serves HTTP from its own process, with the FastAPI that vLLM brings.
 
-    It was once otherwise: HTTP needed a newer one, and so a gateway in another environment.
+    Regression: HTTP needed a newer one, and so a gateway in another environment.
     """
     authority = ssl.create_default_context(cafile=site.folder / "tls" / "ca.pem")
     async with httpx.AsyncClient(verify=authority, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
@@ -335,7 +335,7 @@ async def test_a_lost_front_takes_core_and_workers_along_while_they_are_busy(sit
 async def test_ctrl_c_lets_requests_finish_and_leaves_nothing(site: Site) -> None:
     """After Ctrl-C the running requests finish, and then no process is left.
 
-    It was once otherwise: Ctrl-C reached vLLM's core too, which ended before the running requests had finished.
+    Regression: Ctrl-C reached vLLM's core too, which ended before the running requests had finished.
     """
     server = site.servers[2]
     answers, _ = await site.asked(server, disturb=lambda: server.process.send_signal(signal.SIGINT))
@@ -376,7 +376,7 @@ async def test_wrong_settings_are_refused_in_one_line(pair: Pair, tmp_path: Path
 async def test_a_model_that_cannot_run_is_never_ready(tmp_path: Path) -> None:
     """A server of a model that vLLM cannot run never becomes ready.
 
-    It was once otherwise: vLLM makes no pass at its start, so the first request of a client was the first to fail.
+    Regression: vLLM makes no pass at its start, so the first request of a client was the first to fail.
     """
     model = save_tiny_model(tmp_path / "model", "llama", seed=1)  # its heads have 8 values: none of vLLM's sizes
     assert "cannot run this model" in await refused("--model", model, "--port", "0", "--", *FLAGS)

@@ -32,7 +32,7 @@ def test_other_weights_settings_or_arithmetic_are_another(models: ModelDirectori
 def test_another_context_is_another_model(models: ModelDirectories) -> None:
     """A model with another --sequence_length has another model id.
 
-    It was once otherwise: a request was resumed at a replica with a shorter --sequence_length, where its answer ended
+    Regression: a request was resumed at a replica with a shorter --sequence_length, where its answer ended
     early.
     """
     tokenizer = Tokenizer.load(models.target)
@@ -44,7 +44,7 @@ def test_another_context_is_another_model(models: ModelDirectories) -> None:
 def test_every_byte_counts_and_no_date(tmp_path: Path) -> None:
     """A model's id depends on every byte of its weights, and on no date.
 
-    It was once otherwise: ids were made of samples of 4 KiB, which most edits of a layer did not touch.
+    Regression: ids were made of samples of 4 KiB, which most edits of a layer did not touch.
     """
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(1 << 20))

@@ -161,7 +161,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_folders_without_a_model_name_the_way_out(tmp_path: Path, name: str) -> None:
     """The error about a path without a model says what is there, and what to pass instead.
 
-    It was once otherwise: a GGUF file that exists was reported as "no such directory".
+    Regression: a GGUF file that exists was reported as "no such directory".
     """
     make, way_out = FOREIGN[name]
     make(tmp_path / name)
@@ -197,7 +197,7 @@ def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[s
 def test_too_long_sequences_are_refused_before_anything_is_loaded(checkpoint: Path) -> None:
     """A --sequence_length above the model's limit is refused before anything is loaded.
 
-    It was once otherwise: the default backend warned of it, and then torch loaded the model to refuse it again.
+    Regression: the default backend warned of it, and then torch loaded the model to refuse it again.
     """
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="sequence_length 129 is above"):
@@ -235,7 +235,7 @@ def test_slots_that_do_not_fit_into_memory_are_refused(max_length: int) -> None:
 def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path: Path) -> None:
     """A short sequence takes little of its slot's memory.
 
-    It was once otherwise: with pages of 2 MiB, the first request of each slot took all of the slot's memory, and up to
+    Regression: with pages of 2 MiB, the first request of each slot took all of the slot's memory, and up to
     18 times as long.
     """
     save_tiny_model(tmp_path, "llama", num_key_value_heads=4, head_dim=64, max_position_embeddings=8192)

@@ -55,7 +55,7 @@ def test_idle_neuron_devices_are_named(
 ) -> None:
     """A server that chooses the CPU beside Neuron devices logs how to use them.
 
-    It was once otherwise: without --backend neuron, an 8B model on a Trainium instance silently ran on the CPU.
+    Regression: without --backend neuron, an 8B model on a Trainium instance silently ran on the CPU.
     """
     path = save_tiny_model(tmp_path, "llama")
     load_backend(config_for(path))
@@ -80,7 +80,7 @@ def test_limits_of_all_backends_are_refused_at_once(
 ) -> None:
     """A value above a limit that all backends have is refused at once, without a hint at another backend.
 
-    It was once otherwise: the log named torch as the way out, and the server loaded the model again, only to refuse it.
+    Regression: the log named torch as the way out, and the server loaded the model again, only to refuse it.
     """
 
     def no_memory(num_bytes: int) -> None:

@@ -32,7 +32,7 @@ sys.exit(specdec.main())
 def test_an_endless_thread_does_not_delay_the_end(executor: str) -> None:
     """A drained process ends, even if one of its threads does not.
 
-    It was once otherwise: a thread that waited for a silent DNS server, or ran an endless template, held a drained
+    Regression: a thread that waited for a silent DNS server, or ran an endless template, held a drained
     process for minutes.
     """
     began = time.monotonic()
@@ -67,7 +67,7 @@ def written_to(stdout: int) -> tuple[int, str]:
 def test_a_reader_that_left_is_no_failure() -> None:
     """A command whose output is closed by its reader ends without an error.
 
-    It was once otherwise: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError.
+    Regression: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError.
     """
     reader, writer = os.pipe()
     os.close(reader)
@@ -99,7 +99,7 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
 def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
     """The log has each warning of NxDI only once.
 
-    It was once otherwise: only 8 of 250 lines in a draft's log were its own, since NxDI writes to the root logger.
+    Regression: only 8 of 250 lines in a draft's log were its own, since NxDI writes to the root logger.
     """
     quiet = QuietLibraries()
     assert [quiet.filter(record(level, message)) for _ in range(2)] == shown
@@ -124,7 +124,7 @@ def test_other_lines_are_logged_every_time() -> None:
 def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
     """A client that leaves at the last write causes no traceback in the log.
 
-    It was once otherwise: 1 in some 1,000 callers left as its status was written, which put a traceback into a target's
+    Regression: 1 in some 1,000 callers left as its status was written, which put a traceback into a target's
     log.
     """
     told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, message, (), None)
@@ -134,7 +134,7 @@ def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
 def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:
     """No text of a peer can begin a new line of the log.
 
-    It was once otherwise: a certificate's name with a newline forged a line of the audit log.
+    Regression: a certificate's name with a newline forged a line of the audit log.
     """
     record = logging.LogRecord(
         "specdec.audit", logging.INFO, "", 0, "refused: %s", ("a\nINFO caller=root \x1b[2J",), None

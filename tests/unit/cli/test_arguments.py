@@ -54,7 +54,7 @@ def test_a_program_calls_itself_as_it_was_called(
 ) -> None:
     """A program's help shows the name by which it was called, and the commands that this name has.
 
-    It was once otherwise: the installed command called itself main.py, and lacked compare, study and diff.
+    Regression: the installed command called itself main.py, and lacked compare, study and diff.
     """
     assert run(program, arguments, monkeypatch) == 0
     text = capsys.readouterr().out
@@ -85,7 +85,7 @@ def test_an_unknown_flag_gets_two_lines(
 ) -> None:
     """An unknown flag gets two lines, one of which names the flag that was probably meant.
 
-    It was once otherwise: the error stood below thirty lines of usage, without the flag that was meant.
+    Regression: the error stood below thirty lines of usage, without the flag that was meant.
     """
     assert run("specdec", line.split(), monkeypatch) == EXIT_USAGE
     fault, hint = capsys.readouterr().err.splitlines()
@@ -102,7 +102,7 @@ def test_an_unknown_flag_gets_two_lines(
 def test_dashes_are_underscores(role: str, arguments: str) -> None:
     """Every command takes flags with dashes in place of underscores.
 
-    It was once otherwise: a comparison took flags with dashes, while a role refused them.
+    Regression: a comparison took flags with dashes, while a role refused them.
     """
     spelled = re.sub(r"(?<=\w)-", "_", arguments).replace("--no_", "--no-")
     assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
@@ -119,7 +119,7 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
 def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names a path that does not exist, and a --revision for a model that comes from no hub.
 
-    It was once otherwise: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached.
+    Regression: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached.
     """
     usage_error("--role", "verify_target", *flags, "--prompt", "x")
     (line,) = capsys.readouterr().err.splitlines()
@@ -129,7 +129,7 @@ def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsy
 def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(tmp_path: Path) -> None:
     """A draft without a tokenizer is refused before the target loads.
 
-    It was once otherwise: a large target loaded for minutes first, and Transformers then wrote five lines about the
+    Regression: a large target loaded for minutes first, and Transformers then wrote five lines about the
     draft.
     """
     for file in BUNDLED_DRAFT.iterdir():
@@ -149,7 +149,7 @@ def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
 def test_several_prompts_are_all_completed() -> None:
     """Every `--prompt` of a command line is completed.
 
-    It was once otherwise: of two `--prompt` flags the last was used, without a message about the first.
+    Regression: of two `--prompt` flags the last was used, without a message about the first.
     """
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
     assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
@@ -170,7 +170,7 @@ def test_a_misspelt_command_names_the_one_meant(
 ) -> None:
     """The error about a misspelt command suggests the command that was probably meant.
 
-    It was once otherwise: the error listed the roles without a suggestion, and without `compare`.
+    Regression: the error listed the roles without a suggestion, and without `compare`.
     """
     usage_error("--role", name)
     error, *listed = capsys.readouterr().err.splitlines()
@@ -245,7 +245,7 @@ def test_a_bad_value_is_named_with_its_limit(
 ) -> None:
     """A value out of range is refused at the start, with its limit.
 
-    It was once otherwise: a thin client sent some of these values to the server, or waited for ever with --batch 0.
+    Regression: a thin client sent some of these values to the server, or waited for ever with --batch 0.
     """
     model = [] if role == "fused_client" else ["--model", str(models.target)]
     prompt = [] if role == "target" else ["--prompt", "x"]
@@ -262,7 +262,7 @@ def test_no_draft_is_taken_for_another_target(
 ) -> None:
     """Users with a target of their own must name a draft, since the bundled draft fits only the bundled target.
 
-    It was once otherwise: the bundled draft was used silently, and the error was about vocabularies.
+    Regression: the bundled draft was used silently, and the error was about vocabularies.
     """
     usage_error("--role", role, *flags)
     report = capsys.readouterr().err
@@ -306,7 +306,7 @@ def test_what_cannot_be_used_is_refused_before_a_model_loads(
 def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     """A flag without effect gets one warning.
 
-    It was once otherwise: the warning came twice, once for each model of the pair.
+    Regression: the warning came twice, once for each model of the pair.
     """
     fused_config(settings_of("fused_target", ["--tp_degree", "3"]))
     assert [record.getMessage() for record in caplog.records if "tp_degree 3 has no effect" in record.getMessage()] == [

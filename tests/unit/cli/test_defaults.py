@@ -44,7 +44,7 @@ TEXTBOOK = (
 def test_every_command_of_the_textbook_parses(line: str) -> None:
     """The commands of the textbook are accepted as they stand there.
 
-    It was once otherwise: `--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2.
+    Regression: `--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2.
     """
     _, role, *rest = line.split()
     parser_of(role).parse_args(rest)

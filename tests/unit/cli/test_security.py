@@ -52,7 +52,7 @@ def test_a_gateways_token_speaks_for_others(tmp_path: Path, capsys: pytest.Captu
 def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An auth file keeps its mode when a command adds a token.
 
-    It was once otherwise: after root had made a token, the servers' user could not read the auth file, and refused the
+    Regression: after root had made a token, the servers' user could not read the auth file, and refused the
     token.
     """
     file = tmp_path / "auth.toml"
@@ -103,7 +103,7 @@ async def test_a_trial_server_is_trusted_at_its_interface_address(
 ) -> None:
     """The certificate of a trial server has the addresses of the machine's interfaces.
 
-    It was once otherwise: README's commands failed if HOST was an IP address, since on a machine without DNS the
+    Regression: README's commands failed if HOST was an IP address, since on a machine without DNS the
     certificate lacked it.
     """
     try:
@@ -161,7 +161,7 @@ def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: py
 def test_an_invalid_host_name_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A host name that no certificate can have is left out of the certificate.
 
-    It was once otherwise: on a machine called my_host, `--tls_self_signed` ended with a traceback.
+    Regression: on a machine called my_host, `--tls_self_signed` ended with a traceback.
     """
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     monkeypatch.setattr(socket, "getfqdn", lambda: name)

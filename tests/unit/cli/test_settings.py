@@ -42,7 +42,7 @@ CHANGED = {
 def test_each_role_reads_its_defaults(role: str) -> None:
     """Each role reads its settings from the defaults of its flags.
 
-    It was once otherwise: a role that lacked a group of flags crashed at its start.
+    Regression: a role that lacked a group of flags crashed at its start.
     """
     settings = settings_of(role, NEEDED.get(role, []))
     assert isinstance(settings, ROLES[role].settings)
@@ -55,7 +55,7 @@ def test_each_role_reads_its_defaults(role: str) -> None:
 def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
     """Settings written into a configuration file are the same when they are read back.
 
-    It was once otherwise: `lookup = false` was ignored, and neuron_config was written in Python's syntax.
+    Regression: `lookup = false` was ignored, and neuron_config was written in Python's syntax.
     """
     arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]
     args = (parser := parser_of(role)).parse_args(arguments)
@@ -158,7 +158,7 @@ def table_of(heading: str) -> dict[str, str]:
 
 
 def test_the_readme_lists_every_role() -> None:
-    """README lists every role. It was once otherwise: the role `artifacts` was missing in README."""
+    """README lists every role. Regression: the role `artifacts` was missing in README."""
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 
@@ -189,7 +189,7 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
 def test_commands_of_guides_are_accepted(line: str) -> None:
     """Commands in guides parse, and those that attach to a target pass an access token.
 
-    It was once otherwise: README's command of a pool worker had no token, so a target on a network refused it.
+    Regression: README's command of a pool worker had no token, so a target on a network refused it.
     """
     command, *arguments = shlex.split(line, comments=True)
     if command in ("compare", "study"):

@@ -54,7 +54,7 @@ async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
 def test_endpoints_exceed_the_limit_of_select() -> None:
     """More than 1023 endpoints can be open at once.
 
-    It was once otherwise: more than 1023 endpoints at once ended in a ValueError, since select() takes no socket above
+    Regression: more than 1023 endpoints at once ended in a ValueError, since select() takes no socket above
     that.
     """
     config = parse_config(["--endpoint", "a=http://127.0.0.1:9/v1", "--concurrency", "1500"])

@@ -175,7 +175,7 @@ def test_unusable_flags_end_with_a_message(capsys: pytest.CaptureFixture[str], c
 def test_missing_locust_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error about missing Locust names the command that installs it.
 
-    It was once otherwise: the message named a requirements file, which an installation by pip lacks.
+    Regression: the message named a requirements file, which an installation by pip lacks.
     """
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "locust" else object())
     with pytest.raises(ConfigError, match=r"pip install locust gevent$"):
@@ -246,7 +246,7 @@ def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
 def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
     """Locust sends only closed loops of text prompts to this project's own servers.
 
-    It was once otherwise: an open loop asked for Locust, which sent requests to no endpoint with --one_at_a_time.
+    Regression: an open loop asked for Locust, which sent requests to no endpoint with --one_at_a_time.
     """
     several = WorkloadConfig(PROMPTS, concurrencies=(1, 4))
     beside: dict[str, object] = {"workload": several, "endpoints": (Endpoint("a", "grpc://localhost:1"),)}
@@ -266,7 +266,7 @@ def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
 def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
     """The warm-up of an open loop runs passes as wide as the measured ones.
 
-    It was once otherwise: the first contender measured ran its first wide passes during the measurement.
+    Regression: the first contender measured ran its first wide passes during the measurement.
     """
     workload = WorkloadConfig(PROMPTS, concurrencies=(1, 4), request_rates=(8.0, 2.0))
     assert workload.loads == ((1, None), (4, None), (0, 2.0), (0, 8.0))
@@ -383,7 +383,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
 def test_a_study_repeats_and_takes_a_comparisons_file(tmp_path: Path) -> None:
     """A study accepts the config.toml of a comparison, and writes one that repeats the study.
 
-    It was once otherwise: a study's defaults replaced flags of the file, and a study wrote no file that repeats it.
+    Regression: a study's defaults replaced flags of the file, and a study wrote no file that repeats it.
     """
     first, file = studied("--rtt-ms 80,0 --max-new-tokens 32,8 --budget 90s --price_per_hour 3,1"), tmp_path / "it.toml"
     file.write_text(first.comparison.asked)
@@ -481,7 +481,7 @@ UNREADABLE = [
 def test_files_have_chats_or_prompts(tmp_path: Path) -> None:
     """A file of conversations is accepted if the parts that are sent are valid.
 
-    It was once otherwise: a file of conversations was refused for parts that are never sent, such as empty answers.
+    Regression: a file of conversations was refused for parts that are never sent, such as empty answers.
     """
     share, chats = tmp_path / "share.json", tmp_path / "chats.jsonl"
     turns = [("human", "one"), ("gpt", ""), ("human", "two")], [("gpt", "alone")], [("human", ""), ("gpt", "what?")]

@@ -132,7 +132,7 @@ def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
 def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
     """A speed-up that may be chance is marked as such.
 
-    It was once otherwise: the page began with "0.81 times", while a table below had "no difference".
+    Regression: the page began with "0.81 times", while a table below had "no difference".
     """
     workload = WorkloadConfig(TWO_PROMPTS, num_runs=2)
     settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)
@@ -238,7 +238,7 @@ def test_goodput_counts_only_what_kept_the_limits(alone: Sample) -> None:
 def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
     """The time of failed requests counts in every rate.
 
-    It was once otherwise: rates left out the time of failed requests, so hung ones cost nothing.
+    Regression: rates left out the time of failed requests, so hung ones cost nothing.
     """
     broken = replace(alone, failures=(failed("DEADLINE_EXCEEDED", 120.0),) * 2)
     assert broken.wall_s == pytest.approx(alone.wall_s + 240.0)
@@ -393,7 +393,7 @@ def test_doubtful_figures_have_a_warning(tmp_path: Path, name: str) -> None:
 def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
     """A report of a busy machine begins with a warning that has the load.
 
-    It was once otherwise: at a load average of 24 on two cores a report had no warning, and did not name the load.
+    Regression: at a load average of 24 on two cores a report had no warning, and did not name the load.
     """
     found = findings(config(tmp_path), load=BUSY)
     results, page = json_of(found), html.render(found, [])
@@ -407,7 +407,7 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
 def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
     """A report has prompt lengths and backends among its conditions, which `diff` requires to be equal.
 
-    It was once otherwise: `diff` compared runs with 10 and 1000 input tokens, or with torch and ONNX, and called the
+    Regression: `diff` compared runs with 10 and 1000 input tokens, or with torch and ONNX, and called the
     difference a slowdown.
     """
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
@@ -439,7 +439,7 @@ def test_without_matplotlib_there_are_figures_but_no_page(
 ) -> None:
     """A machine without matplotlib writes the figures, without a page.
 
-    It was once otherwise: a sweep of hours, in a Neuron environment without matplotlib, lost everything at its end.
+    Regression: a sweep of hours, in a Neuron environment without matplotlib, lost everything at its end.
     """
     for name in ("specdec.comparison.report.plots", "specdec.comparison.report.html"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -471,7 +471,7 @@ def test_a_full_disk_loses_nothing(
 ) -> None:
     """Figures that cannot be written to a full disk go to another directory; without any they are printed.
 
-    It was once otherwise: a full disk ended a comparison without its figures.
+    Regression: a full disk ended a comparison without its figures.
     """
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("elsewhere" if refuge else "missing")))
@@ -598,7 +598,7 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
     """A report on endpoints has only figures that can be measured at endpoints.
 
-    It was once otherwise: a report on endpoints had a bound, negative round trips, and topologies that were not
+    Regression: a report on endpoints had a bound, negative round trips, and topologies that were not
     started.
     """
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
@@ -628,7 +628,7 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
     """The shared y axis of a picture holds the lines of all panels.
 
-    It was once otherwise: the upper end of the shared y axis was fixed after the first panel, so faster lines left the
+    Regression: the upper end of the shared y axis was fixed after the first panel, so faster lines left the
     picture.
     """
     settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))
@@ -643,7 +643,7 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
 def test_every_draft_has_a_line(tmp_path: Path) -> None:
     """Every draft has a line in the picture.
 
-    It was once otherwise: there were six colours, and a seventh draft was silently left out.
+    Regression: there were six colours, and a seventh draft was silently left out.
     """
     drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
     fields = {"topologies": (Topology.TARGET, Topology.FUSED), "network": NEAR, "workload": WorkloadConfig(ONE_KIND)}
@@ -689,7 +689,7 @@ def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, monkey
 def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
     """The axis of a rate names the number of clients.
 
-    It was once otherwise: tokens per second of --concurrency 4 had an axis with "one client".
+    Regression: tokens per second of --concurrency 4 had an axis with "one client".
     """
     measured = findings(config(tmp_path, workload=WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(4,))))
     assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
@@ -699,7 +699,7 @@ def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
 def test_itl_of_pictures_and_tables_agree(tmp_path: Path) -> None:
     """Pictures and tables have the same inter-token latency.
 
-    It was once otherwise: the picture had gaps between messages as ITL, which with speculation are several times as
+    Regression: the picture had gaps between messages as ITL, which with speculation are several times as
     long.
     """
     measured = findings(config(tmp_path))

@@ -131,7 +131,7 @@ def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
 def test_accounts_that_left_the_queue_are_forgotten() -> None:
     """An account whose last request leaves the queue takes no more memory.
 
-    It was once otherwise: an account stayed for ever if its last request was cancelled in the queue, or pushed out of
+    Regression: an account stayed for ever if its last request was cancelled in the queue, or pushed out of
     it.
     """
     desk = Desk(num_slots=1, max_waiting=2)

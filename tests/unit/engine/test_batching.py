@@ -41,7 +41,7 @@ def waits(choice: Batching, *sessions: TargetSession) -> bool:
 def test_no_wait_for_tokens_that_find_no_room(num_left: int, expected: bool) -> None:
     """The target does not wait for draft tokens that an answer has too few tokens left to use.
 
-    It was once otherwise: before the last token of an answer, the target waited for draft tokens that it could not use.
+    Regression: before the last token of an answer, the target waited for draft tokens that it could not use.
     """
     assert waits(batching(), helped(num_left)) == expected
 

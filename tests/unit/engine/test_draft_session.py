@@ -207,7 +207,7 @@ def test_a_deep_branch_is_sent_in_portions() -> None:
 def test_a_branch_that_arrives_too_late_is_not_begun() -> None:
     """A draft begins no branch that would arrive too late.
 
-    It was once otherwise: at a round trip of 40 passes, 20 % of all messages were branches that arrived too late.
+    Regression: at a round trip of 40 passes, 20 % of all messages were branches that arrived too late.
     """
     session = branching_session(1)
     session.pacing = Pacing(window=8, num_ahead=6, branching=Branching(count=1, depth=2))

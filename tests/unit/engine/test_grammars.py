@@ -68,7 +68,7 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
 async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grammars that wait for a compiling thread have limits of number and time; the error beyond them allows a retry.
 
-    It was once otherwise: a busy machine refused valid grammars with INVALID_ARGUMENT, after which clients did not
+    Regression: a busy machine refused valid grammars with INVALID_ARGUMENT, after which clients did not
     retry.
     """
     monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 0.05)

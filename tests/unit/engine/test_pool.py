@@ -74,7 +74,7 @@ class FullWorker(SilentWorker):
 async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool: DraftPool) -> None:
     """A worker that claims many slots gets no more sessions than it drafts for.
 
-    It was once otherwise: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session.
+    Regression: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session.
     """
     silent, good = kind("silent", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(silent)
@@ -94,7 +94,7 @@ async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool:
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
     """A worker whose tokens are never accepted loses its sessions to an idle, better worker.
 
-    It was once otherwise: a worker with nonsense, attached first, got and kept each session, beside an idle good
+    Regression: a worker with nonsense, attached first, got and kept each session, beside an idle good
     worker.
     """
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
@@ -154,7 +154,7 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
     """Proposals that a worker sent before a session was taken from it and given back have no effect.
 
-    It was once otherwise: a session had the same id again, so old branches were taken for new ones.
+    Regression: a session had the same id again, so old branches were taken for new ones.
     """
     worker = SilentWorker("worker", 2, pool)
     pool.attach(worker)

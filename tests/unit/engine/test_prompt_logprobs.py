@@ -59,7 +59,7 @@ async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch:
 async def test_a_prompt_that_is_read_again_is_scored_once(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that is read again after a failed pass has one score per token.
 
-    It was once otherwise: a pass within or after a prompt of 600 tokens failed, and the client got 855 scores.
+    Regression: a pass within or after a prompt of 600 tokens failed, and the client got 855 scores.
     """
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 3)
     decoder = decoders()["alone"]

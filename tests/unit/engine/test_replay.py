@@ -55,7 +55,7 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 async def test_one_poisonous_session_ends_alone() -> None:
     """If a session makes steps fail, only this session ends.
 
-    It was once otherwise: a MemoryError that one wide request caused ended eight users' answers with INTERNAL.
+    Regression: a MemoryError that one wide request caused ended eight users' answers with INTERNAL.
     """
 
     def poison(turns: Sequence[Turn]) -> Exception | None:
@@ -95,7 +95,7 @@ class PoisonedProposer:
 async def test_a_poisonous_sequence_with_branches_ends_alone_too() -> None:
     """If a session with branches makes steps fail, only this session ends.
 
-    It was once otherwise: a step with only one suspected session and its branches was taken for a step of several
+    Regression: a step with only one suspected session and its branches was taken for a step of several
     sessions, which broke the engine.
     """
     async with running(DraftEngine(PoisonedProposer())) as engine:
@@ -141,7 +141,7 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
     """A pass that runs out of memory is repeated in halves.
 
-    It was once otherwise: ONNX Runtime and torch report a lack of memory as RuntimeError, so sessions were replayed one
+    Regression: ONNX Runtime and torch report a lack of memory as RuntimeError, so sessions were replayed one
     by one.
     """
     failures: list[int] = []
@@ -172,7 +172,7 @@ async def test_tokens_sampled_on_the_device_are_not_computed_again() -> None:
 async def test_steps_that_all_fail_break_the_engine() -> None:
     """An engine whose steps all fail reports that it is broken.
 
-    It was once otherwise: a device was lost and every step failed at once, but health stayed SERVING and attracted
+    Regression: a device was lost and every step failed at once, but health stayed SERVING and attracted
     requests.
     """
     decoder = BreakingDecoder(lambda turns: RuntimeError("the device is gone"))
@@ -191,7 +191,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 async def test_an_engine_with_a_broken_loop_reports_it() -> None:
     """An engine whose loop has ended by an error reports that it is broken.
 
-    It was once otherwise: a missing verdict ended the loop, and every request got the error of a shutdown.
+    Regression: a missing verdict ended the loop, and every request got the error of a shutdown.
     """
 
     class Short(ScriptedDecoder):
@@ -207,7 +207,7 @@ async def test_an_engine_with_a_broken_loop_reports_it() -> None:
 async def test_an_endless_pass_delays_no_other_work() -> None:
     """A server with a pass that does not end reports it, and can be stopped.
 
-    It was once otherwise: a server with a hung pass reported SERVING for ever, and SIGTERM waited for it on the event
+    Regression: a server with a hung pass reported SERVING for ever, and SIGTERM waited for it on the event
     loop.
     """
     decoder = ScriptedDecoder()
@@ -249,7 +249,7 @@ class NanBackend:
 async def test_invalid_logits_are_never_a_token(temperature: float) -> None:
     """Logits that are not finite are an error, and never give a token.
 
-    It was once otherwise: without an error, greedy decoding chose the first NaN and sampling chose token 0, for ever.
+    Regression: without an error, greedy decoding chose the first NaN and sampling chose token 0, for ever.
     """
     engine = TargetEngine(SlotDecoder(NanBackend()))
     engine.start()

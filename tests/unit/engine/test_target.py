@@ -156,7 +156,7 @@ class SlowReader(ScriptedDecoder):
 async def test_prompts_give_way_to_decoding_sessions() -> None:
     """Prompts are read in parts that delay other streams little.
 
-    It was once otherwise: a prompt of 6,000 tokens, read in parts of 256, made gaps of other streams 13 times as long.
+    Regression: a prompt of 6,000 tokens, read in parts of 256, made gaps of other streams 13 times as long.
     """
     decoder = SlowReader(num_slots=3, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
@@ -187,7 +187,7 @@ class SlowDrafter(SlowReader):
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
     """The time of drafting does not make the parts of prompts shorter.
 
-    It was once otherwise: the time of drafting counted as a cost of the prompt part beside it, so half of 64 streams
+    Regression: the time of drafting counted as a cost of the prompt part beside it, so half of 64 streams
     waited five times as long.
     """
     decoder = SlowDrafter(num_slots=2, max_length=900)

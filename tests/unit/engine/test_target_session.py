@@ -64,7 +64,7 @@ def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
 def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
     """Proposals for a rejected chain do not prolong the wait for new ones.
 
-    It was once otherwise: proposals for a rejected chain counted as arrivals, and prolonged the wait by a round trip.
+    Regression: proposals for a rejected chain counted as arrivals, and prolonged the wait by a round trip.
     """
     session = drafted_session(clock)
     learn_delay(session, clock, 0.004)
@@ -96,7 +96,7 @@ async def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
     """Proposals that contradict committed tokens do not count as activity that keeps a slot.
 
-    It was once otherwise: one late branch a minute counted as a proposal, and so kept a slot for ever.
+    Regression: one late branch a minute counted as a proposal, and so kept a slot for ever.
     """
     session = session_of(GenerationRequest((1, 2, 3)), Schedule.SYNC)
     session.enter(0)
@@ -119,7 +119,7 @@ def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
 def test_dear_sessions_narrow_a_pass(clock: Clock, sampling: SamplingParams, width: int) -> None:
     """A pass has fewer draft tokens where sampling parameters make each token cost much time.
 
-    It was once otherwise: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per
+    Regression: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per
     token.
     """
     request = GenerationRequest((1, 2, 3), sampling, max_new_tokens=500)

@@ -32,7 +32,7 @@ LONG = "x" * (MAX_INLINE_CHARACTERS + 1)
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
     """Work that would stop the event loop runs in threads, which one account cannot occupy all.
 
-    It was once otherwise: a prompt of 7 MB, refused in the end, stopped every stream of the server for seven seconds,
+    Regression: a prompt of 7 MB, refused in the end, stopped every stream of the server for seven seconds,
     and 260,000 ids, sent in 1 kB of gzip, delayed all requests by 50 to 80 ms. A caller with `in_flight = 1` had 17
     grammars at work, and all of another account's were refused.
     """

@@ -35,7 +35,7 @@ async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:
 async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that reads nothing is ended after a time.
 
-    It was once otherwise: commits for such a call piled up to its last token, 300 MB with a long context.
+    Regression: commits for such a call piled up to its last token, 300 MB with a long context.
     """
     monkeypatch.setattr(module, "UNREAD_BYTES_OF_CALL", 20_000)
     session = unread(engine, 900)
@@ -51,7 +51,7 @@ async def test_of_many_answers_that_wait_the_longest_goes_first(
 ) -> None:
     """If unread answers take too much memory, the longest one is dropped first.
 
-    It was once otherwise: a finished call holds no slot, so a client could leave any number of answers unread.
+    Regression: a finished call holds no slot, so a client could leave any number of answers unread.
     """
     monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
     sessions = [unread(engine, num_tokens) for num_tokens in (40, 120, 60)]

@@ -249,7 +249,7 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> Non
 async def test_choices_of_one_request_do_not_fill_the_queue() -> None:
     """The choices of one request are generated a few at a time, so that they never fill slots and queue.
 
-    It was once otherwise: 2 prompts with n 64, within the limits, exceeded slots and queue, and got status 429.
+    Regression: 2 prompts with n 64, within the limits, exceeded slots and queue, and got status 429.
     """
     completer = ScriptedCompleter([["a"]], gap_s=0.005)
     asking = asyncio.create_task(post(completer, "/v1/completions", {"prompt": ["a", "b"], "n": 64}))
@@ -456,7 +456,7 @@ async def test_paths_beside_generation() -> None:
 async def test_an_unknown_path_names_the_known_ones(method: str, path: str) -> None:
     """An unknown path gets an error that names the known ones.
 
-    It was once otherwise: clients of other APIs, and those with a base_url without /v1, got a bare "Not Found".
+    Regression: clients of other APIs, and those with a base_url without /v1, got a bare "Not Found".
     """
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.request(method, path, json={})
@@ -492,7 +492,7 @@ async def test_a_misspelt_field_names_the_one_meant(path: str, body: dict[str, A
 async def test_fields_that_change_no_answer_are_taken(fields: dict[str, Any]) -> None:
     """Fields of other servers that would change no answer are accepted.
 
-    It was once otherwise: clients that always send a field such as `prediction`, or Ollama's `keep_alive`, got status
+    Regression: clients that always send a field such as `prediction`, or Ollama's `keep_alive`, got status
     400.
     """
     async with client_of(ScriptedCompleter(PASSES)) as client:
@@ -516,7 +516,7 @@ async def test_health_is_that_of_the_next_server() -> None:
 async def test_a_refusal_leaves_the_connection_whole() -> None:
     """After a refused request its connection can be used again.
 
-    It was once otherwise: an exception that rejects a traceback broke the connection after the answer was sent.
+    Regression: an exception that rejects a traceback broke the connection after the answer was sent.
     """
     async with client_of(ScriptedCompleter(PASSES), raises=True) as client:
         assert (await client.post("/v1/completions", json={"model": "other", "prompt": "x"})).status_code == 404
@@ -662,7 +662,7 @@ async def test_a_refusal_has_a_status_before_a_ping() -> None:
 async def test_an_answer_in_one_piece_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that is not streamed has a limit of memory.
 
-    It was once otherwise: 128 choices with 20 log-probabilities each took 3 GB and ten seconds of the event loop.
+    Regression: 128 choices with 20 log-probabilities each took 3 GB and ten seconds of the event loop.
     """
     body = {"prompt": "x", "logprobs": 4, "n": 4}
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", body)).is_success

@@ -109,7 +109,7 @@ class TestInBrowser:
     async def test_tokens_per_second_counts_all_time(self, browser: Page) -> None:
         """The page computes tokens/s from all tokens and the whole time.
 
-        It was once otherwise: tokens/s counted the tokens of the first message, but not the time until it.
+        Regression: tokens/s counted the tokens of the first message, but not the time until it.
         """
         async with page_of(ScriptedCompleter([["a"] * 6] * 2, gap_s=0.5), browser):
             started = time.monotonic()
@@ -124,7 +124,7 @@ class TestInBrowser:
     async def test_reasoning_is_shown_above_the_answer(self, browser: Page) -> None:
         """The page shows a model's reasoning above its answer.
 
-        It was once otherwise: the page showed content alone, so a model that reasons seemed to answer nothing.
+        Regression: the page showed content alone, so a model that reasons seemed to answer nothing.
         """
         completer = ScriptedCompleter([["<think>", "It is "], ["even.", "</think>"], ["Yes", "."]])
         async with page_of(completer, browser, reasoning_parser="think"):
@@ -146,7 +146,7 @@ class TestInBrowser:
     async def test_typed_text_does_not_look_like_a_placeholder(self, browser: Page) -> None:
         """Typed text on the page has another colour than placeholders.
 
-        It was once otherwise: typed text had the faint colour of labels, so 0.7 looked like an example.
+        Regression: typed text had the faint colour of labels, so 0.7 looked like an example.
         """
         async with page_of(ScriptedCompleter([]), browser):
             typed = await browser.run(f"getComputedStyle({at('temperature')}).color")

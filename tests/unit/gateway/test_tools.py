@@ -197,7 +197,7 @@ async def test_an_upstream_fault_names_the_clients_field(
 ) -> None:
     """An error about a grammar, found by the server behind the gateway, names the field that the client has sent.
 
-    It was once otherwise: a fault of guided_regex was reported as one of response_format, which the client had not
+    Regression: a fault of guided_regex was reported as one of response_format, which the client had not
     sent.
     """
     monkeypatch.setattr(requests, "SEARCH_S", 60.0)  # a loaded machine takes more than half a second for two tools
@@ -241,7 +241,7 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
     """Servers in the tutorials send a model's reasoning as content, since LLMPerf reads nothing else.
 
-    It was once otherwise: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended.
+    Regression: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended.
     """
     http = vars(parser_of(role).parse_args(["--config", str(file)]))
     card = replace(CARD, chat_template=THINKING)
@@ -263,7 +263,7 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for the tool whose schema is invalid has one time limit for all tools.
 
-    It was once otherwise: if no tool was at fault, each schema was compiled, which occupied a thread for minutes.
+    Regression: if no tool was at fault, each schema was compiled, which occupied a thread for minutes.
     """
     looked: list[Any] = []
 

@@ -20,7 +20,7 @@ async def told_of(address: str, *, timeout_s: float) -> str:
 async def test_an_unknown_host_is_an_error_at_once() -> None:
     """Dialling a host that does not exist fails at once, with its name in the error.
 
-    It was once otherwise: a misspelt host led to ten seconds of silence, and then to "no server answers".
+    Regression: a misspelt host led to ten seconds of silence, and then to "no server answers".
     """
     async with asyncio.timeout(60):
         assert "the host is not known" in await told_of("no-such-host.invalid:50051", timeout_s=600)
@@ -29,7 +29,7 @@ async def test_an_unknown_host_is_an_error_at_once() -> None:
 async def test_a_port_of_http_is_an_error_at_once() -> None:
     """Dialling an HTTP/1 port by gRPC fails at once.
 
-    It was once otherwise: a client that dialled the gateway's port, or that for metrics, waited and got no error.
+    Regression: a client that dialled the gateway's port, or that for metrics, waited and got no error.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

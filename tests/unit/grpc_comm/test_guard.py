@@ -120,7 +120,7 @@ async def failed(call: Any) -> None:
 async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
     """Failed calls leave no reference cycles for the garbage collector.
 
-    It was once otherwise: refused messages left reference cycles; freeing 84,000 at a time stopped all requests for 170
+    Regression: refused messages left reference cycles; freeing 84,000 at a time stopped all requests for 170
     ms.
     """
     async with serving() as (_, stub):

@@ -18,7 +18,7 @@ KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.
 async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
     """A stream over a link that fell silent ends within 15 s; here the limit is 1.5 s.
 
-    It was once otherwise: a second timeout of gRPC for pings, of a minute, kept the slot of a session whose client was
+    Regression: a second timeout of gRPC for pings, of a minute, kept the slot of a session whose client was
     gone.
     """
     began, ended = asyncio.Event(), asyncio.Event()
@@ -96,7 +96,7 @@ async def test_connections_have_a_number() -> None:
 async def test_a_dial_into_a_black_hole_ends_soon() -> None:
     """A client that dialled a silent address connects soon after a server is there; real limit 3 s, here 0.3 s.
 
-    It was once otherwise: dials took gRPC's own 20 s.
+    Regression: dials took gRPC's own 20 s.
     """
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

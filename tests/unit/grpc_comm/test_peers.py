@@ -92,7 +92,7 @@ async def test_refuses_what_it_does_not_even_parse(
 ) -> None:
     """A malformed message is refused as an invalid argument, with no traceback in the log.
 
-    It was once otherwise: malformed messages were UNKNOWN or INTERNAL with a traceback each: 3.9 MB of log for 20,000.
+    Regression: malformed messages were UNKNOWN or INTERNAL with a traceback each: 3.9 MB of log for 20,000.
     """
     async with serving() as (servicer, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         path = f"/{servicer.service_name}/{method}"
@@ -111,7 +111,7 @@ async def test_refuses_what_it_does_not_even_parse(
 async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pytest.LogCaptureFixture) -> None:
     """The health and reflection services refuse a malformed message as INVALID_ARGUMENT, without a traceback.
 
-    It was once otherwise: malformed messages to health and reflection got UNKNOWN, and 2 kB of traceback in the log
+    Regression: malformed messages to health and reflection got UNKNOWN, and 2 kB of traceback in the log
     each.
     """
     async with serving() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -126,7 +126,7 @@ async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pyt
 async def test_a_bomb_is_refused_before_it_goes_off() -> None:
     """A compressed message that unpacks to a huge one is refused before it is parsed.
 
-    It was once otherwise: a packet of 10 KB, 5 million empty messages when unzipped, froze a target for 50 s and took 5
+    Regression: a packet of 10 KB, 5 million empty messages when unzipped, froze a target for 50 s and took 5
     GB.
     """
     bomb = b"\x4a\x00" * (512 * 1024)  # 1 MiB of empty submessages; far more is refused by gRPC itself
@@ -141,7 +141,7 @@ async def test_a_bomb_is_refused_before_it_goes_off() -> None:
 async def test_a_peer_that_reads_nothing_is_dropped() -> None:
     """A stream that the peer does not read is ended.
 
-    It was once otherwise: a stream that was not read kept its slot as long as the peer answered pings.
+    Regression: a stream that was not read kept its slot as long as the peer answered pings.
     """
     async with (
         serving() as (servicer, server),
@@ -164,7 +164,7 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
     """An answer that the client does not read is dropped after a time.
 
-    It was once otherwise: unread answers, 256 of 4 MB each, stayed in memory as long as their client answered pings.
+    Regression: unread answers, 256 of 4 MB each, stayed in memory as long as their client answered pings.
     """
     async with (
         serving() as (servicer, server),
@@ -183,7 +183,7 @@ async def test_an_answer_that_is_not_read_is_dropped() -> None:
 async def test_a_silent_health_watcher_delays_no_other() -> None:
     """A health watcher that does not read delays neither others nor the end of the server.
 
-    It was once otherwise: one watcher that did not read made SIGTERM wait for ever, since grpcio writes to it under a
+    Regression: one watcher that did not read made SIGTERM wait for ever, since grpcio writes to it under a
     lock.
     """
     async with serving() as (_, server):

@@ -40,7 +40,7 @@ async def until(stub: Any, status: int) -> None:
 async def test_health_follows_the_server_behind() -> None:
     """A worker or gateway that has lost the server to which it sends requests reports NOT_SERVING.
 
-    It was once otherwise: a draft worker that had lost its target reported SERVING, and its gateway 200.
+    Regression: a draft worker that had lost its target reported SERVING, and its gateway 200.
     """
     target = await started()
     async with open_channel(f"127.0.0.1:{target.port}") as upstream:
@@ -73,7 +73,7 @@ class Cut(HealthServicer):
 async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client starts its health watch again if the watch ends before the connection.
 
-    It was once otherwise: a proxy ended a client's health watch but kept the connection, so drains went unseen.
+    Regression: a proxy ended a client's health watch but kept the connection, so drains went unseen.
     """
     monkeypatch.setattr(module, "HealthServicer", Cut)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)

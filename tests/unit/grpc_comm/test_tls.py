@@ -47,7 +47,7 @@ async def dial(address: str, tls: ClientTls | None) -> bool:
 async def test_a_server_is_what_its_certificate_names(trust: Pki, tmp_path: Path) -> None:
     """The error about a certificate with other names shows these, and the flag that accepts one of them.
 
-    It was once otherwise: the error was "IP address mismatch", without the certificate's names and the flag to accept
+    Regression: the error was "IP address mismatch", without the certificate's names and the flag to accept
     one.
     """
     tls = ServerTls(*trust.pair("server", "127.0.0.1", "draft.example", "::1"))
@@ -184,7 +184,7 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 def test_names_of_a_certificate_keep_their_types() -> None:
     """A name in a certificate is matched only as its own type: a mail address is no host.
 
-    It was once otherwise: grpcio gives names without types and up to a zero byte, so a mail address was admitted as a
+    Regression: grpcio gives names without types and up to a zero byte, so a mail address was admitted as a
     host.
     """
     key = ec.generate_private_key(ec.SECP256R1())

@@ -99,7 +99,7 @@ def test_a_profile_without_requests_can_be_written(tmp_path: Path) -> None:
 def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
     """Profiles of runs that end in the same second have files of their own.
 
-    It was once otherwise: of several clients with --profile in one folder, only the last one's figures remained.
+    Regression: of several clients with --profile in one folder, only the last one's figures remained.
     """
     profiles = [Profile("draft") for _ in range(3)]
     for profile in profiles:
@@ -112,7 +112,7 @@ def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
     """If a full disk cannot take a file, an error names the file, and no part of it is left.
 
-    It was once otherwise: a full disk led to exit code 1, "No space left on device" without a name, and a part of the
+    Regression: a full disk led to exit code 1, "No space left on device" without a name, and a part of the
     JSON.
     """
     profile = Profile("draft")
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
 def test_a_long_lived_server_keeps_bounded_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server keeps the figures of a bounded number of requests.
 
-    It was once otherwise: a server kept 100,000 requests of 200 kB each in memory.
+    Regression: a server kept 100,000 requests of 200 kB each in memory.
     """
     monkeypatch.setattr(profile_module, "MAX_MESSAGES", 5)
     profile = Profile("target")

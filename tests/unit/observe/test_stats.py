@@ -63,7 +63,7 @@ def test_one_token_has_no_time_per_further_one() -> None:
 def test_an_impossible_count_makes_no_long_list() -> None:
     """A count that no pass can have takes no memory at the client.
 
-    It was once otherwise: a hostile server's Delta with num_draft_tokens of four billion took 34 GB at the client.
+    Regression: a hostile server's Delta with num_draft_tokens of four billion took 34 GB at the client.
     """
     stats = RequestStats()
     stats.take(Commit(0, (1,), num_draft_tokens=2**32 - 1, num_accepted_tokens=2**32 - 1))

@@ -365,7 +365,7 @@ any_logits = st.one_of(
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
     """The token of a row does not depend on other rows.
 
-    It was once otherwise: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows.
+    Regression: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows.
     """
     logits, *columns = (list(column) for column in zip(*rows, strict=True))
     chosen = []
@@ -430,7 +430,7 @@ def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingPara
 def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: int, position: int) -> None:
     """The smallest temperatures choose the most likely token: noise has a range of 40.4 and cannot change the choice.
 
-    It was once otherwise: temperature 5e-324 made all positive logits infinite, and the first of them was chosen.
+    Regression: temperature 5e-324 made all positive logits infinite, and the first of them was chosen.
     """
     logits = random_logits(logits_seed, 1, vocab_size)
     second, best = np.sort(logits[0].astype(np.float64))[-2:]

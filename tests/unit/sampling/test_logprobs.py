@@ -35,7 +35,7 @@ def test_ties_go_to_the_lowest_ids() -> None:
 def test_they_are_nothing_to_a_garbage_collection() -> None:
     """Log-probabilities of prompts give the garbage collector little to search.
 
-    It was once otherwise: a few prompts' log-probabilities were 80,000 objects, and a full garbage collection took 100
+    Regression: a few prompts' log-probabilities were 80,000 objects, and a full garbage collection took 100
     ms.
     """
     scores = token_logprobs(np.zeros((8, 32), np.float32), range(8), num_top=20)

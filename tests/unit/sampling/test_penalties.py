@@ -139,7 +139,7 @@ def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
 def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
     """Counts of tokens that grow with the output equal a count of the whole output, also after an error.
 
-    It was once otherwise: tokens were marked as counted first, so if an error followed, they were never counted.
+    Regression: tokens were marked as counted first, so if an error followed, they were never counted.
     """
     tally, output_start = Tally(len(log)), len(log)
     for committed, drafts, number in steps:

@@ -46,7 +46,7 @@ def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessi
 def test_drafts_are_short_while_the_times_are_unknown() -> None:
     """Drafts are short until the times of passes are known.
 
-    It was once otherwise: two wrong drafts of 16 tokens took 10 % of the time of a short answer.
+    Regression: two wrong drafts of 16 tokens took 10 % of the time of a short answer.
     """
     assert length_of_chain(DraftLength(), 0, UNSURE) == length_of_chain(DraftLength(), 0, SURE) == FIRST_LENGTH
 
@@ -112,7 +112,7 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
     """A chain that is likely to be accepted grows on after the chains of all other sessions have ended.
 
-    It was once otherwise: each chain was judged as if all sessions drafted as much, so the only sure one of 16 ended
+    Regression: each chain was judged as if all sessions drafted as much, so the only sure one of 16 ended
     early.
     """
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
@@ -127,7 +127,7 @@ def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
 def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
     """Several sessions together measure a pass with few draft tokens before they draft many.
 
-    It was once otherwise: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last.
+    Regression: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last.
     """
     length, sure = DraftLength(), [(slot, list[DraftToken]()) for slot in range(16)]
     for width in (16 * FIRST_LENGTH, 16 * FIRST_LENGTH):
@@ -190,7 +190,7 @@ class WrongLookup:
 def test_lookups_that_fail_do_not_widen_passes() -> None:
     """Looked-up tokens that are often rejected do not make passes longer.
 
-    It was once otherwise: one step of a lookup fills the draft, so four streams verified 32 tokens in vain.
+    Regression: one step of a lookup fills the draft, so four streams verified 32 tokens in vain.
     """
     length = KnownTimes()
     for width in range(33):

@@ -32,7 +32,7 @@ def test_minimum_of_late_counts_forgets_old_samples() -> None:
 def test_a_session_begins_with_what_the_one_before_it_measured() -> None:
     """A new session starts from the pass time and round trip that the previous session measured.
 
-    It was once otherwise: a new session knew neither pass nor round trip, so it drafted gamma tokens and waited for a
+    Regression: a new session knew neither pass nor round trip, so it drafted gamma tokens and waited for a
     commit.
     """
     earlier = Link()

@@ -44,7 +44,7 @@ def test_far_and_slow_targets_want_more_tokens() -> None:
 def test_window_lasts_for_a_far_and_fast_target() -> None:
     """A draft has tokens to send to a far and fast target all through a round trip.
 
-    It was once otherwise: at a round trip of 50 ms and passes of 7 ms, a window of 64 tokens was used up before a
+    Regression: at a round trip of 50 ms and passes of 7 ms, a window of 64 tokens was used up before a
     commit came back.
     """
     pass_s, rtt_s, gamma = 0.0075, 0.05, 8

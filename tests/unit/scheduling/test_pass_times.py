@@ -93,7 +93,7 @@ def test_a_slow_width_is_tried_again() -> None:
 def test_a_single_slow_pass_is_forgotten_sooner() -> None:
     """One slow pass shortens drafts only for a short time.
 
-    It was once otherwise: one delayed pass over 5 draft tokens kept a server at 4 for 300 passes of right drafts.
+    Regression: one delayed pass over 5 draft tokens kept a server at 4 for 300 passes of right drafts.
     """
     few, many = table([(4, 0.01), (5, 0.05)]), table([(4, 0.01), *[(5, 0.05)] * NUM_RECENT])
     for _ in range(MAX_AGE // NUM_RECENT):
@@ -119,7 +119,7 @@ def test_the_first_pass_over_each_number_is_ignored() -> None:
 def test_crowd_costs_do_not_count_for_one_session() -> None:
     """Times of passes over several sessions do not count for a session that is alone.
 
-    It was once otherwise: passes of eight sessions made draft tokens look slow, and the next session, by itself, had
+    Regression: passes of eight sessions made draft tokens look slow, and the next session, by itself, had
     none verified.
     """
     times = PassTimes()

@@ -49,7 +49,7 @@ def test_none_that_is_not_ready_while_another_is() -> None:
 def test_a_returning_server_starts_without_a_pause() -> None:
     """A server that comes back gets requests at once.
 
-    It was once otherwise: a server that was killed under three streams came back at once, and got no request for a
+    Regression: a server that was killed under three streams came back at once, and got no request for a
     minute.
     """
     found = replicas("a:1", "b:1")
@@ -65,7 +65,7 @@ def test_a_returning_server_starts_without_a_pause() -> None:
 def test_a_link_that_breaks_every_second_is_ejected() -> None:
     """A server with a link that breaks again and again gets no requests for a time.
 
-    It was once otherwise: a new connection cleared the failures of a server, so one that answered no request got every
+    Regression: a new connection cleared the failures of a server, so one that answered no request got every
     second one.
     """
     found, chosen = replicas("a:1", "b:1"), Counter[str]()

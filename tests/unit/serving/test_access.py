@@ -115,7 +115,7 @@ async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
 async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
     """A call with two access tokens is refused.
 
-    It was once otherwise: the server used the last of two tokens, and a proxy in front of it may have checked the
+    Regression: the server used the last of two tokens, and a proxy in front of it may have checked the
     first.
     """
     metadata = [("authorization", f"Bearer {token_of(role)}") for role in ("client", "ops")]
@@ -155,7 +155,7 @@ ALLOWED = {
 def test_an_unlisted_method_needs_the_right_of_operation() -> None:
     """A method that no rule names needs the right `OPS`, which clients lack.
 
-    It was once otherwise: a method that a later version added would have been open to all clients.
+    Regression: a method that a later version added would have been open to all clients.
     """
     services = pb.DESCRIPTOR.services_by_name.values()
     paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
@@ -273,7 +273,7 @@ async def test_a_revoked_pool_worker_is_let_go(
 ) -> None:
     """A pool worker is detached when its right is taken back.
 
-    It was once otherwise: rights were checked as calls began, so a revoked worker read all prompts while its call
+    Regression: rights were checked as calls began, so a revoked worker read all prompts while its call
     lasted.
     """
 
@@ -332,7 +332,7 @@ def verification() -> VerificationServicer:
 async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
     """Other machines need a role to attach a pool worker; a private worker gets only its own client's prompts.
 
-    It was once otherwise: any peer that attached got the prompts of all clients.
+    Regression: any peer that attached got the prompts of all clients.
     """
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, verification=verification(), host="0.0.0.0") as at:
@@ -422,7 +422,7 @@ def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) 
 async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -> None:
     """A user's name that is too long is refused.
 
-    It was once otherwise: long names of users were cut, so two names with the same beginning were one account.
+    Regression: long names of users were cut, so two names with the same beginning were one account.
     """
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with (
@@ -467,7 +467,7 @@ async def test_a_gateway_names_the_account_of_each_request(
 async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog: pytest.LogCaptureFixture) -> None:
     """Each refusal has a line in the audit log, and its error has the request's id.
 
-    It was once otherwise: the audit log lacked refused callers and attached workers; gRPC errors lacked the request's
+    Regression: the audit log lacked refused callers and attached workers; gRPC errors lacked the request's
     id.
     """
     caplog.set_level(logging.INFO)
@@ -501,7 +501,7 @@ async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
     """A caller's limits are enforced: higher values are refused, and unset ones default within them.
 
-    It was once otherwise: a completion without a length asks for 16 tokens, so a caller with a limit of 8 was refused.
+    Regression: a completion without a length asks for 16 tokens, so a caller with a limit of 8 was refused.
     """
     write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)

@@ -132,7 +132,7 @@ async def generated(channel: grpc.aio.Channel) -> list[int]:
 async def test_clients_learn_of_another_model_at_the_target(directory: Path, card: ModelCard) -> None:
     """When the model at its target changes, a draft worker tells its clients the new name and template.
 
-    It was once otherwise: the worker read name and template once, and served another model's text under the old name.
+    Regression: the worker read name and template once, and served another model's text under the old name.
     """
     port = free_port()
     async with target(directory, card, port):
@@ -162,7 +162,7 @@ async def test_a_target_without_model_card_is_asked_again(
 ) -> None:
     """A draft worker asks once more when its target has not described its model.
 
-    It was once otherwise: a draft worker asked a replaced target once; if it was busy, the old name and template
+    Regression: a draft worker asked a replaced target once; if it was busy, the old name and template
     stayed.
     """
     monkeypatch.setattr(fleet, "LOOK_AGAIN_S", 0.05)
@@ -185,7 +185,7 @@ async def test_a_target_of_another_vocabulary_ends_service(
 ) -> None:
     """A draft worker does not serve for a target with another vocabulary, and logs why.
 
-    It was once otherwise: the draft reported SERVING, every request got internal_error, and the log had nothing.
+    Regression: the draft reported SERVING, every request got internal_error, and the log had nothing.
     """
     port = free_port()
     async with target(directory, card, port):

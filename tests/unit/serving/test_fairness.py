@@ -112,7 +112,7 @@ async def answer(
 async def test_a_flood_of_long_answers_yields_to_another_account(generator: TokenSource) -> None:
     """An account's long answers give way to requests of another account.
 
-    It was once otherwise: with an auth file without limits, one account's long answers delayed another's first token by
+    Regression: with an auth file without limits, one account's long answers delayed another's first token by
     19 s.
     """
     async with running(TargetEngine(SlotDecoder(backend(seed=1, num_slots=10)), LIMITS, grammars())) as undisturbed:

@@ -40,7 +40,7 @@ BUSY = replace(CARD, name="busy")
 async def test_a_deadline_is_one_on_both_sides() -> None:
     """Gateway and server both count a request that exceeds its deadline as DEADLINE_EXCEEDED.
 
-    It was once otherwise: gateway and server counted a request over its deadline as CANCELLED, as if the client had
+    Regression: gateway and server counted a request over its deadline as CANCELLED, as if the client had
     left.
     """
     metrics = Metrics("tiny")
@@ -81,7 +81,7 @@ async def started(card: ModelCard, port: int = 0) -> Server:
 async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_one: ModelCard) -> None:
     """A gateway lists the model that its server has now.
 
-    It was once otherwise: a gateway asked for the model's name once, and refused the new name after a change.
+    Regression: a gateway asked for the model's name once, and refused the new name after a change.
     """
     monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
     server = await started(CARD)
@@ -108,7 +108,7 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
 async def test_a_gateway_is_alive_and_as_ready_as_its_servers() -> None:
     """A gateway without a server is alive, waits for one, and is not ready at any of its ports.
 
-    It was once otherwise: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded;
+    Regression: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded;
     without a server it answered 503 at its HTTP port, but 200 at its port for probes.
     """
     port, config = free_port(), ServerConfig(probe_port=free_port(), grace_s=0.0)

@@ -38,7 +38,7 @@ from tests.support.scripted import ScriptedDecoder, until
 def test_a_taken_port_is_named_whichever_it_is() -> None:
     """A port that is taken is an error before the model loads.
 
-    It was once otherwise: a server loaded its model for minutes before it found a port taken.
+    Regression: a server loaded its model for minutes before it found a port taken.
     """
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -128,7 +128,7 @@ async def test_one_order_of_draining() -> None:
 async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The first wait for a target logs no warning.
 
-    It was once otherwise: a normal start of `--attach` logged two warnings, not ready and ready again.
+    Regression: a normal start of `--attach` logged two warnings, not ready and ready again.
     """
     monkeypatch.setattr(host_module, "WATCH_S", 0.01)
     recorder = Recorder()
@@ -153,7 +153,7 @@ async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplo
 async def test_loaded_objects_are_not_searched_for_garbage() -> None:
     """The garbage collector does not search objects that were loaded at the start.
 
-    It was once otherwise: each full garbage collection searched all objects ever loaded, and stopped the loop for 40
+    Regression: each full garbage collection searched all objects ever loaded, and stopped the loop for 40
     ms.
     """
     num_frozen = []
@@ -180,7 +180,7 @@ async def test_failed_work_ends_the_host() -> None:
 async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server ends with an error if the task that watches its engine ends.
 
-    It was once otherwise: after an error in the watch of its work, a server ended with exit code 0.
+    Regression: after an error in the watch of its work, a server ended with exit code 0.
     """
 
     async def fail(self: Host) -> None:
@@ -214,7 +214,7 @@ async def hosted(
 async def test_draining_is_reported_before_requests_are_refused(forced: list[float]) -> None:
     """A server that drains reports it for a time before it refuses requests.
 
-    It was once otherwise: NOT_SERVING and refusals began at once, so balancers that had not noticed yet lost requests.
+    Regression: NOT_SERVING and refusals began at once, so balancers that had not noticed yet lost requests.
     """
     engine, front, running = await hosted(ScriptedDecoder(), drain_delay_s=0.5)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -230,7 +230,7 @@ async def test_draining_is_reported_before_requests_are_refused(forced: list[flo
 async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float]) -> None:
     """A server with a broken engine ends with an error.
 
-    It was once otherwise: a server with a broken engine reported SERVING for ever, and was not restarted.
+    Regression: a server with a broken engine reported SERVING for ever, and was not restarted.
     """
     engine, front, running = await hosted(decoder := ScriptedDecoder())
     decoder.gate.fail(RuntimeError("the device is gone"), times=100)
@@ -263,7 +263,7 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
     """A drained server lets its last pass end, and exits with code 0, though all sessions have moved away.
 
-    It was once otherwise: a drain moved all requests while their last pass ran, and the process ended with code 1.
+    Regression: a drain moved all requests while their last pass ran, and the process ended with code 1.
     """
     engine, front, running = await hosted(decoder := ScriptedDecoder())
     decoder.gate.close()

@@ -44,7 +44,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: s
 def test_a_silent_collector_does_not_delay_the_end() -> None:
     """A collector of traces that does not answer does not delay a server's end.
 
-    It was once otherwise: after a finished drain, each batch of spans waited two seconds for a silent collector.
+    Regression: after a finished drain, each batch of spans waited two seconds for a silent collector.
     """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with observed(config(f"http://127.0.0.1:{silent.getsockname()[1]}")) as observers:
@@ -59,7 +59,7 @@ def test_a_silent_collector_does_not_delay_the_end() -> None:
 def test_the_port_for_metrics_needs_no_fastapi() -> None:
     """The port for metrics works without FastAPI.
 
-    It was once otherwise: beside vLLM's older FastAPI, a target with --metrics_port loaded its model, and then failed.
+    Regression: beside vLLM's older FastAPI, a target with --metrics_port loaded its model, and then failed.
     """
     code = (
         "import sys; sys.modules['fastapi'] = None; from specdec.inference.gateway.door.middleware import HttpGate; "

@@ -64,7 +64,7 @@ async def gateway() -> AsyncGenerator[str, None]:
 async def test_an_event_passes_few_functions(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event of an answer passes through few functions on its way to the client.
 
-    It was once otherwise: an event passed 9 functions of a gateway and 10 of a target, with two nested waits.
+    Regression: an event passed 9 functions of a gateway and 10 of a target, with two nested waits.
     """
     at_gateway: list[list[str]] = []
     at_target: list[list[str]] = []

@@ -45,7 +45,7 @@ async def test_every_port_but_that_of_probes_is_encrypted(trust: Pki) -> None:
 async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCaptureFixture) -> None:
     """The log has the page's address and a command to try the server, and both work.
 
-    It was once otherwise: the log had the address alone, and neither the page nor a command to try the server.
+    Regression: the log had the address alone, and neither the page nor a command to try the server.
     """
     caplog.set_level(logging.INFO)
     async with served(PortSecurity()), httpx.AsyncClient() as client:
@@ -105,7 +105,7 @@ def test_settings_that_protect_nothing_are_refused(given: dict[str, Path], words
 def test_plain_text_off_loopback_names_the_ways_out(host: str, trust: Pki) -> None:
     """A server that other machines reach in plain text logs a warning with what to do.
 
-    It was once otherwise: a server on a network served plain text to every client without a warning.
+    Regression: a server on a network served plain text to every client without a warning.
     """
     with pytest.raises(ConfigError, match=rf"host {host} is not loopback.*--tls_cert and --tls_key .*--insecure"):
         ServerConfig(host)
@@ -133,7 +133,7 @@ async def test_a_server_that_others_cannot_reach_logs_it(
 ) -> None:
     """A server on loopback logs that only this machine can reach it, and the flag that changes this.
 
-    It was once otherwise: a target on loopback logged "serving", and a draft on another machine could not reach it.
+    Regression: a target on loopback logged "serving", and a draft on another machine could not reach it.
     """
     caplog.set_level("INFO")
     front = GrpcFront(ServerConfig(host, 0, security=PortSecurity(insecure=True)), [], OPEN)

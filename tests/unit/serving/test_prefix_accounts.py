@@ -182,7 +182,7 @@ async def check_separate(ask: Ask) -> None:
 async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door: str, fused: bool) -> None:
     """An account learns nothing of the prompts of another account.
 
-    It was once otherwise: by `cached_tokens` Bob found six secret digits of Alice's prompt with 60 requests.
+    Regression: by `cached_tokens` Bob found six secret digits of Alice's prompt with 60 requests.
     """
     at = await scene.target(CLIENTS + SHOP, fused=fused)
     async with over_http(at) if door == "http" else over_grpc(scene, at) as ask:

@@ -73,7 +73,7 @@ def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Gra
 def test_a_step_that_fails_anywhere_costs_no_token() -> None:
     """Wherever a step with a grammar fails, later steps give the same tokens.
 
-    It was once otherwise: an error after a matcher had advanced, but before this was recorded, made later masks wrong.
+    Regression: an error after a matcher had advanced, but before this was recorded, made later masks wrong.
     """
 
     def begun() -> list[Turn]:
@@ -131,7 +131,7 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 def test_a_refused_token_makes_room_for_forced() -> None:
     """If a grammar refuses a proposed token, the tokens that it forces there are proposed instead.
 
-    It was once otherwise: proposals were cut at the refused token, and forced tokens were left out.
+    Regression: proposals were cut at the refused token, and forced tokens were left out.
     """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')

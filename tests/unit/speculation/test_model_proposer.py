@@ -53,7 +53,7 @@ def changed(chain: list[int], rng: random.Random) -> list[int]:
 def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
     """A chain of draft tokens may be a list or a tuple.
 
-    It was once otherwise: a tuple that continued a slot's list of tokens was taken for a chain equal to all of it.
+    Regression: a tuple that continued a slot's list of tokens was taken for a chain equal to all of it.
     """
     proposer = ModelProposer(backend)
     (first,) = extended(proposer, [Draft(0, (4, 5), GREEDY, limit=1)])

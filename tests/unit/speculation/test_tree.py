@@ -114,7 +114,7 @@ def test_places_that_never_were_are_refused() -> None:
 def test_late_branches_leave_nothing_behind() -> None:
     """Branches of text that is already committed take no memory, though their tokens get node numbers.
 
-    It was once otherwise: 5 MB of such branches took 1.2 GB for ever.
+    Regression: 5 MB of such branches took 1.2 GB for ever.
     """
     committed = [5] * 250
     tree = DraftTree(committed)

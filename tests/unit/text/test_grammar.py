@@ -188,7 +188,7 @@ MANY_STATES = r"(a|b)*c|a[x-z]{1,60}(foo|bar|[0-9]{3,50}){2,9}"
 def test_a_draft_that_reaches_a_limit_fails_no_request(limit: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft token that reaches a limit of the grammar library fails no request.
 
-    It was once otherwise: the library's limits count all that a matcher saw, so a refused draft failed its request.
+    Regression: the library's limits count all that a matcher saw, so a refused draft failed its request.
     """
     monkeypatch.setattr("specdec.inference.text.grammar_source.LIMITS", {**LIMITS, **limit})
     compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
@@ -346,7 +346,7 @@ def test_a_model_without_an_end_has_no_grammars() -> None:
 def test_a_model_may_lack_ids_of_its_tokenizer() -> None:
     """A model may lack ids of its tokenizer.
 
-    It was once otherwise: Gemma 3's small models lack the tokenizer's last id, and every grammar was refused for it.
+    Regression: Gemma 3's small models lack the tokenizer's last id, and every grammar was refused for it.
     """
     for num_rows in (TOKENIZER.num_ids - 8, TOKENIZER.num_ids, DEFAULT_VOCAB_SIZE):
         matcher = GrammarCompiler(TOKENIZER, num_rows).compile(Grammar(GrammarKind.REGEX, "[ab]c+"))

@@ -129,7 +129,7 @@ ANSWERS = {
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
     """A grammar for tools and a JSON schema allows either a call of a tool, or JSON by that schema.
 
-    It was once otherwise: after the first brace, which a Llama call has too, the grammar allowed no other JSON.
+    Regression: after the first brace, which a Llama call has too, the grammar allowed no other JSON.
     """
     output = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
     grammar = only_calls(form, SCHEMAS, many=True, output=output)
@@ -157,7 +157,7 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that a server has compiled is sent on in its final syntax, and not converted again.
 
-    It was once otherwise: drafts and targets converted GBNF to Lark again on their event loops, which 37 kB stopped for
+    Regression: drafts and targets converted GBNF to Lark again on their event loops, which 37 kB stopped for
     0.7 s.
     """
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)

@@ -146,7 +146,7 @@ def test_nonsense_stays_nonsense(schema: Any) -> None:
 def test_a_strict_schema_leaves_no_object_open() -> None:
     """A strict schema allows only the keys that it names.
 
-    It was once otherwise: in an open object the same key could come twice, which strict parsers refuse.
+    Regression: in an open object the same key could come twice, which strict parsers refuse.
     """
     schema = {**an_object(a={"anyOf": [an_object(x=TEXT), {"type": "null"}]}), "$defs": {"b": an_object()}}
     kept = closed(schema)

@@ -76,7 +76,7 @@ def test_missing_tokenizer_parts_use_transformers(tmp_path: Path, changes: dict[
 def test_a_packed_model_is_served_without_torch() -> None:
     """A packed model is served without importing torch.
 
-    It was once otherwise: importing torch took four of the five seconds until a server was ready.
+    Regression: importing torch took four of the five seconds until a server was ready.
     """
     script = (
         "import sys; from specdec.inference.text.tokenizer import Tokenizer; "

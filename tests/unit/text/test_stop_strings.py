@@ -42,7 +42,7 @@ def test_stop_strings_beyond_the_limits_are_refused(stops: list[str], limit: str
 def test_many_long_stop_strings_that_nearly_match_cost_little() -> None:
     """Many long stop strings take little time, even if the text nearly matches them.
 
-    It was once otherwise: each token was compared with every beginning of every stop string, in Python.
+    Regression: each token was compared with every beginning of every stop string, in Python.
     """
     watch = StopStrings(["a" * 255 + chr(ord("b") + i) for i in range(16)])
     assert "".join(watch.push("a") for _ in range(20_000)) + watch.rest() == "a" * 20_000

@@ -62,7 +62,7 @@ def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
 def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
     """Long runs of tokens without text take no more time than others.
 
-    It was once otherwise: the library decoded the whole run again for each token, which took 10 ms of the event loop a
+    Regression: the library decoded the whole run again for each token, which took 10 ms of the event loop a
     token after 40,000 lone bytes.
     """
     vocabulary = BYTE_LEVEL._tokenizer.get_vocab()
@@ -128,7 +128,7 @@ def test_a_model_without_a_template_gets_the_plain_one() -> None:
 def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: str | None, targets: str | None) -> None:
     """A draft worker uses its target's chat template.
 
-    It was once otherwise: a draft worker applied its own model's chat template, so one chat had two prompts.
+    Regression: a draft worker applied its own model's chat template, so one chat had two prompts.
     """
     save_tiny_model(tmp_path, "llama", chat_template=own)
     expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
@@ -172,7 +172,7 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
     """A tool call whose arguments were cut off is accepted in a chat, with the arguments as they are.
 
-    It was once otherwise: an agent sent back a tool call that the model had not finished, and got status 400.
+    Regression: an agent sent back a tool call that the model had not finished, and got status 400.
     """
     cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
     (message,) = Chat((cut,)).conversation()

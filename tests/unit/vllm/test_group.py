@@ -12,7 +12,7 @@ from specdec.inference.vllm.group import end_members, members
 def test_a_spawned_process_ends_with_the_group() -> None:
     """A process that Python has just spawned belongs to the group, whatever warning filters its command line has.
 
-    It was once otherwise: a process was taken for Python's tracker of shared memory if a filter in its command line
+    Regression: a process was taken for Python's tracker of shared memory if a filter in its command line
     named the tracker. A server that ended during its start then left workers behind.
     """
     quiet = "-Wignore::UserWarning:multiprocessing.resource_tracker"

@@ -55,7 +55,7 @@ def test_one_model_alone_prints_its_own_tokens(
 def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
     """A draft on backend neuron, which cannot copy slots, gets no slots for branches.
 
-    It was once otherwise: with `--batch 2` a draft took four times the memory, and did not match its model compiled
+    Regression: with `--batch 2` a draft took four times the memory, and did not match its model compiled
     ahead.
     """
     drafts = ("--model", str(models.related), *flags)
@@ -88,7 +88,7 @@ def test_neuron_config_must_be_an_object(models: ModelDirectories, capsys: pytes
 def test_names_of_neuron_config_may_have_dashes(tmp_path: Path) -> None:
     """Names in --neuron_config may have dashes in place of underscores.
 
-    It was once otherwise: AWS's JSON for the 405B model has dashes, and was refused with the name in underscores as a
+    Regression: AWS's JSON for the 405B model has dashes, and was refused with the name in underscores as a
     hint.
     """
     file = tmp_path / "config.toml"

@@ -109,7 +109,7 @@ def test_a_foreign_compiled_model_is_loaded_if_it_fits(
 ) -> None:
     """A model that another program compiled is loaded if its shapes are the ones asked for.
 
-    It was once otherwise: a compiled model in place of a store of models counted as an empty store, and was compiled
+    Regression: a compiled model in place of a store of models counted as an empty store, and was compiled
     again.
     """
     folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
@@ -173,7 +173,7 @@ def test_a_store_is_ready_for_the_versions_that_compiled_it(
 ) -> None:
     """A store counts as ready only for the versions, of this project and of the SDK, that compiled its models.
 
-    It was once otherwise: a pod's init container accepted a specdec.json of any version, so after an upgrade the server
+    Regression: a pod's init container accepted a specdec.json of any version, so after an upgrade the server
     crashed in a loop.
     """
     ready = ("artifacts", "ready", "--compiled_model_path", artifacts)

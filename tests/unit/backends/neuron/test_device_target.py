@@ -67,7 +67,7 @@ async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, co
 def test_all_tokens_are_as_many_as_the_device_sees(models: ModelDirectories, caplog: pytest.LogCaptureFixture) -> None:
     """A request without top_k gets the device's largest, 256, with one warning in the log.
 
-    It was once otherwise: a request without top_k has 0, which means all tokens, and was refused.
+    Regression: a request without top_k has 0, which means all tokens, and was refused.
     """
     decoder = load(models.target)
     decoder.check(GenerationRequest((5, 6, 7), SamplingParams(temperature=1.0)))

@@ -107,7 +107,7 @@ def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParam
 def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, num_slots: int, on_device: bool) -> None:
     """A draft with the target's own weights has all of its tokens accepted, also in a pass of several sequences.
 
-    It was once otherwise: the mask of each sequence had draft tokens of all sequences, which lowers only the
+    Regression: the mask of each sequence had draft tokens of all sequences, which lowers only the
     acceptance.
     """
     decoder = load(models.target, models.target, num_slots=num_slots, device_sampling=on_device)

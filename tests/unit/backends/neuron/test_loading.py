@@ -52,7 +52,7 @@ def quantized(path: Path, kind: str, **more: Any) -> dict[str, Any]:
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
     """A quantized pair that names the draft's layers in full precision is loaded.
 
-    It was once otherwise: NxDI took a draft's layers for quantized, and raised KeyError after it had written the
+    Regression: NxDI took a draft's layers for quantized, and raised KeyError after it had written the
     target.
     """
     rest = {"draft_model_modules_to_not_convert": ["lm_head", "embed_tokens", "layers"]}
@@ -172,7 +172,7 @@ def test_an_artifact_of_another_format_is_not_taken(
 ) -> None:
     """A model compiled by a version of this project with other graphs is not loaded.
 
-    It was once otherwise: after a change of the code of graphs, which no setting records, a new version loaded models
+    Regression: after a change of the code of graphs, which no setting records, a new version loaded models
     of the old one.
     """
     load_and_run(checkpoint("llama"))

@@ -143,7 +143,7 @@ def test_settings_of_pairs(models: ModelDirectories, options: Options, message: 
 def test_another_device_for_a_pair(models: ModelDirectories) -> None:
     """A pair on backend neuron refuses --device, as one model does.
 
-    It was once otherwise: --device cuda beside --backend neuron was refused for one model, and ignored for a pair.
+    Regression: --device cuda beside --backend neuron was refused for one model, and ignored for a pair.
     """
     target, draft = pair(models.target, models.related)
     with pytest.raises(ConfigError, match="device cuda: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES"):

@@ -164,6 +164,6 @@ def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, override
 def test_cpu_mode_at_more_than_one_bucket() -> None:
     """NxDI's CPU mode works with several buckets, the lengths that graphs are compiled for.
 
-    It was once otherwise: CPU mode has one mask for all buckets, and failed for slots above 128 positions.
+    Regression: CPU mode has one mask for all buckets, and failed for slots above 128 positions.
     """
     assert_exact((1, 7, 200), (1,), length=300, gamma=0, overrides={"on_cpu": True})

@@ -64,7 +64,7 @@ def anywhere(request: pytest.FixtureRequest, root: Path) -> Path:
 def test_a_published_model_is_found_by_all(anywhere: Path) -> None:
     """A compiled model is found at the next start, also in a folder of S3 Mountpoint.
 
-    It was once otherwise: Mountpoint cannot rename folders, so a finished one was never found, and each start compiled
+    Regression: Mountpoint cannot rename folders, so a finished one was never found, and each start compiled
     again.
     """
     folder = find_or_compile(anywhere, WANTED, compile_into)
@@ -210,7 +210,7 @@ def key(path: Path, **description: object) -> str:
 def test_a_key_depends_on_all_but_dates(tmp_path: Path) -> None:
     """The key of a compiled model depends on settings and the content of the weights, not on their dates.
 
-    It was once otherwise: keys contained the times of weight files, so each pod that downloaded them compiled again.
+    Regression: keys contained the times of weight files, so each pod that downloaded them compiled again.
     """
     path = checkpoint("llama")
     keys = {

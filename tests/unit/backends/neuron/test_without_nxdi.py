@@ -70,7 +70,7 @@ def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, 
 def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str) -> None:
     """A torch-neuronx without XLA, as SDK 2.33 has it, is not called a placeholder.
 
-    It was once otherwise: SDK 2.33's torch-neuronx, which has no XLA, was called a placeholder from PyPI.
+    Regression: SDK 2.33's torch-neuronx, which has no XLA, was called a placeholder from PyPI.
     """
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").touch()

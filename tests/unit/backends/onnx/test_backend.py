@@ -167,7 +167,7 @@ def test_a_slot_has_the_models_size(backend: OnnxBackend) -> None:
 def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All graphs are built when the model is loaded.
 
-    It was once otherwise: each graph was built, in 0.15 s, in the first pass that needed it. At 16 streams this reduced
+    Regression: each graph was built, in 0.15 s, in the first pass that needed it. At 16 streams this reduced
     the speed to 0.56 of what it was.
     """
     backend = load(checkpoint)

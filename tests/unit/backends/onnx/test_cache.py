@@ -56,7 +56,7 @@ def age(folder: Path) -> None:
 def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: Patch) -> None:
     """Packed weights that a server uses are not deleted when another one starts.
 
-    It was once otherwise: a second start deleted the first server's packed weights, and its next wide pass ended 16
+    Regression: a second start deleted the first server's packed weights, and its next wide pass ended 16
     sessions.
     """
     first, folder = load(model, num_slots=8), folder_of(model)
@@ -75,7 +75,7 @@ def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: Patch) 
 def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirectories) -> None:
     """Changed weights are packed again, even if size and date are equal; the old packed form is deleted.
 
-    It was once otherwise: the cache went by size and date, so the old model answered under the new one's model_id.
+    Regression: the cache went by size and date, so the old model answered under the new one's model_id.
     """
     before, old = logits(load(model)), folder_of(model)
     age(old)
@@ -90,7 +90,7 @@ def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirec
 def test_weights_replaced_while_packing_are_not_used(model: Path, models: ModelDirectories, monkeypatch: Patch) -> None:
     """Weights that are replaced while they are packed are refused.
 
-    It was once otherwise: weights that changed between hash and packing lay in the cache under the old hash.
+    Regression: weights that changed between hash and packing lay in the cache under the old hash.
     """
     before = folder_of(model)
 
@@ -134,7 +134,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 def test_a_damaged_packed_form_is_made_again(model: Path, dtype: str, name: str) -> None:
     """A damaged file in the cache is made again.
 
-    It was once otherwise: with a damaged graph each start fell back to another backend, under the same model_id.
+    Regression: with a damaged graph each start fell back to another backend, under the same model_id.
     """
     expected = logits(load(model, dtype=dtype))  # the backend is gone, and its lock
     file, damage = DAMAGES[name]
@@ -159,7 +159,7 @@ def test_two_processes_may_pack_at_once(model: Path, monkeypatch: Patch) -> None
 def test_killed_builds_are_cleaned_up(model: Path) -> None:
     """The next start deletes the folder of a process that was killed while it packed weights.
 
-    It was once otherwise: kill -9 during packing left 44 MB for ever. A process that is still packing has its folder
+    Regression: kill -9 during packing left 44 MB for ever. A process that is still packing has its folder
     locked.
     """
     parent = folder_of(model).parent
@@ -176,7 +176,7 @@ def test_killed_builds_are_cleaned_up(model: Path) -> None:
 def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: Patch) -> None:
     """A folder of packed weights that is being deleted is not read.
 
-    It was once otherwise: the lock's file was deleted first, so a server that started then read a folder that vanished.
+    Regression: the lock's file was deleted first, so a server that started then read a folder that vanished.
     """
     load(model)
     folder, delete = folder_of(model), shutil.rmtree
@@ -196,7 +196,7 @@ def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: Patch) ->
 def test_a_read_only_cache_is_read(model: Path, monkeypatch: Patch) -> None:
     """A cache that this user cannot write is read all the same.
 
-    It was once otherwise: a cache that root made for an image could not be locked, so every start packed again, in
+    Regression: a cache that root made for an image could not be locked, so every start packed again, in
     vain.
     """
     expected, opened = logits(load(model)), os.open

@@ -129,7 +129,7 @@ def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pyte
 def test_compiling_needs_a_torch_with_a_cache_for_each_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`--compile` with a torch that is too old is refused, with the torch version that `--compile` needs.
 
-    It was once otherwise: `torch.compile` of torch 2.9 lacks an argument that is used here, so loading raised
+    Regression: `torch.compile` of torch 2.9 lacks an argument that is used here, so loading raised
     TypeError.
     """
     monkeypatch.setattr(graphs, "_compile", lambda run, *, backend, fullgraph, dynamic: run)

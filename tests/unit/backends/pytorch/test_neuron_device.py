@@ -76,7 +76,7 @@ class TestOtherFamilies(OverTheStandIn):
 def test_another_models_threads_compile_nothing_again() -> None:
     """A change of torch's number of threads, which another model's loading causes, compiles no pass again.
 
-    It was once otherwise: a draft loaded later set another number, and torch compiled the target's passes again.
+    Regression: a draft loaded later set another number, and torch compiled the target's passes again.
     """
     backend, num_threads = TestQuickFamilies.shared("llama"), torch.get_num_threads()
     assert isinstance(backend, TorchBackend)

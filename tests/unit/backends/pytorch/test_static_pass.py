@@ -97,7 +97,7 @@ def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
 def test_inductors_passes_copy_no_rooms_and_multiply_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes compiled by Inductor copy no slots, and multiply packed weights.
 
-    It was once otherwise: matrix products used unpacked weights, and each `scatter_` copied all slots, so passes took 2
+    Regression: matrix products used unpacked weights, and each `scatter_` copied all slots, so passes took 2
     to 4 times as long.
     """
     monkeypatch.setattr(packed_linear, "MIN_WEIGHTS", 0)

@@ -45,7 +45,7 @@ class ListSink:
 def test_the_line_of_figures_is_explained(temperature: float, source: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The line of figures after an answer leaves out figures that do not apply to it.
 
-    It was once otherwise: the line had a seed at temperature 0, and a draft's acceptance where the target looked tokens
+    Regression: the line had a seed at temperature 0, and a draft's acceptance where the target looked tokens
     up.
     """
     result = Result("x")
@@ -136,7 +136,7 @@ async def test_a_full_server_is_asked_again() -> None:
 async def test_a_full_server_is_not_asked_for_ever() -> None:
     """The deadline of a prompt covers all attempts at a full server.
 
-    It was once otherwise: the deadline was that of one attempt, so at a server that stayed full the command never
+    Regression: the deadline was that of one attempt, so at a server that stayed full the command never
     ended.
     """
     patient = replace(job(["patient"], concurrency=1), deadline_s=0.001)

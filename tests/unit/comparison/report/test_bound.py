@@ -64,7 +64,7 @@ def test_run_ahead_without_surprise_is_the_first_way(contender: Contender) -> No
 def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
     """In the bound for run-ahead, each rejection costs a round trip.
 
-    It was once otherwise: the bound did not depend on the round trip, as if the draft learned of a rejection at once.
+    Regression: the bound did not depend on the round trip, as if the draft learned of a rejection at once.
     """
     theory = Theory(contender, COSTS, 0.8, num_tokens=200, concurrency=1)
     rates = [theory.tokens_per_s(rtt_s, client_is_far=False) for rtt_s in (0.0, 0.03, 0.1, 0.5)]

@@ -71,7 +71,7 @@ async def test_a_busy_host_is_known_before_a_run(
 ) -> None:
     """A busy machine is reported before a run.
 
-    It was once otherwise: a study ran for its three minutes, and only then reported that the machine had been busy.
+    Regression: a study ran for its three minutes, and only then reported that the machine had been busy.
     """
     stat = tmp_path / "stat"
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)

@@ -59,7 +59,7 @@ async def test_a_late_answer_is_a_record_with_a_code() -> None:
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
     """After a refused prompt, later requests have the same fields as before.
 
-    It was once otherwise: one prompt that was too long made the client drop seed and counts for all requests after it.
+    Regression: one prompt that was too long made the client drop seed and counts for all requests after it.
     """
 
     def answer(body: dict[str, Any]) -> tuple[int, str, str]:
@@ -99,7 +99,7 @@ def stream_of(usage: str) -> str:
 async def test_an_answer_that_is_no_stream_is_a_record_with_a_code(kind: str, text: str, code: str, words: str) -> None:
     """An answer that is no stream of events becomes a record with an error code; an event without data is ignored.
 
-    It was once otherwise: a count that is no number ended the comparison with a traceback.
+    Regression: a count that is no number ended the comparison with a traceback.
     """
     server = ScriptedServer(lambda _: (200, kind, text))
     async with serving(server), http_client(Endpoint("b", server.url), WORKLOAD) as client:
@@ -228,7 +228,7 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 async def test_times_count_from_when_a_request_leaves() -> None:
     """Times count from the moment when a request is really sent, which a busy event loop delays.
 
-    It was once otherwise: the clocks of 32 streams started before their requests were sent.
+    Regression: the clocks of 32 streams started before their requests were sent.
     """
     ports, ready = (free_port(), free_port()), threading.Event()
     threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()

@@ -75,7 +75,7 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
 async def test_no_end_holds_small_writes_back() -> None:
     """Both ends of the proxy send small messages at once.
 
-    It was once otherwise: a socket that was made without naming TCP kept Nagle's algorithm on, and each link added 40
+    Regression: a socket that was made without naming TCP kept Nagle's algorithm on, and each link added 40
     ms to TTFT.
     """
     async with _link(LinkConditions()) as proxy, _connection(proxy):

@@ -75,7 +75,7 @@ def answered(contender: Contender, *texts: str) -> Sample:
 async def test_either_server_is_asked_once_for_each_prompt_that_parted(silent: Contender, tmp_path: Path) -> None:
     """The baseline is asked once for scores of each prompt whose answers differ; if it has none, the other server is.
 
-    It was once otherwise: the Kubernetes job `measure` failed at any near-tie, since a graph that chooses tokens on the
+    Regression: the Kubernetes job `measure` failed at any near-tie, since a graph that chooses tokens on the
     device has no scores.
     """
     clients: Any = {BASE: Scripted(ANSWER, STEPS), SD: Scripted(ANSWER, STEPS)} | {silent: Scripted()}

@@ -49,7 +49,7 @@ def advised(*speedups: tuple[Contender, float]) -> Contender | None:
 def test_a_picture_of_many_conditions_has_rows() -> None:
     """A picture with many panels has several rows.
 
-    It was once otherwise: five panels were side by side, too small to read on a page.
+    Regression: five panels were side by side, too small to read on a page.
     """
     evidence = Evidence(SPACE, [trial(FUSED, 2.0), trial(FUSED, 0.5, concurrency=8), trial(FUSED, 1.5, rtt_ms=80.0)])
     figure = over_conditions(evidence, ["gamma", "max_new_tokens", "rtt_ms", "temperature", "concurrency"])
@@ -135,7 +135,7 @@ POOL = Contender(Topology.POOL, "draft", 8, branches=3)
 def test_the_service_can_be_started(tmp_path: Path, contender: Contender | None) -> None:
     """The file that a study writes starts the service that it recommends.
 
-    It was once otherwise: the file lacked the backend, so a study of torch recommended servers of another backend.
+    Regression: the file lacked the backend, so a study of torch recommended servers of another backend.
     """
     settings, file = config(tmp_path, backend=BackendConfig("torch", "onnx")), tmp_path / "service.toml"
     file.write_text(service_toml(settings, contender, 'the reason, with "quotes"'))
@@ -173,7 +173,7 @@ def test_files_name_emulation_and_gaps(tmp_path: Path) -> None:
 def test_a_busy_machine_gets_no_advice(tmp_path: Path) -> None:
     """A study on a busy machine gives no advice.
 
-    It was once otherwise: at a load average of 24 a study advised the target alone, though drafts were 2.4 times as
+    Regression: at a load average of 24 a study advised the target alone, though drafts were 2.4 times as
     fast.
     """
     quiet = Study(config(tmp_path, output=tmp_path), evidence(), (), None, 60.0, QUIET, spread=1.1)
@@ -199,7 +199,7 @@ def test_a_busy_machine_gets_no_advice(tmp_path: Path) -> None:
 def test_one_run_has_no_range() -> None:
     """A figure of one run has no range.
 
-    It was once otherwise: a study of one run had "7.14 (7.14-7.14) times", which looks like a precise measurement.
+    Regression: a study of one run had "7.14 (7.14-7.14) times", which looks like a precise measurement.
     """
     once = replace(trial(FUSED, 1.5), speedup=Spread(7.14, 7.14, 7.14))
     assert str(once) == "7.14 (one run)"

@@ -117,7 +117,7 @@ class SlowServers:
 async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topology that was not measured before the study's time ended is left out of the report.
 
-    It was once otherwise: the time was over after two probes of 65 streams, and the page had "at least 0".
+    Regression: the time was over after two probes of 65 streams, and the page had "at least 0".
     """
     servers: Any = SlowServers()
     searcher = Searcher(config("--max_new_tokens", "40"), Progress(Console(quiet=True), None))
@@ -130,7 +130,7 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
 def test_no_capacity_found_has_no_figures(tmp_path: Path) -> None:
     """A study that measured no capacity still writes a report, without figures of capacity.
 
-    It was once otherwise: if the time was over before the first probe, the picture raised ValueError, and no report
+    Regression: if the time was over before the first probe, the picture raised ValueError, and no report
     came.
     """
     settings = config()

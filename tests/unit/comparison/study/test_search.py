@@ -116,7 +116,7 @@ def test_it_ends_in_time_and_names_the_conditions_left_out(budget_s: float) -> N
 def test_a_group_ends_with_the_budget() -> None:
     """A group of measurements ends when the study's time is over.
 
-    It was once otherwise: `study --budget 3m` took 4 min 17 s, since a group that took longer than estimated ran to its
+    Regression: `study --budget 3m` took 4 min 17 s, since a group that took longer than estimated ran to its
     end.
     """
     now, measured = [0.0], list[Group]()

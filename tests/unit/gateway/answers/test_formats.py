@@ -14,7 +14,7 @@ HELD_BACK = ("one", "", "", " two three")
 def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:
     """A token's offset is its position in the whole text, also if part of the text is not sent yet.
 
-    It was once otherwise: a chunk's offset was that of the text sent so far, so streamed and whole answers had
+    Regression: a chunk's offset was that of the text sent so far, so streamed and whole answers had
     different offsets.
     """
     positions = [TokenLogprobs((7,), (-0.5,), (token.encode(),), len(token)) for token in TOKENS]

@@ -53,7 +53,7 @@ async def test_numbers_are_compared_as_json_has_them(name: str, value: object) -
 async def test_sglangs_benchmark_is_served() -> None:
     """The requests of SGLang's benchmark are served.
 
-    It was once otherwise: the benchmark's warm-up has best_of 1, and was refused with 400.
+    Regression: the benchmark's warm-up has best_of 1, and was refused with 400.
     """
     body = {"model": "tiny", "prompt": "x", "temperature": 0.0, "best_of": 1, "max_tokens": 6, "stream": False}
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "ignore_eos": True})).is_success
@@ -85,7 +85,7 @@ async def test_an_answer_goes_back_as_a_message() -> None:
 async def test_an_error_repeats_little_of_what_came() -> None:
     """An error repeats only a little of the body that caused it.
 
-    It was once otherwise: a body with an unknown field of 7 MB was answered with 14 MB, in `message` and in `param`.
+    Regression: a body with an unknown field of 7 MB was answered with 14 MB, in `message` and in `param`.
     """
     for body in ({"x" * 9000: 1}, {"logit_bias": {"y" * 9000: 1}}):
         answer = await post(ScriptedCompleter(PASSES), "/v1/completions", {"prompt": "x", **body})

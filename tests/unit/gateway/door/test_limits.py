@@ -104,7 +104,7 @@ async def test_a_full_body_passes(document: dict[str, Any]) -> None:
 async def test_too_many_items_are_refused_by_field_and_limit(path: str, document: object, words: list[str]) -> None:
     """A body with too many items is refused with the field and the limit, before it is serialized.
 
-    It was once otherwise: a schema with a million numbers was serialized, in 0.1 s, before its length was checked. And
+    Regression: a schema with a million numbers was serialized, in 0.1 s, before its length was checked. And
     1.9 MB of wrong items became a million error objects, which took 1.5 GB of memory and 10 s of the event loop.
     """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
@@ -126,7 +126,7 @@ async def test_too_many_items_are_refused_by_field_and_limit(path: str, document
 def test_bodies_that_are_dear_to_parse_are_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that would take long to parse is refused unparsed.
 
-    It was once otherwise: json.loads of 8 MB of members froze all streams and health checks of a gateway for 0.4 s.
+    Regression: json.loads of 8 MB of members froze all streams and health checks of a gateway for 0.4 s.
     """
     monkeypatch.setattr(json, "loads", None)
     assert parse_fault(body, 1_000_000) is not None
@@ -135,7 +135,7 @@ def test_bodies_that_are_dear_to_parse_are_refused_unparsed(body: bytes, monkeyp
 def test_a_string_without_an_end_is_read_once() -> None:
     """Checking a body with an unterminated string takes linear time.
 
-    It was once otherwise: a search for the string's end from each of its two million quotes took hours.
+    Regression: a search for the string's end from each of its two million quotes took hours.
     """
     began = time.monotonic()
     parse_fault(b'"\\' * 2_000_000, 1_000_000)
@@ -154,7 +154,7 @@ def test_a_string_without_an_end_is_read_once() -> None:
 async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
     """A body that is nested too deeply gets status 400.
 
-    It was once otherwise: Python parsed such a body but could not serialize it, so it got status 500 and a traceback of
+    Regression: Python parsed such a body but could not serialize it, so it got status 500 and a traceback of
     1,000 lines.
     """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
@@ -167,7 +167,7 @@ async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
 async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar is serialized once for all choices of a request.
 
-    It was once otherwise: a schema was written 64 times 64 times, in 7 s, before the limit of 128 choices was checked.
+    Regression: a schema was written 64 times 64 times, in 7 s, before the limit of 128 choices was checked.
     """
     num_written, write = 0, structured.the_grammar
 
@@ -221,7 +221,7 @@ async def test_a_connection_without_a_request_is_closed(
 ) -> None:
     """A connection without a request is closed after a time.
 
-    It was once otherwise: 1500 silent connections were held for ever, and headers without end filled the memory.
+    Regression: 1500 silent connections were held for ever, and headers without end filled the memory.
     """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.3)
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.3)
@@ -240,7 +240,7 @@ async def test_names_of_this_machine_are_served(host: str) -> None:
 async def test_another_host_gets_the_way_out(host: str) -> None:
     """A request with an unknown Host header gets an error that names the accepted hosts.
 
-    It was once otherwise: a proxy's Host header was refused with the plain text "Invalid host header", and without a
+    Regression: a proxy's Host header was refused with the plain text "Invalid host header", and without a
     log.
     """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
@@ -255,7 +255,7 @@ async def test_another_host_gets_the_way_out(host: str) -> None:
 async def test_a_compressed_body_gets_the_way_out() -> None:
     """The error about a compressed body says so, and what to send instead.
 
-    It was once otherwise: compressed bytes were parsed as JSON, and the error named a character of them.
+    Regression: compressed bytes were parsed as JSON, and the error named a character of them.
     """
     body, json_type = gzip.compress(b'{"prompt": "x"}'), {"Content-Type": "application/json"}
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1/") as client:
@@ -271,7 +271,7 @@ async def test_a_compressed_body_gets_the_way_out() -> None:
 async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
     """A client that closes its sending side before the answer gets an error that tells it to leave that open.
 
-    It was once otherwise: a client that closes its sending side got no answer, since that counts as leaving.
+    Regression: a client that closes its sending side got no answer, since that counts as leaving.
     """
     completer = ScriptedCompleter([["a"]], gap_s=30.0)
     async with serving(completer) as (port, _), dialled(port, posted(part, num_bytes=15)) as (reader, writer):
@@ -296,7 +296,7 @@ async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
     """A connection may have only so many requests waiting.
 
-    It was once otherwise: 14,000 requests came in one read from a connection, and separating them took 0.2 s of the
+    Regression: 14,000 requests came in one read from a connection, and separating them took 0.2 s of the
     event loop.
     """
     async with serving([["a"]]) as (port, _):
@@ -310,7 +310,7 @@ async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
 def test_a_limit_that_closes_ends_the_answer_silently(caplog: pytest.LogCaptureFixture) -> None:
     """An answer whose connection a limit has closed ends without an error in the log.
 
-    It was once otherwise: the answer was still written after the close, and uvloop's RuntimeError filled 90 log lines.
+    Regression: the answer was still written after the close, and uvloop's RuntimeError filled 90 log lines.
     """
     one = posted(b'{"prompt": "x", "stream": true, "max_tokens": 64}')
 
@@ -337,7 +337,7 @@ CHUNKED = (
 async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
     """Trailer fields after a body, and extensions of its chunks, have the limits of headers.
 
-    It was once otherwise: fields after a body had no limit, and a cost that grows with the square of their length.
+    Regression: fields after a body had no limit, and a cost that grows with the square of their length.
     """
     async with serving([["a"]]) as (port, _):
         assert await closed_after(port, CHUNKED + beside, b"a" * 65536) < 15  # the body's own time is 30 s
@@ -346,7 +346,7 @@ async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
 async def test_fields_after_a_body_are_no_headers() -> None:
     """Trailer fields after a body do not count as headers.
 
-    It was once otherwise: they counted as headers, so a request could change its access token behind a proxy that had
+    Regression: they counted as headers, so a request could change its access token behind a proxy that had
     checked it.
     """
     body = b'{"prompt": "x"}'
@@ -362,7 +362,7 @@ async def test_fields_after_a_body_are_no_headers() -> None:
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
     """A request with two Host headers or two access tokens is refused.
 
-    It was once otherwise: the first of two Host headers and the last of two tokens counted, while a proxy may check the
+    Regression: the first of two Host headers and the last of two tokens counted, while a proxy may check the
     others.
     """
     given = b"GET /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\n"
@@ -378,7 +378,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
 ) -> None:
     """All unfinished bodies together have a limit of memory, which here allows two and refuses a third.
 
-    It was once otherwise: unfinished bodies of one account took 1.2 GB.
+    Regression: unfinished bodies of one account took 1.2 GB.
     """
     size, auth_file = 90_000, tmp_path / "auth.toml"
     auth_file.write_text(entry("mallory", "client") + entry("alice", "client"))
@@ -411,7 +411,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
 async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     """A partial next request on a connection does not end the answer that is being sent.
 
-    It was once otherwise: the time limit of a client's next request ran during the answer, and cut a stream after 10 s.
+    Regression: the time limit of a client's next request ran during the answer, and cut a stream after 10 s.
     """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.2)
@@ -430,7 +430,7 @@ async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.Mon
 async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of one connection have context variables of their own.
 
-    It was once otherwise: a connection kept the context variables of a long request, so all later requests joined its
+    Regression: a connection kept the context variables of a long request, so all later requests joined its
     trace.
     """
     found: list[str] = []
@@ -451,7 +451,7 @@ async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.Mo
 async def test_a_reader_that_stands_still_is_dropped(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that stops reading is dropped at its request's deadline.
 
-    It was once otherwise: the deadline was checked between events only, so a reader that stood still was never late.
+    Regression: the deadline was checked between events only, so a reader that stood still was never late.
     """
     monkeypatch.setattr(stream, "LAST_WORD_S", 0.1)
     completer = ScriptedCompleter([["x" * 200_000]] * 100)  # 20 MB: more than what kernels keep for a connection
@@ -466,7 +466,7 @@ async def test_a_reader_that_stands_still_is_dropped(limit: str, monkeypatch: py
 async def test_probes_separate_a_restart_from_a_pause() -> None:
     """Probes distinguish a server that needs a restart from a server that only takes no requests now.
 
-    It was once otherwise: /ping, which SageMaker calls, was 200 for a server that drained or had a broken engine.
+    Regression: /ping, which SageMaker calls, was 200 for a server that drained or had a broken engine.
     """
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 
@@ -485,7 +485,7 @@ async def test_probes_separate_a_restart_from_a_pause() -> None:
 async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
     """A server that is not ready ends its connections after their answers.
 
-    It was once otherwise: clients kept pooled connections to a draining gateway, and lost what they were sending at its
+    Regression: clients kept pooled connections to a draining gateway, and lost what they were sending at its
     end.
     """
     body = {"prompt": "a"}
@@ -499,7 +499,7 @@ async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
 async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choices of an answer that is not read wait for their reader.
 
-    It was once otherwise: 128 choices of an answer that was not read kept running, and their events took 0.8 GB.
+    Regression: 128 choices of an answer that was not read kept running, and their events took 0.8 GB.
     """
     monkeypatch.setattr(requests, "MAX_UNREAD", 10)
     completer = ScriptedCompleter([["x"]] * 5000)
@@ -524,7 +524,7 @@ async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPa
 async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log-probabilities of a prompt are serialized in a thread, beside the event loop.
 
-    It was once otherwise: serializing log-probabilities of 2000 tokens, with 20 best ones each, froze a gateway for 0.1
+    Regression: serializing log-probabilities of 2000 tokens, with 20 best ones each, froze a gateway for 0.1
     s.
     """
     threads, encode = [], stream.ChunkStream._encode

@@ -184,7 +184,7 @@ def test_a_preamble_becomes_part_of_the_grammar() -> None:
 def test_names_of_a_card_are_short() -> None:
     """Names in the description of a model are cut to a limit of length.
 
-    It was once otherwise: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that 609 MB long.
+    Regression: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that 609 MB long.
     """
     short = ModelCard("m", "target", 8, 9, "f")
     assert convert.card_from_message(convert.card_to_message(short)) == short
@@ -227,7 +227,7 @@ def test_reasons_of_a_later_version_are_not_guessed() -> None:
 def test_a_message_of_too_many_branches_is_refused() -> None:
     """A message with too many branches is refused.
 
-    It was once otherwise: a session kept the 100,000 branches of each message as long as it lived.
+    Regression: a session kept the 100,000 branches of each message as long as it lived.
     """
     branch = pb.Branch(prefix_length=1, token_ids=[5])
     assert len(convert.branches_from_message(pb.Propose(branches=[branch] * convert.MAX_BRANCHES_OF_MESSAGE))) > 1
@@ -238,7 +238,7 @@ def test_a_message_of_too_many_branches_is_refused() -> None:
 def test_too_many_stop_tokens_are_refused() -> None:
     """A request with too many stop tokens is refused.
 
-    It was once otherwise: a session with two million stop tokens was accepted, and took 130 MB.
+    Regression: a session with two million stop tokens was accepted, and took 130 MB.
     """
     sampling = SamplingParams()
     GenerationRequest((1,), sampling, 4, stop_token_ids=frozenset(range(MAX_STOP_TOKEN_IDS)))

@@ -113,7 +113,7 @@ async def test_joining_servers_are_used_leaving_ones_drain(monkeypatch: pytest.M
 async def test_a_silent_server_does_not_delay_another() -> None:
     """A server that does not answer does not delay requests to another server.
 
-    It was once otherwise: a gateway waited for a lost server beside a healthy one, and its own probes, of a second,
+    Regression: a gateway waited for a lost server beside a healthy one, and its own probes, of a second,
     failed.
     """
     good = Place(Counting())
@@ -131,7 +131,7 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
     """A gateway that has as many streams open as its connection allows stays ready.
 
-    It was once otherwise: a busy gateway's health check waited for a free HTTP/2 stream, and it was taken out of
+    Regression: a busy gateway's health check waited for a free HTTP/2 stream, and it was taken out of
     service.
     """
     busy = Place(Counting())
@@ -156,7 +156,7 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 ) -> None:
     """When a certificate is replaced, no request is lost, and later drains are still noticed.
 
-    It was once otherwise: a replaced certificate closed the old channel with its health watch, and later drains went
+    Regression: a replaced certificate closed the old channel with its health watch, and later drains went
     unseen.
     """
     monkeypatch.setattr(secured, "RETIRE_S", 0.1)
@@ -187,7 +187,7 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server may join while the list of servers is being written.
 
-    It was once otherwise: if a server joined during a write, an error ended the task that follows the list.
+    Regression: if a server joined during a write, an error ended the task that follows the list.
     """
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"

@@ -56,7 +56,7 @@ async def test_requests_are_counted_while_they_run() -> None:
 async def test_a_drain_fails_what_still_runs() -> None:
     """When a drain's grace is over, requests that still run fail with a clear error.
 
-    It was once otherwise: after a gateway's grace a stream ended in the middle of a chunk, and a whole answer was a
+    Regression: after a gateway's grace a stream ended in the middle of a chunk, and a whole answer was a
     bare 500.
     """
     inner = ScriptedCompleter([["a"], ["b"]], gap_s=60)
@@ -171,7 +171,7 @@ async def test_a_value_above_the_limit_is_named(request_: CompletionRequest, wor
 async def test_an_open_length_stays_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
     """A request that names no length stays within its caller's limit.
 
-    It was once otherwise: a caller's limit did not cap the default length that the operator had set for all.
+    Regression: a caller's limit did not cap the default length that the operator had set for all.
     """
     with request_context(who, "id-1"):
         resolved = CompletionRequest("x", max_new_tokens=None).resolved(RequestDefaults(max_new_tokens=default))
@@ -215,7 +215,7 @@ def scope(name: str, user: str = "", peer: str = "ipv4:127.0.0.1:1") -> str:
 def test_the_worker_of_an_edge_drafts_for_all_of_its_users() -> None:
     """The target uses an edge's draft worker for requests of all of the edge's users.
 
-    It was once otherwise: an edge sent a request for alice, and the target looked for a worker of alice, not of the
+    Regression: an edge sent a request for alice, and the target looked for a worker of alice, not of the
     edge.
     """
     assert scope("edge", user="alice") == scope("edge", user="bob") == scope("edge")

@@ -91,7 +91,7 @@ def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception])
 def test_a_write_to_a_broken_connection_is_lost() -> None:
     """A write to a broken connection counts as a lost server.
 
-    It was once otherwise: grpcio reports INTERNAL for this, so the request failed instead of being resumed.
+    Regression: grpcio reports INTERNAL for this, so the request failed instead of being resumed.
     """
     error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
     assert type(error) is errors.UnavailableError

@@ -57,7 +57,7 @@ async def test_offsets_count_the_text_that_tokens_have(
 ) -> None:
     """A token's text offset counts the characters that all tokens before it have together.
 
-    It was once otherwise: offsets added up the bytes of single tokens, and drifted at half characters and special
+    Regression: offsets added up the bytes of single tokens, and drifted at half characters and special
     tokens, which have no text.
     """
     completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))

@@ -163,7 +163,7 @@ async def test_a_server_dies_and_another_goes_on() -> None:
 async def test_a_lost_server_is_named_with_the_time_of_retrying(caplog: pytest.LogCaptureFixture) -> None:
     """A client that has lost its server logs the server's name and how long it will retry.
 
-    It was once otherwise: after a target was killed, its client wrote one line of gRPC's, and then nothing for half a
+    Regression: after a target was killed, its client wrote one line of gRPC's, and then nothing for half a
     minute.
     """
     caplog.set_level(logging.INFO, "specdec.inference.workers.completing.resuming")
@@ -227,7 +227,7 @@ async def test_a_full_server_passes_a_request_on() -> None:
 async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is refused soon if all servers are full.
 
-    It was once otherwise: refused requests emptied the retry budget, and a refusal came after 30 s, as UNAVAILABLE.
+    Regression: refused requests emptied the retry budget, and a refusal came after 30 s, as UNAVAILABLE.
     """
     for module, name, value in (
         (retry_budget, "PER_S", 0.0),
@@ -254,7 +254,7 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
     """A request that breaks its servers is sent to three at most; an empty message does not count as progress.
 
-    It was once otherwise: such a request went to each replica, for ever.
+    Regression: such a request went to each replica, for ever.
     """
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late
@@ -277,7 +277,7 @@ async def test_a_server_that_refuses_all_is_left_out(
 ) -> None:
     """A server that refuses every request gets no requests for a time.
 
-    It was once otherwise: one of two targets refused at once, so it was the least loaded, and 38 of 40 requests failed.
+    Regression: one of two targets refused at once, so it was the least loaded, and 38 of 40 requests failed.
     """
     monkeypatch.setattr("specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0)  # a busy machine takes a second
     async with places(Counting(**fields), Counting()) as (completer, (refusing, _)):
@@ -300,7 +300,7 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 async def test_a_new_request_waits_for_a_recent_server() -> None:
     """If no server is ready, a new request waits for one that was ready a short time ago.
 
-    It was once otherwise: of two restarted servers one was not reconnected and one ejected, and new requests were
+    Regression: of two restarted servers one was not reconnected and one ejected, and new requests were
     refused.
     """
     async with places(Counting()) as (completer, (only,)):
@@ -315,7 +315,7 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
 async def test_each_server_has_its_own_sums() -> None:
     """A gateway keeps figures for each of its servers separately.
 
-    It was once otherwise: a gateway's figures were sums over all replicas, so they did not show which one was slow or
+    Regression: a gateway's figures were sums over all replicas, so they did not show which one was slow or
     failed.
     """
     metrics = Metrics("tiny", role="gateway")

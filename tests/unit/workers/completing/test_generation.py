@@ -91,7 +91,7 @@ def writing(writer: ScoreWriter, peer: Any, scores: tuple[TokenLogprobs, ...] = 
 async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call is refused if unread answers with scores would take too much memory.
 
-    It was once otherwise: hundreds of unread answers of 16 MB could stay in memory, since such calls hold no slot.
+    Regression: hundreds of unread answers of 16 MB could stay in memory, since such calls hold no slot.
     """
     monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 30)
     writer, deaf, good = ScoreWriter(), Peer(reads=False), Peer(reads=True)

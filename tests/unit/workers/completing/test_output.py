@@ -55,7 +55,7 @@ async def test_a_whole_answer_passes() -> None:
 async def test_no_part_of_an_answer_passes_for_the_whole(lost: tuple[int, ...]) -> None:
     """An answer that lacks a part is an error.
 
-    It was once otherwise: a link lost 3 s of messages, and the client had 1380 of 1900 tokens and code OK.
+    Regression: a link lost 3 s of messages, and the client had 1380 of 1900 tokens and code OK.
     """
     left = [event for i, event in enumerate(ANSWER) if i not in lost]
     async with reading(left) as completer:

@@ -1,6 +1,6 @@
 """A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
 
-It was once otherwise: nothing limited an answer to what was requested. A target that never ended made a draft pass on
+Regression: nothing limited an answer to what was requested. A target that never ended made a draft pass on
 185,500 tokens for a request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for
 seconds.
 """
@@ -246,7 +246,7 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 ) -> None:
     """A server's message whose text is too long for any pass is refused, with an error about the answer.
 
-    It was once otherwise: gRPC reports a message that is too long alike in both directions, and a client read that its
+    Regression: gRPC reports a message that is too long alike in both directions, and a client read that its
     request was too long.
     """
     async with asked_by_client(Target(honest, text="x" * num_characters)) as completer:
@@ -258,7 +258,7 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
     """Counts of draft tokens that a server sends are cut to those that a pass can have.
 
-    It was once otherwise: a count in a target's message of 30 bytes became a list of 80 million numbers, and blocked a
+    Regression: a count in a target's message of 30 bytes became a list of 80 million numbers, and blocked a
     gateway for 7 s.
     """
     async with asked_by(Target(boasting)) as completer:

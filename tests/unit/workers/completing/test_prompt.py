@@ -28,7 +28,7 @@ SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfo
 async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
     """A target's chat template runs in a thread, beside the event loop.
 
-    It was once otherwise: a draft ran its target's chat template, of any content, on the event loop that serves all
+    Regression: a draft ran its target's chat template, of any content, on the event loop that serves all
     requests.
     """
     save_tiny_model(tmp_path, "llama")
@@ -44,7 +44,7 @@ async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
 async def test_every_part_of_a_message_counts(tmp_path: Path, field: str) -> None:
     """Every field of a chat message counts towards the limit of length.
 
-    It was once otherwise: no limit counted the id of a call, so megabytes of it were tokenized, and on the event loop.
+    Regression: no limit counted the id of a call, so megabytes of it were tokenized, and on the event loop.
     """
     save_tiny_model(tmp_path, "llama")
     codec = LocalCodec(Tokenizer.load(tmp_path), vocab_size=1000, max_length=128)
@@ -60,7 +60,7 @@ def codec() -> LocalCodec:
 async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
     """While many prompts are tokenized, other tasks of the event loop run in between.
 
-    It was once otherwise: a long prompt with 32 choices was tokenized 32 times in a row on the event loop.
+    Regression: a long prompt with 32 choices was tokenized 32 times in a row on the event loop.
     """
     reader, num_turns = codec(), 0
 
@@ -84,7 +84,7 @@ async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
 async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """More token ids than any context holds are refused unread.
 
-    It was once otherwise: all ids were decoded to text before a refusal, so 1 kB of gzip froze a server for 0.1 s.
+    Regression: all ids were decoded to text before a refusal, so 1 kB of gzip froze a server for 0.1 s.
     """
     reader = codec()
     for few_or_many in (1, MAX_INLINE_IDS):

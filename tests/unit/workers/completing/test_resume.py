@@ -191,7 +191,7 @@ async def test_resumes_that_cannot_be(
 ) -> None:
     """A server continues an answer only if its model and tokenizer are those that began it, and only to its limit.
 
-    It was once otherwise: a target was restarted with another tokenizer, and completed the other target's text with it.
+    Regression: a target was restarted with another tokenizer, and completed the other target's text with it.
     """
     asked = REQUESTS["a grammar"]
     async with server(model, model_id=model_id) as completer:
@@ -220,7 +220,7 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 ) -> None:
     """Committed tokens that the engine will refuse are not turned into text first.
 
-    It was once otherwise: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long.
+    Regression: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long.
     """
     async with server(model) as completer:
         started = await begun(completer, REQUESTS["token ids"])
@@ -235,7 +235,7 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a prompt's log-probabilities are converted to a message, other requests run.
 
-    It was once otherwise: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s.
+    Regression: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s.
     """
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()

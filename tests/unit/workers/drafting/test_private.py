@@ -95,7 +95,7 @@ async def test_a_worker_draws_by_the_targets_noise(noise: Noise) -> None:
 async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
     """Requests for which the draft has no slot decode without drafts, at once.
 
-    It was once otherwise: a target waited a minute for proposals for requests that had no slot of the draft.
+    Regression: a target waited a minute for proposals for requests that had no slot of the draft.
     """
     async with attached(schedule, max_waiting=0) as each:
         answers = await asyncio.gather(*(answered(each) for _ in range(4)))
@@ -106,7 +106,7 @@ async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) 
 async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
     """A request decodes on without drafts after its draft's model has failed.
 
-    It was once otherwise: after a draft's model had failed, its target waited a minute for proposals in rounds.
+    Regression: after a draft's model had failed, its target waited a minute for proposals in rounds.
     """
     async with attached(schedule) as each:
         each.proposer.gate.fail(RuntimeError("out of luck"), times=8)

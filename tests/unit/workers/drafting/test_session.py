@@ -60,7 +60,7 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 async def test_a_way_that_seems_long_is_tried() -> None:
     """A session that believes its round trip to be long measures it again at intervals.
 
-    It was once otherwise: the first measured round trip included the opening of a connection, and no message seemed to
+    Regression: the first measured round trip included the opening of a connection, and no message seemed to
     pay again.
     """
     link = Link()
@@ -121,7 +121,7 @@ async def test_each_round_waits_for_its_verdict() -> None:
 async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> None:
     """Draft tokens that a commit makes useless are counted with that commit.
 
-    It was once otherwise: a pool worker's counter stayed at 0, since commits were counted before their figures were
+    Regression: a pool worker's counter stayed at 0, since commits were counted before their figures were
     known.
     """
     metrics = Metrics("tiny", role="draft")
@@ -147,7 +147,7 @@ async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> N
 async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
     """Commits that do not follow one another are refused.
 
-    It was once otherwise: a proxy lost a frame, and 5 of 15 answers had other tokens, with code OK.
+    Regression: a proxy lost a frame, and 5 of 15 answers had other tokens, with code OK.
     """
     async with scene() as scene_:
         session = scene_.begin(schedule, max_new_tokens=9)

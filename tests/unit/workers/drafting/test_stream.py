@@ -50,7 +50,7 @@ def pool_worker(*addresses: str, offer: Offer = OFFER) -> PoolWorker:
 async def test_a_target_that_refused_is_asked_again_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool worker serves other targets while one refuses it, and dials the refusing target again.
 
-    It was once otherwise: a pool worker never returned to a target that had refused it once, and reported itself ready.
+    Regression: a pool worker never returned to a target that had refused it once, and reported itself ready.
     """
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
@@ -88,7 +88,7 @@ async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> 
 async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool worker dials its target again whenever the link breaks, for any reason.
 
-    It was once otherwise: a malformed frame counted as an internal error, and the worker left all of its targets.
+    Regression: a malformed frame counted as an internal error, and the worker left all of its targets.
     """
     num_tries = 0
 
@@ -180,7 +180,7 @@ async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> Async
 async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
     """Invalid values of one target end the session that they are for, and no other.
 
-    It was once otherwise: a token id of 10^6 from one target failed the draft step for all; an empty prompt ended its
+    Regression: a token id of 10^6 from one target failed the draft step for all; an empty prompt ended its
     stream.
     """
     target = Target()
@@ -202,7 +202,7 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
 async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined() -> None:
     """A worker declines sessions that need another tokenizer, or for which it has no slot.
 
-    It was once otherwise: a worker without room logged it, and the target believed that the session was helped.
+    Regression: a worker without room logged it, and the target believed that the session was helped.
     """
     target = Target()
     async with attached(target):
@@ -270,7 +270,7 @@ async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
 async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
     """A commit with too many tokens ends only its own session.
 
-    It was once otherwise: converting the 900,000 tokens of one commit stopped the event loop of all sessions.
+    Regression: converting the 900,000 tokens of one commit stopped the event loop of all sessions.
     """
     target = Target()
     async with attached(target) as worker:
@@ -289,7 +289,7 @@ async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
 async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCaptureFixture) -> None:
     """A pool worker's log has the ids of the requests that it helps.
 
-    It was once otherwise: of all processes that serve a request, only pool workers did not log its id.
+    Regression: of all processes that serve a request, only pool workers did not log its id.
     """
     caplog.handler.addFilter(NamesRequests())
     target = Target()
@@ -307,7 +307,7 @@ async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCapt
 async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """A pool worker dials again after a proxy answered that it has no target.
 
-    It was once otherwise: an ingress answered 404 for a second during an update, and all workers left the pool.
+    Regression: an ingress answered 404 for a second during an update, and all workers left the pool.
     """
     monkeypatch.setattr(module, "REDIAL_S", 0.01)
     port = free_port()
