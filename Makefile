@@ -65,8 +65,8 @@ demo: $(RUNTIME)
 test: $(if $(ARGS),install,check)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3 --dist loadscope --no-loadscope-reorder)
 
-# Unit tests of five rooms, in half a minute. Three processes, since some of them wait.
-QUICK := $(addprefix tests/unit/,engine grpc_comm observe scheduling text)
+# Unit tests of six rooms, in half a minute. Three processes, since some of them wait.
+QUICK := $(addprefix tests/unit/,engine grpc_comm observe scheduling text vllm)
 quick: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadscope -m "not slow and not long and not release" $(QUICK)
 

@@ -111,17 +111,18 @@ async def completed(
             if drafting is not None and (branch := drafting.branch(session, start)).token_ids:
                 engine.propose(session, [branch])
     assert all(commit.finish_reason is None for commit in commits[:-1])
-    assert commits[-1].finish_reason is not None
     return [token_id for commit in commits for token_id in commit.token_ids], commits
 
 
-class EngineContract:
-    """Tests of an engine over a tiny model.
+class DraftContract:
+    """Tests of an engine's draft tokens: they never change the output, and are counted.
 
     A subclass overrides the fixture `engine`: four slots, a queue of two requests, a context of MAX_LENGTH.
     """
 
     MAX_LENGTH = 128
+    END: FinishReason | None = FinishReason.LENGTH
+    """Reason in the last commit of an output that is as long as the request allows."""
 
     @pytest.fixture
     def engine(self) -> Any:
@@ -131,7 +132,7 @@ class EngineContract:
     async def test_the_tokens_do_not_depend_on_proposals(self, engine: Any, mode: str) -> None:
         tokens, commits = await completed(engine, wanted(mode))
         assert len(tokens) == LENGTH
-        assert commits[-1].finish_reason is FinishReason.LENGTH
+        assert commits[-1].finish_reason is self.END
         for wrong in (0.0, 0.3, 1.0):
             drafting = Drafting(tokens, wrong, random.Random(5))
             drafted, with_drafts = await completed(engine, wanted(mode), drafting)
@@ -151,63 +152,6 @@ class EngineContract:
         assert sum(commit.num_accepted_tokens for commit in drafted) > 0
         assert max(commit.num_received_tokens for commit in drafted) == LENGTH
         assert len(drafted) < len(commits)
-
-    @pytest.mark.parametrize("mode", ["noise", "penalties", "penalties of the output", "bias"])
-    async def test_a_resumed_request_goes_on_with_the_same_tokens(self, engine: Any, mode: str) -> None:
-        """A resumed request goes on with the same tokens.
-
-        Penalties and the minimum length count from the first output token, though a resumed prompt contains it.
-        """
-        request = wanted(mode, min_new_tokens=20, stop_token_ids=frozenset(range(97, 123)))
-        tokens, _ = await completed(engine, request)
-        assert len(tokens) >= 20
-        for number in (1, 7, len(tokens) - 1):
-            rest, _ = await completed(engine, request.resumed(tokens[:number]))
-            assert tokens[:number] + rest == tokens
-
-    async def test_an_output_keeps_to_its_grammar_also_where_it_resumes(self, engine: Any) -> None:
-        request = wanted(grammar=REGEX, stop_at_eos=True)
-        tokens, commits = await completed(engine, request)
-        assert commits[-1].finish_reason is FinishReason.STOP
-        assert (await completed(engine, request.resumed(tokens[:5])))[0] == tokens[5:]
-        drafted, _ = await completed(engine, request, Drafting(tokens, 0.3, random.Random(2)))
-        assert drafted == tokens
-
-    async def test_a_grammar_that_becomes_too_complex_fails_its_request(self, engine: Any) -> None:
-        """A grammar that becomes too complex fails its request.
-
-        Regression: on vLLM such an output seemed complete, since its grammar allows an end at every token.
-        """
-        request = wanted("bias", grammar=TOO_COMPLEX, stop_at_eos=True)
-        endless = replace(request.sampling, logit_bias=((EOS_TOKEN_ID, -100.0),))
-        with pytest.raises(InvalidRequestError, match="too many expressions"):
-            await completed(engine, replace(request, sampling=endless))
-        assert (await completed(engine, wanted()))[1][-1].finish_reason is FinishReason.LENGTH
-
-    async def test_a_stop_token_ends_the_output(self, engine: Any) -> None:
-        tokens, _ = await completed(engine, wanted())
-        stop = tokens[9]
-        cut, commits = await completed(engine, wanted(stop_token_ids=frozenset({stop})))
-        assert cut == tokens[: tokens.index(stop) + 1]
-        assert commits[-1].finish_reason is FinishReason.STOP
-
-    async def test_the_context_ends_the_output(self, engine: Any) -> None:
-        tokens, commits = await completed(engine, wanted(max_new_tokens=10_000))
-        assert len(PROMPT) + len(tokens) == self.MAX_LENGTH
-        assert commits[-1].finish_reason is FinishReason.LENGTH
-
-    async def test_log_probabilities_are_those_of_the_raw_logits(self, engine: Any) -> None:
-        request = wanted("penalties", logprobs=2, prompt_logprobs=1)
-        session = engine.open(request)
-        async with aclosing(engine.answer(session)) as events:
-            opened, *commits = [event async for event in events]
-        assert [scores.token_ids[0] for scores in opened.prompt_logprobs] == [*PROMPT[1:]]
-        for commit in commits:
-            assert [scores.token_ids[0] for scores in commit.logprobs] == [*commit.token_ids]
-        for scores in (each for commit in commits for each in commit.logprobs):
-            own, best, second = scores.logprobs
-            assert best >= second
-            assert best >= own
 
     async def test_faulty_proposals_are_refused(self, engine: Any) -> None:
         session = engine.open(wanted())
@@ -273,6 +217,67 @@ class EngineContract:
         pairs = zip(requests, drafts, strict=True)
         together = await asyncio.gather(*(completed(engine, request, drafting) for request, drafting in pairs))
         assert [tokens for tokens, _ in together] == alone
+
+
+class EngineContract(DraftContract):
+    """Tests of an engine over a tiny model; `DraftContract` has what a subclass overrides."""
+
+    @pytest.mark.parametrize("mode", ["noise", "penalties", "penalties of the output", "bias"])
+    async def test_a_resumed_request_goes_on_with_the_same_tokens(self, engine: Any, mode: str) -> None:
+        """A resumed request goes on with the same tokens.
+
+        Penalties and the minimum length count from the first output token, though a resumed prompt contains it.
+        """
+        request = wanted(mode, min_new_tokens=20, stop_token_ids=frozenset(range(97, 123)))
+        tokens, _ = await completed(engine, request)
+        assert len(tokens) >= 20
+        for number in (1, 7, len(tokens) - 1):
+            rest, _ = await completed(engine, request.resumed(tokens[:number]))
+            assert tokens[:number] + rest == tokens
+
+    async def test_an_output_keeps_to_its_grammar_also_where_it_resumes(self, engine: Any) -> None:
+        request = wanted(grammar=REGEX, stop_at_eos=True)
+        tokens, commits = await completed(engine, request)
+        assert commits[-1].finish_reason is FinishReason.STOP
+        assert (await completed(engine, request.resumed(tokens[:5])))[0] == tokens[5:]
+        drafted, _ = await completed(engine, request, Drafting(tokens, 0.3, random.Random(2)))
+        assert drafted == tokens
+
+    async def test_a_grammar_that_becomes_too_complex_fails_its_request(self, engine: Any) -> None:
+        """A grammar that becomes too complex fails its request.
+
+        Regression: on vLLM such an output seemed complete, since its grammar allows an end at every token.
+        """
+        request = wanted("bias", grammar=TOO_COMPLEX, stop_at_eos=True)
+        endless = replace(request.sampling, logit_bias=((EOS_TOKEN_ID, -100.0),))
+        with pytest.raises(InvalidRequestError, match="too many expressions"):
+            await completed(engine, replace(request, sampling=endless))
+        assert (await completed(engine, wanted()))[1][-1].finish_reason is FinishReason.LENGTH
+
+    async def test_a_stop_token_ends_the_output(self, engine: Any) -> None:
+        tokens, _ = await completed(engine, wanted())
+        stop = tokens[9]
+        cut, commits = await completed(engine, wanted(stop_token_ids=frozenset({stop})))
+        assert cut == tokens[: tokens.index(stop) + 1]
+        assert commits[-1].finish_reason is FinishReason.STOP
+
+    async def test_the_context_ends_the_output(self, engine: Any) -> None:
+        tokens, commits = await completed(engine, wanted(max_new_tokens=10_000))
+        assert len(PROMPT) + len(tokens) == self.MAX_LENGTH
+        assert commits[-1].finish_reason is FinishReason.LENGTH
+
+    async def test_log_probabilities_are_those_of_the_raw_logits(self, engine: Any) -> None:
+        request = wanted("penalties", logprobs=2, prompt_logprobs=1)
+        session = engine.open(request)
+        async with aclosing(engine.answer(session)) as events:
+            opened, *commits = [event async for event in events]
+        assert [scores.token_ids[0] for scores in opened.prompt_logprobs] == [*PROMPT[1:]]
+        for commit in commits:
+            assert [scores.token_ids[0] for scores in commit.logprobs] == [*commit.token_ids]
+        for scores in (each for commit in commits for each in commit.logprobs):
+            own, best, second = scores.logprobs
+            assert best >= second
+            assert best >= own
 
     async def test_what_does_not_fit_is_refused(self, engine: Any) -> None:
         with pytest.raises(ContextLengthError):

@@ -22,7 +22,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from specdec.inference.commit import Commit, FinishReason, Opened, TokenEvent
+from specdec.inference.commit import Opened, TokenEvent
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits, check_prompt
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
@@ -31,7 +31,7 @@ from specdec.inference.request import GenerationRequest
 from specdec.inference.vllm.frames import FromCore, Has, Passed
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.session import Sessions, VllmSession
-from specdec.inference.vllm.translation import REASONS, extra_args, scores
+from specdec.inference.vllm.translation import extra_args, scores
 
 HOOKS = {
     "vllm.v1.engine.async_llm:AsyncLLM": ("from_vllm_config generate errored shutdown vllm_config model_config"),
@@ -199,7 +199,7 @@ class VllmEngine(Sessions):
                     is_first = False
                     await self._until_reported(session, len(output.outputs[0].token_ids))
                     _require_finite(session)
-                    for commit in _commits(session, output.outputs[0]):
+                    for commit in session.commits(output.outputs[0]):
                         yield commit
         except EngineDeadError as exc:
             raise UnavailableError(CORE_LOST) from exc
@@ -269,25 +269,3 @@ def _opened(session: VllmSession, output: Any) -> Opened:
     given = zip(request.prompt_token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
     scored = tuple(scores(token_id, entries, count) for token_id, entries in given)
     return Opened(session.num_cached_tokens, scored[: request.output_start - 1])
-
-
-def _commits(session: VllmSession, part: Any) -> Iterator[Commit]:
-    """Yield the commits of an output, one per pass; vLLM joins passes that a slow reader has not read yet.
-
-    Raises:
-        InvalidRequestError: the grammar became too complex.
-    """
-    count, token_ids = session.request.logprobs, tuple(part.token_ids)
-    logprobs = []
-    if count is not None:
-        logprobs = [scores(token_id, each, count) for token_id, each in zip(token_ids, part.logprobs, strict=True)]
-    end = REASONS[part.finish_reason] if part.finish_reason else None
-    if end is FinishReason.STOP and session.grammar is not None:  # the end of a mask, or for want of one
-        session.grammar.masks([*session.token_ids, *token_ids][session.request.output_start : -1], ())
-    while token_ids or end is not None:
-        size = session.rows[0][0].num_tokens if session.rows else len(token_ids)
-        reason = end if size >= len(token_ids) else None
-        yield session.commit(token_ids[:size], logprobs[:size], reason)
-        if reason is not None:
-            return
-        token_ids, logprobs = token_ids[size:], logprobs[size:]

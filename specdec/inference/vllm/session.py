@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -30,6 +30,7 @@ from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
 from specdec.inference.vllm.frames import Chain, Grow, Help, Passed, Row, ToCore
 from specdec.inference.vllm.mailbox import Mailbox
+from specdec.inference.vllm.translation import REASONS, scores
 
 _numbers = itertools.count(1)
 
@@ -95,6 +96,27 @@ class VllmSession:
         """Keep an engine core's report of a pass, which took `us` microseconds, for the commit of its tokens."""
         self.rows.append((row, us))
         self.reported.set()
+
+    def commits(self, part: Any) -> Iterator[Commit]:
+        """Yield the commits of one of vLLM's outputs, one per pass; vLLM joins passes that a slow reader has not read.
+
+        Raises:
+            InvalidRequestError: the grammar became too complex.
+        """
+        count, token_ids = self.request.logprobs, tuple(part.token_ids)
+        logprobs = []
+        if count is not None:
+            logprobs = [scores(token_id, each, count) for token_id, each in zip(token_ids, part.logprobs, strict=True)]
+        end = REASONS[part.finish_reason] if part.finish_reason else None
+        if end is FinishReason.STOP and self.grammar is not None:  # the end of a mask, or for want of one
+            self.grammar.masks([*self.token_ids, *token_ids][self.request.output_start : -1], ())
+        while token_ids or end is not None:
+            size = self.rows[0][0].num_tokens if self.rows else len(token_ids)
+            reason = end if size >= len(token_ids) else None
+            yield self.commit(token_ids[:size], logprobs[:size], reason)
+            if reason is not None:
+                return
+            token_ids, logprobs = token_ids[size:], logprobs[size:]
 
     def commit(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], reason: FinishReason | None

@@ -10,8 +10,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("msgspec", reason="it comes with vLLM: make test-vllm")
 from msgspec import structs
 
 from specdec.inference.errors import ConfigError

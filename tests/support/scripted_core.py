@@ -1,0 +1,138 @@
+"""Engine core of vLLM in the tests' own process, without vLLM: requests, passes and reports are as in a real core.
+
+Draft trees, frames and the front are the project's own. In the place of a model stands a function of the tokens so far,
+and frames go through their bytes without a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict
+from zlib import crc32
+
+from specdec.inference.request import GenerationRequest
+from specdec.inference.vllm.drafts import Drafts
+from specdec.inference.vllm.frames import (
+    LENGTH,
+    VERSION,
+    FromCore,
+    Gone,
+    Hello,
+    Passed,
+    Row,
+    Served,
+    ToCore,
+    Wanted,
+    from_core,
+    packed,
+    to_core,
+)
+from specdec.inference.vllm.lending import CoreRequest, LendingEngine
+from specdec.inference.vllm.mailbox import Mailbox
+
+VOCAB_SIZE = 256
+SERVED = Served("model", b"a tokenizer", [1], VOCAB_SIZE, 128, 4)
+_names = itertools.count()
+
+
+def choice(token_ids: Sequence[int], sampling: str) -> int:
+    """Return the token that follows these, as if a model with these sampling parameters had chosen it."""
+    return crc32(bytes(token_ids) + sampling.encode()) % VOCAB_SIZE
+
+
+def through_bytes(frame: FromCore) -> FromCore:
+    return from_core(packed(frame)[LENGTH.size :])
+
+
+class DirectMailbox(Mailbox):
+    """Mailbox with one core, which gets each frame at once, after it has been bytes."""
+
+    def __init__(self, drafts: Drafts) -> None:
+        super().__init__("model")
+        self.hello = Hello(VERSION, "model", 0, SERVED)
+        self._drafts = drafts
+
+    @property
+    def num_links(self) -> int:
+        return 1
+
+    def send(self, rank: int, frame: ToCore) -> None:
+        self._drafts.receive(to_core(packed(frame)[LENGTH.size :]))
+
+
+class ScriptedCore:
+    """Core with its own loop of passes.
+
+    Attributes:
+        front: engine that gets the core's messages.
+        reports: all reports on passes, in their order.
+    """
+
+    def __init__(self) -> None:
+        self.drafts = Drafts()
+        self.front: LendingEngine | None = None
+        self.reports: list[Passed] = []
+        self._running: dict[str, tuple[list[int], int, str]] = {}
+        self._passes: asyncio.Task[None] | None = None
+
+    def arrive(self, request: GenerationRequest) -> str:
+        """Add a request, and announce it to the front; return its name in the core."""
+        name = f"core-{next(_names)}"
+        token_ids = list(request.prompt_token_ids)
+        sampling = {key: value for key, value in asdict(request.sampling).items() if key != "noise"}
+        wanted = Wanted(token_ids, request.output_start, request.max_new_tokens, request.gamma or 8, sampling)
+        self.send(self.drafts.enter(name, token_ids, wanted.gamma, wanted))
+        self._running[name] = token_ids, len(token_ids) + request.max_new_tokens, repr(request.sampling)
+        if self._passes is None or self._passes.done():
+            self._passes = asyncio.create_task(self._run())
+        return name
+
+    def send(self, frame: FromCore) -> None:
+        assert self.front is not None
+        self.front.receive(0, through_bytes(frame))
+
+    async def _run(self) -> None:
+        while self._running:
+            for _ in range(4):  # readers of the pass before propose meanwhile
+                await asyncio.sleep(0)
+            self._pass()
+
+    def _pass(self) -> None:
+        rooms = {name: end - len(token_ids) - 1 for name, (token_ids, end, _) in self._running.items()}
+        proposals = self.drafts.proposals(rooms, may_wait=False)
+        rows = [self._verified(name, proposal) for name, proposal in zip(rooms, proposals, strict=True)]
+        report = Passed(100, False, len(rows), rows)
+        self.reports.append(report)
+        self.send(report)
+        for name, (token_ids, end, _) in list(self._running.items()):
+            if len(token_ids) >= end:
+                self.drafts.leave(name)
+                del self._running[name]
+                self.send(Gone(name))
+
+    def _verified(self, name: str, proposal: Sequence[int]) -> Row:
+        token_ids, _, sampling = self._running[name]
+        start = len(token_ids)
+        for believed in (*proposal, None):
+            token_ids.append(choice(token_ids, sampling))
+            if token_ids[-1] != believed:
+                break
+        row = self.drafts.passed(name, token_ids[start:], proposal, len(token_ids) - start - 1)
+        assert row is not None
+        return row
+
+
+class ClientsOfCore(LendingEngine):
+    """The lending engine of a pool, where `open` is a vLLM client's request and no pool reads the answers."""
+
+    def __init__(self, core: ScriptedCore) -> None:
+        super().__init__(DirectMailbox(core.drafts))
+        self._core, core.front = core, self
+        self.vocab_size = VOCAB_SIZE
+
+    def open(self, request: GenerationRequest, *, grammar: object = None):  # type: ignore[no-untyped-def]
+        """Let the request arrive in the core; return its session here."""
+        name = self._core.arrive(request)
+        return super().open(CoreRequest(request.prompt_token_ids, name=name))

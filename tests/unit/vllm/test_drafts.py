@@ -1,0 +1,149 @@
+"""Draft tokens of requests in an engine core of vLLM: counts of each pass, and what no order of messages may break."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
+from specdec.inference.vllm.drafts import Drafts
+from specdec.inference.vllm.frames import (
+    LENGTH,
+    Chain,
+    Grow,
+    Has,
+    Help,
+    Passed,
+    Row,
+    Wanted,
+    from_core,
+    packed,
+    to_core,
+)
+from specdec.inference.vllm.translation import KEY, Asked, extra_args, sampling_of
+
+PROMPT = [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("committed", "num_accepted", "counts", "rejected"),
+    [
+        ([4, 5, 6, 7, 9], 4, (4, 4), []),
+        ([4, 5, 9], 2, (4, 2), [6, 7]),
+        ([9], 0, (4, 0), [4, 5, 6, 7]),
+        ([4, 5], 2, (2, 2), []),  # the second ended the output: it is no rejection of the third
+        ([4], 4, (1, 1), []),
+    ],
+)
+def test_drafts_after_an_end_do_not_count(
+    committed: list[int], num_accepted: int, counts: tuple[int, int], rejected: list[int]
+) -> None:
+    drafts = Drafts()
+    drafts.enter("a", PROMPT, gamma=4)
+    drafts.receive(Help("a", 1))
+    drafts.receive(Grow("a", [Chain(None, 3, [4, 5, 6, 7])]))
+    row = drafts.passed("a", committed, [4, 5, 6, 7], num_accepted)
+    assert row is not None
+    assert (row.position, row.num_tokens) == (3, len(committed))
+    assert ((row.num_drafts, row.num_accepted), row.rejected) == (counts, rejected)
+
+
+def test_padding_of_vllm_counts_as_no_draft_token() -> None:
+    """Padding that vLLM puts before a request which waited (-1 in place of draft tokens) counts as none.
+
+    The report must also be one that its front can read: counts below 0 would end the link.
+    """
+    drafts = Drafts()
+    drafts.enter("a", PROMPT, gamma=4)
+    drafts.receive(Help("a", 1))
+    row = drafts.passed("a", [9], [-1, -1], 0)
+    assert row is not None
+    assert (row.num_drafts, row.num_accepted, row.rejected) == (0, 0, [])
+    assert from_core(packed(Passed(1, False, 1, [row]))[LENGTH.size :]) == Passed(1, False, 1, [row])
+
+
+@given(seed=st.integers(0, 2**32), gamma=st.integers(0, 6), wrong=st.sampled_from([0.0, 0.3, 1.0]))
+def test_no_order_of_messages_breaks_a_request(seed: int, gamma: int, wrong: float) -> None:
+    """Workers come, go and lie, and messages are late: rows add up to the output, and counts to the draft tokens."""
+    chance = random.Random(seed)
+    output = [chance.randrange(8) for _ in range(60)]
+    drafts, help_, done = Drafts(), 0, 0
+    drafts.enter("a", PROMPT, gamma)
+    while done < len(output):
+        match chance.randrange(4):
+            case 0:
+                help_ += 1
+                drafts.receive(Help("a", help_ if chance.random() < 0.8 else None))
+            case 1:
+                at = max(0, done - chance.randrange(3))  # late, or in time
+                believed = [t if chance.random() >= wrong else t + 8 for t in output[at : at + chance.randrange(1, 6)]]
+                drafts.receive(Grow("a", [Chain(None, len(PROMPT) + at, believed)] if believed else []))
+            case _:
+                room = len(output) - done - 1
+                (proposal,) = drafts.proposals({"a": room}, may_wait=False)
+                assert len(proposal) <= min(gamma, room)
+                right = next((i for i, t in enumerate(proposal) if t != output[done + i]), len(proposal))
+                row = drafts.passed("a", output[done : done + right + 1], proposal, right)
+                assert row is not None
+                assert (row.position, row.num_tokens) == (len(PROMPT) + done, right + 1)
+                assert (row.num_drafts, row.num_accepted) == (len(proposal), right)
+                assert row.rejected == proposal[right:]
+                done += right + 1
+
+
+ids = st.lists(st.integers(0, 2**31), max_size=5)
+counts = st.integers(0, 2**40)
+names = st.text(min_size=1, max_size=9)
+rows = st.builds(Row, names, counts, counts, counts, counts, counts, counts, counts, ids, st.booleans())
+FRAMES_OF_CORES = st.one_of(
+    st.builds(Has, names, st.none() | st.builds(Wanted, ids, counts, st.just(7), counts, st.just({"top_k": 3}))),
+    st.builds(Passed, counts, st.booleans(), counts, st.lists(rows, max_size=3)),
+)
+FRAMES_OF_FRONTS = st.one_of(
+    st.builds(Help, names, st.none() | counts),
+    st.builds(Grow, names, st.lists(st.builds(Chain, st.none() | counts, counts, ids))),
+)
+
+
+@given(of_core=FRAMES_OF_CORES, of_front=FRAMES_OF_FRONTS)
+def test_frames_come_back_from_their_bytes(of_core: Has | Passed, of_front: Help | Grow) -> None:
+    assert from_core(packed(of_core)[LENGTH.size :]) == of_core
+    assert to_core(packed(of_front)[LENGTH.size :]) == of_front
+
+
+@given(
+    temperature=st.floats(0, 2),
+    seed=st.integers(0, 2**64 - 1),
+    penalty=st.floats(-2, 2),
+    bias=st.lists(st.tuples(st.integers(0, 99), st.floats(-9, 9)), max_size=3, unique_by=lambda pair: pair[0]),
+    committed=st.integers(0, 2),
+    grammar=st.none() | st.just(Grammar(GrammarKind.REGEX, "[ab]*")),
+)
+def test_a_request_reads_back_from_its_extra_args(
+    temperature: float,
+    seed: int,
+    penalty: float,
+    bias: list[tuple[int, float]],
+    committed: int,
+    grammar: Grammar | None,
+) -> None:
+    sampling = SamplingParams(
+        temperature=temperature, seed=seed, presence_penalty=penalty, logit_bias=tuple(bias), top_k=3, min_p=0.1
+    )
+    request = GenerationRequest(
+        tuple(PROMPT), sampling, num_committed_tokens=committed, grammar=grammar, stop_at_eos=True
+    )
+    sent = extra_args(request, "a", gamma=8)
+    asked = Asked.read(sent)
+    if asked is None:  # greedy
+        assert sampling.greedy
+        assert not sampling.penalizes
+        assert (bias, grammar) == ([], None)
+    else:
+        assert (asked.sampling, asked.output_start, asked.grammar) == (sampling, len(PROMPT) - committed, grammar)
+        assert set(sent[KEY]["sampling"]) == {each.name for each in fields(SamplingParams)}
+        assert sampling_of(sent[KEY]["sampling"]) == sampling
