@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 from specdec.inference.commit import Commit
-from specdec.inference.engine import pool as module
+from specdec.inference.engine import help as help_module
+from specdec.inference.engine import private_match
 from specdec.inference.engine.contract import VerificationSession
-from specdec.inference.engine.pool import FIRST_SESSIONS, MAX_EARLY_SESSIONS, MAX_SILENT_COMMITS, DraftPool
+from specdec.inference.engine.help import FIRST_SESSIONS, MAX_SILENT_COMMITS
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.private_match import MAX_EARLY_SESSIONS
 from specdec.inference.engine.target import TargetEngine
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.request import GenerationRequest, Schedule
@@ -161,7 +165,8 @@ async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None
     asked = [pool.generate(GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS)) for length in (3, 4)]
     for commits in asked:
         await anext(commits)
-    session = next(each for each in pool._workers[worker].sessions.values() if len(each.request.prompt_token_ids) == 4)
+    sessions = [help_.session for help_ in pool._workers[worker].sessions.values()]
+    session = next(each for each in sessions if len(each.request.prompt_token_ids) == 4)
     assert isinstance(session, TargetSession)
     first = session.help_id
     pool.propose(worker, first, [Branch(None, 4, tokens_at(4, 8))])
@@ -220,7 +225,7 @@ async def test_early_drafts_are_bounded(pool: DraftPool, monkeypatch: pytest.Mon
     private.proposes("long", FIRST, Branch(0, 0, [7] * MAX_TREE_TOKENS))
     assert await num_accepted(pool, named("long")) == 0
     private.proposes("old", FIRST)
-    monkeypatch.setattr(module, "EARLY_S", 0.0)
+    monkeypatch.setattr(private_match, "EARLY_S", 0.0)
     private.proposes("new", FIRST)
     for _ in range(MAX_EARLY_SESSIONS):
         private.proposes("new")
@@ -295,14 +300,14 @@ async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots
         for _ in range(2):
             events = pool.generate(replace(named(""), draft_session="", schedule=asked))
             await anext(events)
-            seen += [session.runs_ahead for session in pool._workers[good].sessions.values()]
+            seen += [help_.session.runs_ahead for help_ in pool._workers[good].sessions.values()]
             assert sum([event.num_accepted_tokens async for event in events if isinstance(event, Commit)]) > 0
         assert seen == [True, asked is Schedule.ASYNC]
 
 
 async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """In rounds that the target itself chose, it waits only a moment for a silent worker."""
-    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(help_module, "PATIENCE_S", 0.05)
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
         silent = SilentWorker("silent", 8, pool)
@@ -310,6 +315,61 @@ async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.Mo
         pool._workers[silent].trust += 1
         assert await num_accepted(pool, replace(named(""), draft_session="")) == 0
         assert (silent.most, silent.sessions) == (1, set())
+
+
+@asynccontextmanager
+async def in_a_long_pass(
+    request: GenerationRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[DraftPool, None]:
+    """Yield a pool, while a request's pass has lasted for longer than `PATIENCE_S`; the target chooses rounds."""
+    monkeypatch.setattr(help_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(help_module, "FIRST_SESSIONS", 0)  # a new worker counts as one with accepted tokens
+    decoder = ScriptedDecoder(num_slots=8)
+    async with running(CrowdedEngine(decoder)) as engine:
+        pool = DraftPool(engine)
+        events = pool.generate(request)
+        await anext(events)
+        decoder.gate.close()
+        await asyncio.to_thread(decoder.gate.wait_until_reached)
+        await asyncio.sleep(0.06)
+        try:
+            yield pool
+        finally:
+            decoder.gate.open()
+            await events.aclose()
+
+
+async def test_a_hand_over_in_a_long_pass_gives_the_worker_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is handed a session has `PATIENCE_S` from then on for its first proposal.
+
+    Regression: the wait began at the session's last commit. After a pass that was longer than it, the worker lost the
+    session in the moment of the hand-over, and half of its trust.
+    """
+    request = replace(named(""), draft_session="", schedule=None, max_new_tokens=NUM_TOKENS)
+    async with in_a_long_pass(request, monkeypatch) as pool:
+        good = GoodWorker("good", 8, pool)
+        pool.attach(good)
+        await asyncio.sleep(0.06)
+        assert len(good.sessions) == 1
+        assert pool._workers[good].trust == FIRST_SESSIONS
+
+
+@pytest.mark.parametrize("branch", [FIRST, Branch(99, 0, [5])], ids=["good", "nonsense"])
+async def test_a_private_workers_first_proposal_may_come_in_a_long_pass(
+    branch: Branch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A private worker that proposes in a long pass gets the session; if it proposes nonsense, it loses that session.
+
+    Regression: it lost the session before the proposal was looked at, and if that was nonsense as well, a KeyError
+    ended the worker's stream, and with it its drafts for all other sessions.
+    """
+    request = replace(named("a"), schedule=None, max_new_tokens=NUM_TOKENS)
+    async with in_a_long_pass(request, monkeypatch) as pool:
+        pool.attach(private := PrivateWorker("private", 8, pool))
+        private.proposes("a", branch)
+        assert len(private.sessions) == (branch is FIRST)
+        assert pool._workers[private].trust == FIRST_SESSIONS
+        assert "decodes alone" not in caplog.text
 
 
 @pytest.mark.parametrize("schedule", Schedule)
@@ -322,7 +382,7 @@ async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, e
     if early:
         pool.decline(private, "a")
     answer = asyncio.create_task(num_accepted(pool, replace(named("a", schedule), max_new_tokens=NUM_TOKENS)))
-    await until(lambda: bool(pool._named))
+    await until(lambda: bool(pool._helped))
     pool.decline(private, "a")
     assert (len(good.sessions), len(private.sessions)) == (1, 0)
     assert await answer > 0

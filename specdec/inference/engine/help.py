@@ -1,0 +1,193 @@
+"""Help that a session gets from draft workers, from one at a time, and what is known of each worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from specdec.inference.commit import Commit
+from specdec.inference.engine.contract import VerificationEngine, VerificationSession
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import Schedule
+from specdec.inference.speculation.tree import Branch
+
+logger = logging.getLogger(__name__)
+
+FIRST_SESSIONS = 4
+"""Most sessions of a worker that has just been attached."""
+MAX_SILENT_COMMITS = 64
+"""Most commits of a session in a row without a proposal of its worker, which should send one at least every 16."""
+MAX_VAIN_COMMITS = 256
+"""Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
+PATIENCE_S = 1.0
+"""Longest wait for a proposal, in seconds, where the target and not the request has chosen synchronous rounds."""
+
+
+class Worker(Protocol):
+    """Draft worker that is attached to the pool. Its methods send a message and return at once."""
+
+    id: str
+    num_slots: int
+    does_rounds: bool
+    scope: str
+    """Beginning of the names of all sessions that a private worker drafts for; empty for a worker that helps all."""
+
+    def open(self, session: VerificationSession) -> None:
+        """Ask the worker to draft for this session, after the session's present tokens."""
+
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
+        """Send the worker the tokens that a session has just committed."""
+
+    def close(self, session: VerificationSession) -> None:
+        """Ask the worker to stop drafting for this session."""
+
+
+@dataclass(slots=True)
+class Early:
+    """Messages of a private worker that came before their request; `since` is the time of the first message."""
+
+    since: float
+    branches: list[Branch] = field(default_factory=list)
+    is_declined: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Helper:
+    """Record of an attached draft worker.
+
+    Attributes:
+        sessions: help of the sessions for which the worker drafts, by `help_id`.
+        trust: most sessions that the worker may have now; grows while its draft tokens are accepted.
+        early: messages of a private worker about requests that have not arrived, by session name, oldest first.
+    """
+
+    worker: Worker
+    sessions: dict[str, Help] = field(default_factory=dict)
+    trust: int = FIRST_SESSIONS
+    early: dict[str, Early] = field(default_factory=dict)
+
+
+class Help:
+    """Record of one session's help, and the changes of its worker.
+
+    Attributes:
+        helper: the worker that proposes; None while the session decodes alone.
+        alone_since: time at which the session last lost a worker; 0 before its first one.
+        useless: ids of the workers that declined the session, or proposed too few tokens that were accepted.
+
+    Args:
+        session: the session.
+        engine: the session's engine.
+        idle_timeout_s: seconds that the session in rounds may wait for a proposal before it decodes alone.
+        lend: function that finds workers for the sessions that decode alone; called when a worker has become free,
+            or may have more sessions.
+    """
+
+    def __init__(
+        self,
+        session: VerificationSession,
+        engine: VerificationEngine[Any],
+        *,
+        idle_timeout_s: float,
+        lend: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self.helper: Helper | None = None
+        self.alone_since = 0.0
+        self.useless: set[str] = set()
+        self._engine, self._idle_timeout_s, self._lend = engine, idle_timeout_s, lend
+        self._num_silent = 0  # commits since the worker's latest proposal
+        self._num_vain = 0  # commits since the target last accepted a draft token of the worker
+
+    def begin(self, helper: Helper) -> None:
+        """Let a worker draft for the session, which has none."""
+        self.helper, self._num_silent, self._num_vain = helper, 0, 0
+        worker, session = helper.worker, self.session
+        schedule = session.request.schedule or self._by_load(helper)
+        self._engine.begin_help(session, schedule if worker.does_rounds else Schedule.ASYNC)
+        helper.sessions[session.help_id] = self
+        worker.open(session)
+        if not session.runs_ahead:
+            self._watch_after(
+                self._patience_s, session.help_id
+            )  # from now on: the session may be idle for long already
+
+    def _by_load(self, helper: Helper) -> Schedule:
+        """Return the schedule for a request that asks for none; a worker with few accepted drafts so far runs ahead."""
+        return self._engine.schedule if helper.trust > FIRST_SESSIONS else Schedule.ASYNC
+
+    @property
+    def _patience_s(self) -> float:
+        return self._idle_timeout_s if self.session.request.schedule else min(self._idle_timeout_s, PATIENCE_S)
+
+    def _watch_after(self, seconds: float, help_id: str) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._watch, help_id)
+
+    def _watch(self, help_id: str) -> None:
+        """Take a session in synchronous rounds away from its worker if the worker has proposed nothing for too long."""
+        if self.helper is None or self.session.help_id != help_id:
+            return
+        left_s = self._patience_s - self.session.idle_s
+        if left_s > 0:
+            self._watch_after(left_s, help_id)
+            return
+        logger.warning("session %s decodes alone: no proposal came for %g s", self.session.id, self._patience_s)
+        self.take_back(trust=self.helper.trust // 2)
+
+    def propose(self, branches: Sequence[Branch]) -> None:
+        """Pass the worker's branches on to the engine.
+
+        Raises:
+            InvalidRequestError: a branch names a parent that never existed, or an unknown token id.
+        """
+        if not branches and self.session.runs_ahead:
+            raise InvalidRequestError("empty proposal: a worker that runs ahead must send draft tokens")
+        self._num_silent = 0
+        self._engine.propose(self.session, branches)
+
+    def count(self, commit: Commit) -> None:
+        """Send the worker a commit of the session, or take the session away from a worker that is of no use to it."""
+        if self.helper is None:
+            return
+        self._num_silent += 1
+        self._num_vain += 1
+        if commit.num_accepted_tokens > commit.own.num_accepted:
+            self._num_vain = 0
+            self._trust(self.helper)
+        if self._num_silent >= MAX_SILENT_COMMITS or self._num_vain >= MAX_VAIN_COMMITS:
+            self.take_back(trust=self.helper.trust // 2)
+        else:
+            self.helper.worker.commit(self.session, commit)
+
+    def _trust(self, helper: Helper) -> None:
+        """Raise the worker's limit of sessions by one, since one of its draft tokens was accepted."""
+        if helper.trust <= max(helper.worker.num_slots, FIRST_SESSIONS):  # above its slots: its drafts were good
+            helper.trust += 1
+            self._lend()
+
+    def take_back(self, *, trust: int) -> None:
+        """Take the session away from a worker that does not help it; set the worker's limit of sessions to `trust`."""
+        if (helper := self.helper) is None:
+            return
+        helper.trust = max(1, trust)
+        self.useless.add(helper.worker.id)
+        self.end()
+        self._lend()
+
+    def end(self) -> None:
+        """Let the session decode alone; its worker, if there is one, may be asked again."""
+        if self.helper is not None:
+            self.leave()
+            self._engine.end_help(self.session)
+            self.alone_since = time.monotonic()
+
+    def leave(self) -> None:
+        """End the worker's part: the session closes, or decodes alone."""
+        if self.helper is not None:
+            del self.helper.sessions[self.session.help_id]
+            self.helper.worker.close(self.session)
+            self.helper = None

@@ -1,0 +1,120 @@
+"""Match of private draft workers with the sessions of their clients, by name; either may be there before the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from specdec.inference.engine.contract import VerificationSession
+from specdec.inference.engine.help import Early, Help, Helper
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import Schedule
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
+
+logger = logging.getLogger(__name__)
+
+MAX_EARLY_SESSIONS = 64
+"""Most requests that have not arrived yet for which draft tokens of one private worker are kept."""
+EARLY_S = 5.0
+"""Longest time, in seconds, that draft tokens are kept before their request arrives, usually within a round trip."""
+
+
+class PrivateMatch:
+    """Match of each private worker with the sessions of its client, which both sides name alike.
+
+    Args:
+        lend: function that finds workers for the sessions that decode alone; called when a private worker declines.
+    """
+
+    def __init__(self, lend: Callable[[], None]) -> None:
+        self._lend = lend
+        self._helpers: dict[str, Helper] = {}  # by scope
+        self._named: dict[str, Help] = {}  # by the name that a private worker knows
+
+    def attach(self, helper: Helper) -> None:
+        """Add a private worker."""
+        self._helpers[helper.worker.scope] = helper
+
+    def detach(self, helper: Helper) -> None:
+        """Remove a worker, unless another one has its scope by now."""
+        if self._helpers.get(helper.worker.scope) is helper:
+            del self._helpers[helper.worker.scope]
+
+    def begin(self, help_: Help) -> None:
+        """Match a new session with its private worker: now, or when the worker's first proposal arrives."""
+        if not (name := help_.session.request.draft_session):
+            return
+        self._named[name] = help_
+        helper = self._helper_of(help_.session)
+        if helper is None:
+            logger.info("session %s: its private draft worker is not attached on its connection", help_.session.id)
+        elif (early := helper.early.pop(name, None)) is None:
+            if help_.session.request.schedule is Schedule.SYNC:
+                help_.begin(helper)
+        elif early.is_declined:
+            help_.useless.add(helper.worker.id)
+        else:
+            self._grow(help_, helper, early.branches)
+
+    def leave(self, help_: Help) -> None:
+        """Forget a session that ends."""
+        name = help_.session.request.draft_session
+        if self._named.get(name) is help_:
+            del self._named[name]
+
+    def awaits(self, help_: Help) -> bool:
+        """Return whether proposals of the session's private worker may be on their way."""
+        helper = self._helper_of(help_.session)
+        return helper is not None and helper.worker.id not in help_.useless
+
+    def propose(self, helper: Helper, name: str, branches: Sequence[Branch]) -> None:
+        """Pass on a private worker's branches for a session, or keep them until the session's request arrives.
+
+        A worker whose branches are not valid loses the session.
+        """
+        name = helper.worker.scope + name
+        if (help_ := self._named.get(name)) is None:
+            _keep(helper, name, branches)
+        elif helper.worker.id not in help_.useless:
+            self._grow(help_, helper, branches)
+
+    def decline(self, helper: Helper, name: str) -> None:
+        """Let a worker of the pool help a session that its private worker declines, perhaps before its request."""
+        name = helper.worker.scope + name
+        if (help_ := self._named.get(name)) is None:
+            _keep(helper, name, is_declined=True)
+        elif help_.helper is helper:
+            help_.take_back(trust=len(helper.sessions) - 1)
+        else:
+            help_.useless.add(helper.worker.id)
+            self._lend()
+
+    def _helper_of(self, session: VerificationSession) -> Helper | None:
+        """Return the private worker that the session's client has attached on the same connection, if any."""
+        scope, slash, _ = session.request.draft_session.rpartition("/")
+        return self._helpers.get(scope + slash)
+
+    def _grow(self, help_: Help, helper: Helper, branches: Sequence[Branch]) -> None:
+        if help_.helper is not helper:
+            help_.end()
+            help_.begin(helper)
+        try:
+            help_.propose(branches)
+        except InvalidRequestError as exc:
+            name = helper.worker.id
+            logger.warning("session %s goes on without its private worker %s: %s", help_.session.id, name, exc)
+            help_.take_back(trust=helper.trust)
+
+
+def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_declined: bool = False) -> None:
+    """Keep a message about a request that has not arrived, within bounds of number, tokens and time."""
+    now = time.monotonic()
+    early = helper.early.setdefault(name, Early(now))
+    early.is_declined |= is_declined
+    early.branches += branches
+    if sum(len(branch.token_ids) for branch in early.branches) > MAX_TREE_TOKENS:
+        early.branches.clear()  # node numbers of later ones would be wrong; the pool finds out, and ends the help
+    oldest = next(iter(helper.early))
+    if len(helper.early) > MAX_EARLY_SESSIONS or now - helper.early[oldest].since > EARLY_S:
+        del helper.early[oldest]
