@@ -79,23 +79,32 @@ class _Record:
         sessions: sessions for which the worker drafts, by `help_id`.
         trust: most sessions that the worker may have now; grows while its draft tokens are accepted.
         early: proposals of a private worker for requests that have not arrived, by session name, oldest first.
+        sweep: timer that drops the oldest of these; None while nothing is kept.
     """
 
     sessions: dict[str, VerificationSession] = field(default_factory=dict)
     trust: int = FIRST_SESSIONS
     early: dict[str, _Early] = field(default_factory=dict)
+    sweep: asyncio.TimerHandle | None = None
 
     def keep(self, name: str, branches: Sequence[Branch] = (), *, is_declined: bool = False) -> None:
         """Keep a message about a request that has not arrived, within bounds of number, tokens and time."""
-        now = time.monotonic()
-        early = self.early.setdefault(name, _Early(now))
+        early = self.early.setdefault(name, _Early(time.monotonic()))
         early.is_declined |= is_declined
         early.branches += branches
         if sum(len(branch.token_ids) for branch in early.branches) > MAX_TREE_TOKENS:
             early.branches.clear()  # node numbers of later ones would be wrong; the pool finds out, and ends the help
-        oldest = next(iter(self.early))
-        if len(self.early) > MAX_EARLY_SESSIONS or now - self.early[oldest].since > EARLY_S:
-            del self.early[oldest]
+        if len(self.early) > MAX_EARLY_SESSIONS:
+            del self.early[next(iter(self.early))]
+        if self.sweep is None:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Drop what has been kept for `EARLY_S`; look again when the oldest of the rest has been."""
+        begin = time.monotonic() - EARLY_S
+        self.early = {name: early for name, early in self.early.items() if early.since > begin}
+        left_s = min((early.since - begin for early in self.early.values()), default=None)
+        self.sweep = None if left_s is None else asyncio.get_running_loop().call_later(left_s, self._sweep)
 
 
 @dataclass(slots=True)
@@ -179,6 +188,7 @@ class DraftPool:
     def detach(self, worker: Worker) -> None:
         """Remove a worker; its sessions move to other workers."""
         record = self._workers.pop(worker, _Record())
+        record.early.clear()  # its timer may keep the record for a moment
         if self._private.get(worker.scope) is worker:
             del self._private[worker.scope]
         logger.info("draft worker %s left; %d sessions move on", worker.id, len(record.sessions))
