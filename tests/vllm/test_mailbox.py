@@ -207,6 +207,10 @@ async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> 
     await third.close()
 
 
+def names_in(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir()]
+
+
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
 async def test_a_pool_removes_nothing_that_it_has_not_made(tmp_path: Path, kind: str) -> None:
     """A file in the socket's place is named and stays; it may be a core dump.
@@ -223,7 +227,7 @@ async def test_a_pool_removes_nothing_that_it_has_not_made(tmp_path: Path, kind:
     with pytest.raises(ConfigError, match="no socket can be made at"):
         await mailbox.open()
     await mailbox.close()
-    assert [each.name for each in tmp_path.iterdir()] == [mailbox.path.name]
+    assert names_in(tmp_path) == [mailbox.path.name]
 
 
 async def test_the_socket_of_a_killed_pool_is_replaced(tmp_path: Path) -> None:

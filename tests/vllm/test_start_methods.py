@@ -1,4 +1,4 @@
-"""Targets on the real vLLM with a spawned engine core, as on a CPU, or a forked one, which is vLLM's default elsewhere."""
+"""Targets on the real vLLM whose engine core is spawned, as on a CPU, or forked, as it may be elsewhere."""
 
 from __future__ import annotations
 

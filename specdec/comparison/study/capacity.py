@@ -129,7 +129,7 @@ async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capaci
     with searcher.progress as progress:
         for part in config.parts:
             progress.phase(f"starting servers: {'; '.join(map(str, part.machines))}")
-            async with deployment(part) as servers, connected(part, servers.address) as clients:
+            async with deployment(part, progress.note) as servers, connected(part, servers.address) as clients:
                 measurement = Measurement(part, servers, clients)
                 for contender in part.contenders:
                     await searcher.take(measurement, contender)
