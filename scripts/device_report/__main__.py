@@ -20,6 +20,7 @@ from scripts.device_report.tables import report
 from scripts.device_report.variant import Variant
 from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES
 from specdec.inference.cli.roles.registry import parser_of
+from specdec.inference.config import DEFAULT_START_TIMEOUT_S
 from specdec.inference.errors import ConfigError, SpecDecError
 
 
@@ -141,7 +142,9 @@ def parser() -> argparse.ArgumentParser:
     )
     built.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
     built.add_argument("--deadline_s", type=float, default=1200.0, help="limit of a request (%(default)s)")
-    built.add_argument("--start_timeout_s", type=float, default=6 * 3600.0, help="compiling included (%(default)s)")
+    built.add_argument(
+        "--start_timeout_s", type=float, default=DEFAULT_START_TIMEOUT_S, help="compiling included (%(default)s)"
+    )
     return built
 
 

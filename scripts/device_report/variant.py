@@ -16,7 +16,7 @@ from specdec.comparison.plan.grid import WARM_UP, Sample
 from specdec.comparison.plan.record import RequestRecord
 from specdec.comparison.plan.slo import Slo
 from specdec.comparison.report.service import Service
-from specdec.inference.serving.processes import free_port, server_process
+from specdec.inference.serving.processes import Start, free_port, server_process
 
 
 @dataclass(slots=True)
@@ -66,9 +66,7 @@ class Variant:
         config = parse_config([f"--endpoint={self.role}=grpc://127.0.0.1:{port}", *load])
         flags = (*self.flags, "--port", str(port))
         log, started = output / f"{self.role}.log", time.monotonic()
-        async with server_process(
-            self.name, self.role, *flags, port=port, ready_timeout_s=start_timeout_s, log_file=log
-        ):
+        async with server_process(self.name, self.role, *flags, port=port, start=Start(start_timeout_s), log_file=log):
             self.start_s = time.monotonic() - started
             found = await samples_of(config, Console(stderr=True))
         self.samples = [sample for sample in found if sample.repeat != WARM_UP]

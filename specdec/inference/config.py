@@ -43,6 +43,8 @@ DEFAULT_WORKER_SLOTS = 256
 MIN_VOCABULARY_SHARE = 0.5
 """Least share of the target's token ids that a draft model with another tokenizer must have."""
 DEFAULT_IDLE_TIMEOUT_S = 60.0
+DEFAULT_START_TIMEOUT_S = 4 * 3600.0
+"""Limit of a server's start that gets on, in seconds; it may compile a model first."""
 DEFAULT_PROMPT_SHARE = 2.0
 """Most time that reading prompts adds to a pass, as a multiple of the pass. At 2.0, other requests wait three times as
 long for a token, and a prompt takes 1.5 times as long as without other requests."""

@@ -66,12 +66,12 @@ async def test_names_without_a_request_cost_little() -> None:
         session = other.request(RUNNING_AHEAD)
         await session.propose(after(3, *ANSWER[:3]))
         for number in range(1000):
-            await liar.call.write(proposing(f"{number}", *flood))
-        await liar.call.write(proposing("last", after(3, 7)))
-        await until(lambda: num_kept(target, "last") > 0)
+            await liar.call.write(proposing(f"{number:032x}", *flood))
+        await liar.call.write(proposing("f" * 32, after(3, 7)))
+        await until(lambda: num_kept(target, "f" * 32) > 0)
         kept = [len(record.early) for record in target.pool._workers.values()]
         assert sorted(kept) == [1, 64]
-        assert sum(num_kept(target, f"{number}") for number in range(1000)) <= 64 * 256
+        assert sum(num_kept(target, f"{number:032x}") for number in range(1000)) <= 64 * 256
         await session.send().rest()
         assert session.token_ids == ANSWER
         assert session.deltas[0].num_accepted_tokens == 3
@@ -128,20 +128,22 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
         assert session.deltas[0].num_accepted_tokens > 0
 
 
-async def test_an_account_leaves_places_for_the_workers_of_others(
-    auth_file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_known", [True, False], ids=["accounts", "addresses"])
+async def test_a_client_leaves_places_for_the_workers_of_others(
+    auth_file: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    """An account can attach only a share of the private draft workers that a target accepts.
+    """A client can attach only a share of the private draft workers that a target accepts.
 
-    Regression: one account could attach all 1,024 of them, and the workers of other accounts were refused.
+    Regression: one account could attach all 1,024 of them, and the workers of other accounts were refused; later half
+    of them, and without an auth file one address had them all.
     """
-    monkeypatch.setattr(service, "MAX_WORKERS", 4)
-    async with serving(auth_file=auth_file) as target, AsyncExitStack() as stack:
+    monkeypatch.setattr(service, "MAX_WORKERS", 20)
+    async with serving(auth_file=auth_file if is_known else None) as target, AsyncExitStack() as stack:
 
         async def attach(name: str) -> None:
-            await stack.enter_async_context(raw_worker(target.address, bearer(name)))
+            await stack.enter_async_context(raw_worker(target.address, *([bearer(name)] if is_known else [])))
 
-        for name, share in (("alice", 2), ("bob", 1)):
+        for name, share in (("alice", 3), ("bob", 2)) if is_known else (("ipv4:127.0.0.1", 3),):
             for _ in range(share):
                 await attach(name)
             with pytest.raises(grpc.aio.AioRpcError, match=f"{name} has {share} private draft workers") as caught:
@@ -150,6 +152,25 @@ async def test_an_account_leaves_places_for_the_workers_of_others(
         await stack.aclose()
         await until(lambda: not target.pool._workers)
         await attach("alice")
+
+
+@pytest.mark.parametrize("kind", ["propose", "decline"])
+@pytest.mark.parametrize("name", ["x" * 100_000, "", "0123456789ABCDEF" * 2])
+async def test_a_private_worker_names_sessions_as_requests_do(kind: str, name: str) -> None:
+    """A name of a session that no request can have ends a private worker's stream with an error.
+
+    Regression: names of any length were kept until their request came; 8 streams of 64 names took 300 MB of a target.
+    """
+    messages = {
+        "propose": pb.AssistRequest(propose=pb.AssistPropose(session_id=name)),
+        "decline": pb.AssistRequest(decline=pb.AssistDecline(session_id=name)),
+    }
+    async with serving() as target, raw_worker(target.address) as worker:
+        await worker.call.write(messages[kind])
+        code, text = await end_of(worker.call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "must be draft_session of its request, in 32 hexadecimal digits" in text
+        assert len(text) < 300
 
 
 class CallBalancer(grpc.GenericRpcHandler):

@@ -64,6 +64,21 @@ async def test_ends_are_those_of_our_own_engine(vllm: Any, onnx: TargetEngine, r
         assert ours[-1].finish_reason is commits[-1].finish_reason
 
 
+@pytest.mark.parametrize("num_cached", [32, 64])
+async def test_a_grammar_holds_where_one_token_of_a_prompt_is_new(
+    vllm: Any, onnx: TargetEngine, num_cached: int
+) -> None:
+    """A request with a grammar whose prompt is in the prefix cache, but for one token, has the same tokens.
+
+    Regression: vLLM pads such a request with draft tokens -1, which no grammar takes, and its core ended.
+    """
+    prompt = tuple(random.Random(num_cached).choices(range(97, 123), k=num_cached + 1))
+    request = wanted(prompt=prompt, grammar=REGEX, stop_at_eos=True, cache_salt="grammar")
+    tokens, _ = await completed(onnx, request)
+    for _ in range(2):
+        assert (await completed(vllm, request))[0] == tokens
+
+
 async def test_log_probabilities_are_those_of_our_own_engine(vllm: Any, onnx: TargetEngine) -> None:
     request = wanted("penalties", logprobs=3, prompt_logprobs=2)
     tokens, commits = await completed(onnx, request)

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from specdec.inference.request import SamplingParams
-from specdec.inference.serving.processes import ServerProcess, free_port, server_process
+from specdec.inference.serving.processes import ServerProcess, Start, free_port, server_process
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.engine_contract import PROMPT
 from tests.support.raw_worker import RawWorker, after, proposing, raw_worker
@@ -83,7 +83,7 @@ def our_server(pair: Pair) -> AbstractAsyncContextManager[ServerProcess]:
     """Run a target over vLLM with vLLM's noise."""
     port = free_port()
     ours = ("--engine", "vllm", "--noise", "vllm", "--model", str(pair.target), "--port", str(port))
-    return server_process("target", "target", *ours, "--", *FLAGS, port=port, ready_timeout_s=START_S)
+    return server_process("target", "target", *ours, "--", *FLAGS, port=port, start=Start(START_S))
 
 
 async def lie(worker: RawWorker) -> None:

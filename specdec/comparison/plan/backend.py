@@ -10,19 +10,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from specdec.inference.cli.models import NGRAM, VLLM, LoadingSettings, TargetModel
+from specdec.inference.cli.roles.demo import DemoSettings
 from specdec.inference.config import COMPILE_POLICIES, COUNT, DTYPES, NOT_EMULATED, SPECULATION_METHODS, Emulation
 from specdec.inference.errors import ConfigError
 from specdec.inference.settings import Range, check, same, setting
 
 AUTO = "auto"
 NEURON = "neuron"
-
-START_TIMEOUT_S = 120.0
-"""Limit in seconds for all servers to load their models at the same time, on few cores."""
-VLLM_TIMEOUT_S = 900.0
-"""Limit in seconds for all servers to start where vLLM is the engine; each start takes a minute of a core."""
-COMPILE_TIMEOUT_S = 4 * 3600.0
-"""Limit in seconds if a server may have to compile its model first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +42,7 @@ class BackendConfig:
         engine: engine of the target: specdec, our own, or vllm, for topologies target, distributed and pool, where the
             comparison runs in vLLM's environment.
         engine_flags: flag of vLLM, or its value; what stands after -- is read as these.
+        start_timeout_s: see `DemoSettings`.
     """
 
     SECTION: ClassVar = "backend (see docs/neuron.md)"
@@ -68,6 +63,7 @@ class BackendConfig:
     emulation: Emulation = same(LoadingSettings, "emulation")
     engine: str = same(TargetModel, "engine")
     engine_flags: tuple[str, ...] = same(TargetModel, "engine_flags")
+    start_timeout_s: float = same(DemoSettings, "start_timeout_s")
 
     def __post_init__(self) -> None:
         check(self)
@@ -112,13 +108,6 @@ class BackendConfig:
         """Flags that every server with a model on neuron gets unchanged."""
         names = ("dtype", "sequence_length", "neuron_config", "compiled_model_path")
         return tuple(f"--{name}={value}" for name in names if (value := getattr(self, name)) is not None)
-
-    @property
-    def start_timeout_s(self) -> float:
-        """Seconds within which every server must be serving."""
-        if self.engine == VLLM:
-            return VLLM_TIMEOUT_S
-        return COMPILE_TIMEOUT_S if NEURON in (self.name, self.draft_name) else START_TIMEOUT_S
 
     def one_graph(self, draft: str) -> bool:
         """Return whether a fused pair is one graph, compiled for one gamma."""

@@ -28,6 +28,12 @@ class Progress(progress.Progress):
         self.update(self._work.id, description=text)
         self._line(text)
 
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+        if self.console.is_terminal:
+            self.console.print(text, highlight=False, markup=False)
+        self._line(text)
+
     def measured(self, sample: Sample) -> None:
         self.update(self._work.id, advance=1, description=str(sample.cell))
         count = f"{self._work.completed:g}/{self._work.total or '?'}"

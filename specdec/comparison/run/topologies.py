@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from specdec.inference.cli.models import VLLM
 from specdec.inference.config import model_name
 from specdec.inference.errors import SpecDecError, UnavailableError
-from specdec.inference.serving.processes import ServerProcess, finished_process, free_port, server_process
+from specdec.inference.serving.processes import ServerProcess, Start, finished_process, free_port, server_process
 
 SERVER_GRACE_S = 1.0
 """Seconds for running requests when a server is stopped; no client waits for them by then."""
@@ -62,11 +62,11 @@ class Deployment:
             if server.role == "target":
                 self._draft_links[server] = await stack.enter_async_context(delay_proxy(port))
 
-    async def serve(self, server: ServerPlan, is_ready: asyncio.Event) -> None:
+    async def serve(self, server: ServerPlan, start: Start, is_ready: asyncio.Event) -> None:
         """Run a server until this task is cancelled.
 
         Raises:
-            UnavailableError: the server ended, or did not serve in time.
+            UnavailableError: the server ended, or its start did not get on.
         """
         process = server_process(
             self._name(server),
@@ -74,7 +74,7 @@ class Deployment:
             *self._flags(server),
             port=self._ports[server],
             cores=self._cores(server),
-            ready_timeout_s=self._config.backend.start_timeout_s,
+            start=start,
             ready_line=ATTACHED if _attaches(server) else None,
         )
         async with process as running:
@@ -155,25 +155,28 @@ def _conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:
 def _failure(server: ServerProcess) -> UnavailableError:
     code = server.process.returncode or 0
     end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    log = server.log_tail()
-    words = f"; its log ends with:\n{log}" if log else ""
-    return UnavailableError(f"the {server.name} server {end} during the comparison{words}")
+    return UnavailableError(f"the {server.name} server {end} during the comparison; {server.last_words}")
 
 
 @asynccontextmanager
-async def deployment(config: ComparisonConfig) -> AsyncGenerator[Deployment, None]:
+async def deployment(config: ComparisonConfig, note: Callable[[str], None]) -> AsyncGenerator[Deployment, None]:
     """Yield all servers and links, until the block is left. Servers start and end at the same time.
 
+    Args:
+        note: function that gets a line about each server that is ready.
+
     Raises:
-        UnavailableError: a server ended, or did not serve in time; the message names it. The block has been cancelled.
+        UnavailableError: a server ended, or its start did not get on; the message names it. The block has been
+            cancelled.
     """
+    start = Start(config.backend.start_timeout_s, note)
     async with AsyncExitStack() as stack:
         running = Deployment(config)
         await running.link(stack)
         try:
             async with asyncio.TaskGroup() as group:
                 ready = {server: asyncio.Event() for server in config.servers}
-                tasks = [group.create_task(running.serve(*each)) for each in ready.items()]
+                tasks = [group.create_task(running.serve(each, start, is_ready)) for each, is_ready in ready.items()]
                 for is_ready in ready.values():
                     await is_ready.wait()
                 try:

@@ -19,11 +19,11 @@ from specdec.comparison.plan.grid import Cell, Sample
 from specdec.comparison.report.agreement import check_agreement
 from specdec.comparison.report.service import describe, values_of
 from specdec.comparison.run.connections import connected
-from specdec.comparison.run.host_load import HostLoad, LoadMeter
 from specdec.comparison.run.measurement import Measurement
 from specdec.comparison.run.progress import Progress
 from specdec.comparison.run.topologies import deployment
 from specdec.comparison.study.search import Budget
+from specdec.inference.observe.host_load import HostLoad, LoadMeter
 
 FIRST = 8
 """Number of streams in the first probe."""
@@ -129,7 +129,7 @@ async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capaci
     with searcher.progress as progress:
         for part in config.parts:
             progress.phase(f"starting servers: {'; '.join(map(str, part.machines))}")
-            async with deployment(part) as servers, connected(part, servers.address) as clients:
+            async with deployment(part, progress.note) as servers, connected(part, servers.address) as clients:
                 measurement = Measurement(part, servers, clients)
                 for contender in part.contenders:
                     await searcher.take(measurement, contender)

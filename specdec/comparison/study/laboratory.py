@@ -17,7 +17,6 @@ from specdec.comparison.plan.config import ALONE, ComparisonConfig, Contender
 from specdec.comparison.plan.grid import Sample
 from specdec.comparison.report.agreement import check_agreement
 from specdec.comparison.report.summary import CellSummary, Summarizer, spread_of
-from specdec.comparison.run.host_load import LoadMeter, busy_at_start
 from specdec.comparison.run.measurement import measure
 from specdec.comparison.run.progress import Progress
 from specdec.comparison.run.topologies import deployment
@@ -27,6 +26,7 @@ from specdec.comparison.study.journal import FILE, Journal
 from specdec.comparison.study.report import Study
 from specdec.comparison.study.search import Budget, Speeds, conduct
 from specdec.comparison.study.space import Conditions, Group
+from specdec.inference.observe.host_load import LoadMeter, busy_at_start
 
 Samples: TypeAlias = dict[Conditions, list[Sample]]
 
@@ -57,7 +57,7 @@ async def _searched(laboratory: Laboratory) -> list[Group]:
     """Search with all servers running; return the groups for which there was no time."""
     config, progress = laboratory.config, laboratory.progress
     progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
-    async with deployment(config.comparison) as servers:
+    async with deployment(config.comparison, progress.note) as servers:
 
         async def measured(group: Group) -> Speeds:
             progress.phase(f"{laboratory.budget.left_s:.0f} s left: {group.place}")
@@ -171,7 +171,7 @@ async def _serve(
     config, progress = laboratory.config, laboratory.progress
     (part,) = replace(config.comparison, chosen=(contender,)).parts
     progress.phase(f"{laboratory.budget.left_s:.0f} s left: starting {contender.label}")
-    async with deployment(part) as servers:
+    async with deployment(part, progress.note) as servers:
         for place in places:
             progress.phase(f"{contender.label} at {place}")
             here = comparison_of(config, Group(place, (contender,)))

@@ -63,12 +63,14 @@ class Helper:
         sessions: help of the sessions for which the worker drafts, by `help_id`.
         trust: most sessions that the worker may have now; grows while its draft tokens are accepted.
         early: messages of a private worker about requests that have not arrived, by session name, oldest first.
+        sweep: timer that drops the oldest of these; None while nothing is kept.
     """
 
     worker: Worker
     sessions: dict[str, Help] = field(default_factory=dict)
     trust: int = FIRST_SESSIONS
     early: dict[str, Early] = field(default_factory=dict)
+    sweep: asyncio.TimerHandle | None = None
 
 
 class Help:

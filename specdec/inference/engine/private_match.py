@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ class PrivateMatch:
 
     def detach(self, helper: Helper) -> None:
         """Remove a worker, unless another one has its scope by now."""
+        helper.early.clear()  # its timer may keep the record for a moment
         if self._helpers.get(helper.worker.scope) is helper:
             del self._helpers[helper.worker.scope]
 
@@ -109,12 +111,20 @@ class PrivateMatch:
 
 def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_declined: bool = False) -> None:
     """Keep a message about a request that has not arrived, within bounds of number, tokens and time."""
-    now = time.monotonic()
-    early = helper.early.setdefault(name, Early(now))
+    early = helper.early.setdefault(name, Early(time.monotonic()))
     early.is_declined |= is_declined
     early.branches += branches
     if sum(len(branch.token_ids) for branch in early.branches) > MAX_TREE_TOKENS:
         early.branches.clear()  # node numbers of later ones would be wrong; the pool finds out, and ends the help
-    oldest = next(iter(helper.early))
-    if len(helper.early) > MAX_EARLY_SESSIONS or now - helper.early[oldest].since > EARLY_S:
-        del helper.early[oldest]
+    if len(helper.early) > MAX_EARLY_SESSIONS:
+        del helper.early[next(iter(helper.early))]
+    if helper.sweep is None:
+        _sweep(helper)
+
+
+def _sweep(helper: Helper) -> None:
+    """Drop what has been kept for `EARLY_S`; look again when the oldest of the rest has been."""
+    begin = time.monotonic() - EARLY_S
+    helper.early = {name: early for name, early in helper.early.items() if early.since > begin}
+    left_s = min((early.since - begin for early in helper.early.values()), default=None)
+    helper.sweep = None if left_s is None else asyncio.get_running_loop().call_later(left_s, _sweep, helper)

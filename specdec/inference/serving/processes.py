@@ -11,18 +11,25 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.health import is_serving
-from specdec.inference.config import ROOT
+from specdec.inference.config import DEFAULT_START_TIMEOUT_S, ROOT
 from specdec.inference.errors import UnavailableError
 
 STOP_TIMEOUT_S = 15.0
+STILL_S = 120.0
+"""Limit in seconds of a start that does not get on: neither log nor CPU time moves."""
+LOOK_S = 1.0
+"""Seconds between two looks at a server that starts."""
+MOVED_CPU_S = 0.5
+"""CPU time, in seconds, that a start needs at least in `STILL_S`; a server that only waits for another takes less."""
 _PORTS = range(15_000, 30_000)
 _start = secrets.randbelow(len(_PORTS))  # not where another process begins
 _untried_ports = itertools.chain(_PORTS[_start:], _PORTS[:_start])
@@ -52,6 +59,70 @@ class ServerProcess:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines if num_lines is None else lines[-num_lines:])
 
+    @property
+    def last_words(self) -> str:
+        """Return the end of the server's log as the end of an error's sentence."""
+        return f"its log ends with:\n{tail}" if (tail := self.log_tail().strip()) else "its log is empty"
+
+
+@dataclass(slots=True)
+class Start:
+    """Start of servers that may wait for each other: it goes on as long as one of them lives and gets on.
+
+    Attributes:
+        timeout_s: limit of the whole start, in seconds.
+        note: function that gets a line about each server that is ready.
+    """
+
+    timeout_s: float = DEFAULT_START_TIMEOUT_S
+    note: Callable[[str], None] = lambda line: None
+    _began: float = field(default_factory=time.monotonic)
+    _moved: float = field(default_factory=time.monotonic)
+    _next: dict[int, float] = field(default_factory=dict)  # time of the next look, by process
+    _marks: dict[int, tuple[int, float]] = field(default_factory=dict)  # log bytes and CPU time, by process
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the start began."""
+        return time.monotonic() - self._began
+
+    def fault(self, server: ServerProcess) -> str:
+        """Return why the server's start has failed; empty while it goes on."""
+        if (code := server.process.returncode) is not None:
+            return f"ended at start with code {code}"
+        if self.seconds > self.timeout_s:
+            return f"is not ready after {self.timeout_s:g} s (--start_timeout_s)"
+        self._look(server)
+        still_s = time.monotonic() - self._moved
+        return f"has not started: neither its log nor its CPU time moved for {STILL_S:g} s" if still_s > STILL_S else ""
+
+    def _look(self, server: ServerProcess) -> None:
+        """Note the time if the server's log, or its CPU time by enough, has changed since it last did."""
+        now, process = time.monotonic(), server.process.pid
+        if now < self._next.get(process, 0.0):
+            return
+        self._next[process] = now + LOOK_S
+        size, cpu_s = server.log.stat().st_size, cpu_time_s(process)
+        old_size, old_cpu_s = self._marks.get(process, (-1, 0.0))
+        if size != old_size or abs(cpu_s - old_cpu_s) >= MOVED_CPU_S:
+            self._marks[process], self._moved = (size, cpu_s), now
+
+
+def cpu_time_s(process: int) -> float:
+    """Return the CPU time, in seconds, of a process and all below it; the present time where no /proc tells it."""
+    rows = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            _, parent, *fields = file.read_text().rpartition(")")[2].split()
+            rows[int(file.parent.name)] = int(parent), sum(map(int, fields[9:13]))  # own, and of children that ended
+    if not rows:
+        return time.monotonic()
+    family, size = {process}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {number for number, (parent, _) in rows.items() if parent in family}
+    return sum(ticks for number, (_, ticks) in rows.items() if number in family) / os.sysconf("SC_CLK_TCK")
+
 
 def free_port() -> int:
     """Return a TCP port that is free now on every address; each call returns another one.
@@ -79,8 +150,8 @@ async def finished_process(name: str, role: str, *flags: str) -> None:
         process = await _started(role, *flags, log=log.fileno())
         try:
             if code := await process.wait():
-                tail = ServerProcess(name, "", process, Path(log.name)).log_tail()
-                raise UnavailableError(f"{name} ended with code {code}:\n{tail}")
+                ended = ServerProcess(name, "", process, Path(log.name))
+                raise UnavailableError(f"{name} ended with code {code}; {ended.last_words}")
         finally:
             await _stop(process)
 
@@ -92,7 +163,7 @@ async def server_process(
     *flags: str,
     port: int,
     cores: Sequence[int] = (),
-    ready_timeout_s: float = 120.0,
+    start: Start | None = None,
     ready_line: str | None = None,
     log_file: Path | None = None,
 ) -> AsyncGenerator[ServerProcess, None]:
@@ -101,19 +172,22 @@ async def server_process(
     Args:
         port: port that the flags make it listen on.
         cores: CPU cores to pin it to; empty means all.
+        start: start of this server and of others that begin at the same time; None: of this one alone.
         ready_line: line that a process without a port logs when it is ready; `port` then has no meaning.
         log_file: file that keeps its log; None uses a temporary one.
 
     Raises:
-        UnavailableError: the process ended, or was not SERVING in time; the message has the end of its log.
+        UnavailableError: the process ended, or did not get on; the message has the end of its log.
     """
+    start = start or Start()
     with log_file.open("wb") if log_file else NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
         process = await _started(role, *flags, log=log.fileno())
         try:
             if cores:
                 os.sched_setaffinity(process.pid, cores)
             server = ServerProcess(name, f"127.0.0.1:{port}", process, Path(log.name))
-            await _until_ready(server, ready_timeout_s, ready_line)
+            await _until_ready(server, start, ready_line)
+            start.note(f"{name} is ready after {start.seconds:.0f} s")
             yield server
         finally:
             await _stop(process)
@@ -138,15 +212,13 @@ def _program() -> tuple[str, ...]:
     return (str(script), "--role") if script.is_file() else ("-m", "specdec")
 
 
-async def _until_ready(server: ServerProcess, timeout_s: float, ready_line: str | None) -> None:
-    try:
-        async with asyncio.timeout(timeout_s), open_channel(server.address) as channel:
-            while not (await is_serving(channel) if ready_line is None else ready_line in server.log_tail(None)):
-                if server.process.returncode is not None:
-                    raise UnavailableError(f"{server.name} ended at start:\n{server.log_tail()}")
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        raise UnavailableError(f"{server.name} is not ready after {timeout_s:g} s:\n{server.log_tail()}") from None
+async def _until_ready(server: ServerProcess, start: Start, ready_line: str | None) -> None:
+    """Wait until the server is SERVING, or its log has the line."""
+    async with open_channel(server.address) as channel:
+        while not (await is_serving(channel) if ready_line is None else ready_line in server.log_tail(None)):
+            if fault := start.fault(server):
+                raise UnavailableError(f"{server.name} {fault}; {server.last_words}")
+            await asyncio.sleep(0.1)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

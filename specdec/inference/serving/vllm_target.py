@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from vllm.lora.request import LoRARequest
@@ -77,6 +79,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     )
     mailbox = Mailbox(model_id)
     await mailbox.open()
+    os.register_at_fork(after_in_child=partial(_part, mailbox))
     os.environ[FIRST_ERROR] = str(mailbox.path.with_name("first_error"))
     group = os.getpgrp() if leads_group() else 0
     config.additional_config = {KEY: asdict(Place(str(mailbox.path), model_id, group=group, lookup=server.lookup))}
@@ -94,6 +97,12 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
         await mailbox.close()
         if leads_group():
             await asyncio.to_thread(end_members, os.getpgrp(), WAIT_S)
+
+
+def _part(mailbox: Mailbox) -> None:
+    """Drop, in a forked process of vLLM, what would speak for this one: the event loop's signals, and the mailbox."""
+    signal.set_wakeup_fd(-1)
+    mailbox.forget()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import logging
 import os
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
 """Most bytes that a core may leave unread; its link is closed then."""
+HELLO_S = 30.0
+"""Longest time, in seconds, until a link's first frame has arrived: cores send it as they dial."""
 
 
 class Mailbox:
@@ -60,6 +63,8 @@ class Mailbox:
         self._changed = asyncio.Event()
         self.path = self._folder / SOCKET
         self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._lock: int | None = None  # descriptor of the folder
 
     async def open(self) -> None:
         """Listen at the mailbox's socket.
@@ -71,27 +76,47 @@ class Mailbox:
         if self._lasts:
             require_private(self._folder)
             self._require_alone()
+        listener = socket.socket(socket.AF_UNIX)
         try:
-            self._server = await asyncio.start_unix_server(self._serve, self.path)
+            listener.bind(str(self.path))
         except OSError as exc:
+            listener.close()
             way = "--mailbox" if self._lasts else "TMPDIR"
-            raise ConfigError(f"no socket at {self.path} ({exc}): {way} names a folder with a shorter path") from exc
+            fault = f"no socket can be made at {self.path} ({exc})"
+            raise ConfigError(
+                f"{fault}: {way} names a folder with a shorter path, in which nothing has this name"
+            ) from exc
         self.path.chmod(0o600)
+        self._listener = listener
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener)
 
     def _require_alone(self) -> None:
-        with socket.socket(socket.AF_UNIX) as link, suppress(OSError):
-            link.connect(str(self.path))
-            raise ConfigError(
-                f"another pool has the mailbox {self._folder}: end it, or give this one another --mailbox"
-            )
+        """Take the folder, until `close` or the end of this process; remove the socket of a pool that is gone."""
+        self._lock = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            fault = f"another pool has the mailbox {self._folder}"
+            raise ConfigError(f"{fault}: end it, or give this one another --mailbox") from exc
+        if self.path.is_socket():
+            self.path.unlink()
+
+    def forget(self) -> None:
+        """Close the listener in a forked child, where it would answer after the end of this process."""
+        if self._listener is not None:
+            os.close(self._listener.fileno())
 
     async def close(self) -> None:
-        """Close all links, and remove the socket."""
-        if self._server is not None:
-            self._server.close()
+        """Close all links, and remove the socket if this mailbox has made it."""
         for link in self._links.values():
             link.close()
-        self.path.unlink(missing_ok=True)
+        if self._listener is not None and self._server is not None:
+            self._listener = None
+            self._server.close()
+            self.path.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         if not self._lasts:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -122,7 +147,9 @@ class Mailbox:
         rank = None
         try:
             require_own_user(writer.get_extra_info("socket"))
-            rank = self._greet(await _frame(reader), writer)
+            async with asyncio.timeout(HELLO_S):
+                hello = await _frame(reader)
+            rank = self._greet(hello, writer)
             while True:
                 self.receive(rank, await _frame(reader))
         except FrameError as exc:

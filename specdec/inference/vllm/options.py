@@ -139,6 +139,7 @@ def prepare_environment(log_level: str) -> None:
     hooks = read_hooks()
     if hooks is not None and hooks.usable == ["V1"]:
         os.environ[VARIABLE] = "0"
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would copy this process's open sockets
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     os.environ["VLLM_LOGGING_STREAM"] = f"ext://{PACKAGE}.refusals.log"
     if sys.stderr.isatty():

@@ -88,7 +88,7 @@ class WinningVerifier(RejectionSampler):
         if len(counts) != self._winning._runner.input_batch.num_reqs:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         ends = [0, *itertools.accumulate(counts)]  # of the requests' draft tokens
-        drafts = metadata.draft_token_ids.tolist()
+        drafts = [max(0, each) for each in metadata.draft_token_ids.tolist()]  # -1 is vLLM's padding, always rejected
         proposals = [drafts[start:end] for start, end in itertools.pairwise(ends)]
         rows = [range(ends[place] + place, ends[place + 1] + place + 1) for place in range(len(counts))]
         seen = self._processed(metadata, logits, sampling_metadata)

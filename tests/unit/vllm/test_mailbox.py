@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import stat
 import sys
 from collections.abc import AsyncGenerator
@@ -13,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from specdec.inference.errors import ConfigError
+from specdec.inference.vllm import mailbox as module
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
     LENGTH,
@@ -36,6 +38,7 @@ from specdec.inference.vllm.frames import (
 from specdec.inference.vllm.group import members
 from specdec.inference.vllm.link import Link, Place
 from specdec.inference.vllm.mailbox import Mailbox, require_private
+from specdec.inference.vllm.translation import SOCKET
 from tests.support.scripted import until
 
 HELLO = Hello(VERSION, "model", 0)
@@ -179,6 +182,71 @@ def test_a_mailbox_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(ConfigError, match="0700"):
         require_private(tmp_path)
+
+
+async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> None:
+    """A pool that is refused a mailbox, because another has it, removes nothing from it.
+
+    Regression: it removed the first pool's socket, so that no core found that pool any more and a third could start.
+    """
+    first = Mailbox("", tmp_path)
+    await first.open()
+    for _ in range(2):
+        second = Mailbox("", tmp_path)
+        with pytest.raises(ConfigError, match="another pool has the mailbox"):
+            await second.open()
+        await second.close()
+    reader, writer = await asyncio.open_unix_connection(first.path)
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    await first.close()
+    assert not first.path.exists()
+    third = Mailbox("", tmp_path)
+    await third.open()
+    await third.close()
+
+
+def names_in(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir()]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+async def test_a_pool_removes_nothing_that_it_has_not_made(tmp_path: Path, kind: str) -> None:
+    """A file in the socket's place is named and stays; it may be a core dump.
+
+    Regression: the pool removed it, and ended with an error of its own where a folder had the name.
+    """
+    mailbox = Mailbox("", tmp_path)
+    if kind == "folder":
+        mailbox.path.mkdir()
+    elif kind == "file":
+        mailbox.path.write_text("kept")
+    else:
+        mailbox.path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="no socket can be made at"):
+        await mailbox.open()
+    await mailbox.close()
+    assert names_in(tmp_path) == [mailbox.path.name]
+
+
+async def test_the_socket_of_a_killed_pool_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(tmp_path / SOCKET))
+    mailbox = Mailbox("", tmp_path)
+    await mailbox.open()
+    _, writer = await asyncio.open_unix_connection(mailbox.path)
+    writer.close()
+    await mailbox.close()
+
+
+async def test_a_link_without_a_greeting_is_closed(mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a link that sent nothing, or half a greeting, stayed for ever."""
+    monkeypatch.setattr(module, "HELLO_S", 0.1)
+    reader, writer = await asyncio.open_unix_connection(mailbox.path)
+    writer.write(packed(HELLO)[:-1])
+    assert await asyncio.wait_for(reader.read(), 60) == b""
+    writer.close()
 
 
 OWNED = """

@@ -12,7 +12,7 @@ from specdec.inference.cli.prompts.output import coloured
 from specdec.inference.cli.prompts.results import Result
 from specdec.inference.commit import Delta
 from specdec.inference.config import ConnectionConfig
-from specdec.inference.serving.processes import ServerProcess, free_port, server_process
+from specdec.inference.serving.processes import ServerProcess, Start, free_port, server_process
 from specdec.inference.workers.calls.fleet import Fleet, connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completion import CompletionRequest
@@ -44,13 +44,14 @@ class Loss:
         console.print(f"\n[red]--- kill -9: the server at {address} is gone[/red]")
 
 
-async def run() -> int:
+async def run(start: Start) -> int:
     """Run the demo; return 0 if an answer whose server was killed has the tokens of an undisturbed one, else 1."""
     console.print("Starting two servers, each with target and draft ...")
     async with AsyncExitStack() as stack:
         servers = {}
         for port in (free_port(), free_port()):
-            process = server_process("server", "fused_target", "--port", str(port), "--threads", "1", port=port)
+            flags = ("--port", str(port), "--threads", "1")
+            process = server_process("server", "fused_target", *flags, port=port, start=start)
             server = await stack.enter_async_context(process)
             servers[server.address] = server
         connection = ConnectionConfig(",".join(servers), deadline_s=120)

@@ -25,7 +25,7 @@ from specdec.inference.cli.prompts.source import read_prompts
 from specdec.inference.commit import Delta
 from specdec.inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
 from specdec.inference.request import SamplingParams
-from specdec.inference.serving.processes import free_port, server_process
+from specdec.inference.serving.processes import Start, free_port, server_process
 from specdec.inference.workers.calls.fleet import connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completion import Completer, CompletionRequest
@@ -38,7 +38,8 @@ STRUCTURED = SamplingParams()  # greedy
 console = Console(highlight=False)
 
 
-async def run() -> int:
+async def run(start: Start) -> int:
+    """Run the demo; return 1 if the draft changed a token, else 0."""
     prompts = read_prompts(None, BUNDLED_PROMPTS)
     cores = usable_core_ids()
     target_core, draft_core = cores[0], cores[-1]
@@ -51,7 +52,8 @@ async def run() -> int:
             ("target", target_flags, port, target_core),
             ("draft", draft_flags, draft_port, draft_core),
         ):
-            await stack.enter_async_context(server_process(name, name, *flags, port=its_port, cores=[core]))
+            process = server_process(name, name, *flags, port=its_port, cores=[core], start=start)
+            await stack.enter_async_context(process)
         alone, drafted = [await completer_of(stack, each) for each in (port, draft_port)]
         for completer in (drafted, alone):
             await complete(completer, prompts[0], STRUCTURED)  # first passes build what later ones use

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
@@ -32,11 +33,15 @@ from specdec.inference.workers.calls.convert import (
     noise_to_message,
     open_to_message,
 )
+from specdec.inference.workers.completion import DRAFT_SESSION_BYTES
 
 _numbers = itertools.count(1)
+_PRIVATE_NAME = re.compile(f"[0-9a-f]{{{2 * DRAFT_SESSION_BYTES}}}")
 MAX_OUTBOX = 1000
 MAX_OUTBOX_BYTES = 16 * 1024 * 1024
 """Limit of messages queued for a worker, some of which hold a prompt. A worker that leaves more unread is detached."""
+PRIVATE_SHARE = 8
+"""Ratio of the free places for private workers to those that one client may hold."""
 MAX_WORKER_SLOTS = 4096
 """Most sessions that one worker of the pool may offer to draft for."""
 HEARTBEAT_S = 20.0
@@ -142,14 +147,26 @@ async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
     while (message := await call.read()) != grpc.aio.EOF:
         kind = message.WhichOneof("message")
         if kind == "decline":
-            pool.decline(worker, message.decline.session_id)
+            pool.decline(worker, _session(worker, message.decline.session_id))
         elif kind == "slots":
             worker.num_slots = checked_slots(message.slots.num_slots)
             pool.resized(worker)
         elif kind == "propose":
-            pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
+            branches = branches_from_message(message.propose.propose)
+            pool.propose(worker, _session(worker, message.propose.session_id), branches)
         else:
             raise InvalidRequestError("a worker attaches once; every later message must be propose, decline or slots")
+
+
+def _session(worker: StreamWorker, name: str) -> str:
+    """Return the name of a session; raise InvalidRequestError if a private worker gives one that no request can have.
+
+    Names of private sessions are kept until their request arrives, so their length must have a limit.
+    """
+    if worker.scope and not _PRIVATE_NAME.fullmatch(name):
+        fault = f"session_id {name!r:.40} of a private worker must be draft_session of its request"
+        raise InvalidRequestError(f"{fault}, in {2 * DRAFT_SESSION_BYTES} hexadecimal digits", field="session_id")
+    return name
 
 
 async def _overflow(worker: StreamWorker) -> None:
@@ -178,7 +195,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         noise: Noise = Noise.SPECDEC,
     ) -> None:
         self._pool, self._noise = pool, noise
-        self._places: Counter[str] = Counter()  # of private workers, by the name of their caller
+        self._places: Counter[str] = Counter()  # of private workers, by client
         self._vocabulary = vocabulary
         self._tokenizer = tokenizer
 
@@ -201,22 +218,22 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             require_any({Right.WORKER}, caller())
         attached = await self._attached(attach)
         worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
-        with self._place() if attach.is_private else nullcontext():
+        with self._place(call.peer) if attach.is_private else nullcontext():
             await serve_worker(worker, self._pool, call, attached)
 
     @contextmanager
-    def _place(self) -> Generator[None, None, None]:
+    def _place(self, peer: str) -> Generator[None, None, None]:
         """Hold one of the limited places for private draft workers during the block.
 
-        An account gets a further place while it holds fewer places than are free. So one account gets at most half of
-        them, and there is always a place for another account.
+        A client gets a further place while it holds fewer than an eighth of those that are free, so that many clients
+        find one. A client is an account; without accounts it is an address.
 
         Raises:
-            CapacityError: the account holds as many places as are free.
+            CapacityError: the client holds its share.
         """
-        name = caller().name
+        name = caller().name or peer.rpartition(":")[0]
         num, num_free = self._places[name], MAX_WORKERS - self._places.total()
-        if name and num >= num_free:
+        if num * PRIVATE_SHARE >= num_free:
             fault = f"{name} has {num} private draft workers attached, its share while {num_free} places are free"
             raise CapacityError(fault, retry_after_s=60.0)
         self._places[name] += 1
@@ -224,6 +241,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             yield
         finally:
             self._places[name] -= 1
+            self._places += Counter()  # without those that hold no place
 
     async def _attached(self, attach: pb.Attach) -> pb.Attached:
         """Return the answer to a worker that attaches, with the target's tokenizer if the worker needs and can use it.

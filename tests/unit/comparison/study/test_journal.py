@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ class Servers:
         monkeypatch.setattr(laboratory, "measure", self.measure)
 
     @asynccontextmanager
-    async def deployment(self, part: ComparisonConfig) -> AsyncGenerator[ComparisonConfig]:
+    async def deployment(self, part: ComparisonConfig, note: Callable[[str], None]) -> AsyncGenerator[ComparisonConfig]:
         (contender, *_) = part.chosen
         self.started.append((contender.draft_name, contender.gamma))
         assert contender.topology is not Topology.FUSED or part.gammas == (contender.gamma,)

@@ -1,0 +1,92 @@
+"""Targets on the real vLLM whose engine core is spawned, as on a CPU, or forked, as it may be elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from specdec.inference.vllm.group import members
+from tests.vllm.conftest import FLAGS, Pair
+from tests.vllm.test_servers import GONE_S, START_S, _until_empty, command_of
+
+pytestmark = pytest.mark.timeout(900)
+
+MAIN = """
+import os, sys
+from vllm.platforms.cpu import CpuPlatform
+from specdec.inference.cli.app import main
+own, method = CpuPlatform.check_and_update_config, sys.argv.pop(1)
+def checked(config):
+    own(config)
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
+CpuPlatform.check_and_update_config = staticmethod(checked)
+sys.exit(main(sys.argv[1:]))
+"""
+"""Program that runs a role with vLLM's start method given first; on a CPU vLLM itself would choose spawn."""
+
+
+@asynccontextmanager
+async def target(pair: Pair, method: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """Start a target that leads a session; after the block, end what is left of it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        MAIN,
+        method,
+        *("target", "--engine", "vllm", "--model", str(pair.target), "--port", "0", "--ready_json"),
+        "--",
+        *FLAGS,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for each in members(process.pid):
+            os.kill(each, signal.SIGKILL)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+async def test_sigterm_ends_a_ready_target_with_code_0(pair: Pair, method: str) -> None:
+    """SIGTERM of a ready target ends it with code 0 and leaves no process.
+
+    Regression: with fork, the core shared the pipe by which the event loop hears of signals. vLLM ends its core by
+    SIGTERM, which the target took for a second one: it ended at once with code 143.
+    """
+    async with target(pair, method) as process:
+        assert process.stdout is not None
+        assert b'"ready": true' in await asyncio.wait_for(process.stdout.readline(), START_S)
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), GONE_S) == 0
+        await asyncio.to_thread(_until_empty, process.pid)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_target_that_ends_while_it_starts_leaves_no_core(
+    pair: Pair, method: str, number: signal.Signals
+) -> None:
+    """A target that is killed, or ended by SIGTERM, while its core loads the model leaves no process.
+
+    Regression: with fork, the core held the mailbox's listener open itself. So its call was answered, and it stayed for
+    ever with its memory.
+    """
+    async with target(pair, method) as process:
+        async with asyncio.timeout(START_S):
+            while not any(
+                b"EngineCore" in command_of(each) or b"spawn_main" in command_of(each) for each in members(process.pid)
+            ):
+                assert process.returncode is None
+                await asyncio.sleep(0.05)
+        process.send_signal(number)
+        await asyncio.wait_for(process.wait(), GONE_S)
+        await asyncio.to_thread(_until_empty, process.pid)
