@@ -181,7 +181,7 @@ class DraftPool:
         record = self._workers.pop(worker, _Record())
         if self._private.get(worker.scope) is worker:
             del self._private[worker.scope]
-        logger.info("draft worker %s left; %d sessions move on", worker.id, len(record.sessions))
+        logger.info("draft worker %s left; sessions that move on: %d", worker.id, len(record.sessions))
         for session in record.sessions.values():
             self._put_back(session)
         self._lend()
@@ -221,7 +221,8 @@ class DraftPool:
         try:
             self._grow(session, branches)
         except InvalidRequestError as exc:
-            logger.warning("session %s goes on without its private worker %s: %s", session.id, worker.id, exc)
+            text = "session %s goes on without its private worker %s: %s"
+            logger.warning(text, session.id, worker.id, exc, extra={"request_id": session.request_id})
             self._take_back(session, worker, trust=record.trust)
 
     def _begin(self, session: VerificationSession) -> None:
@@ -285,7 +286,8 @@ class DraftPool:
         if left_s > 0:
             asyncio.get_running_loop().call_later(left_s, self._watch, session, help_id)
             return
-        logger.warning("session %s decodes alone: no proposal came for %g s", session.id, limit_s)
+        text = "session %s decodes alone: no proposal came for %g s"
+        logger.warning(text, session.id, limit_s, extra={"request_id": session.request_id})
         self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
 
     def decline(self, worker: Worker, help_id: str) -> None:
