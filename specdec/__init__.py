@@ -7,9 +7,13 @@ exist twice.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# gRPC reads it when it is imported. Its lines have a form of their own, and name no peer; errors reach us without them.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 if TYPE_CHECKING:
     from specdec import errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 
@@ -14,6 +15,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """gRPC's side of a call, for messages of any type; the converters know their types."""
 CAN_MOVE = (("specdec-can-move", "1"),)
 """Metadata by which a client says that it can continue the call's request at another server."""
+
+
+def peer_of(context: Context) -> str:
+    """Return the address of a call's peer, HOST:PORT; gRPC has `ipv6:%5B::1%5D:50051`."""
+    return unquote(context.peer()).partition(":")[2] or "-"
 
 
 class Call:
@@ -46,7 +52,7 @@ class Call:
     @property
     def peer(self) -> str:
         """Return the peer's address, which no two connections share while both are open."""
-        return str(self._context.peer())
+        return peer_of(self._context)
 
     async def read(self) -> Any:
         """Return the next message of the peer, or `grpc.aio.EOF` after the last."""

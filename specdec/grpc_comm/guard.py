@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from specdec.grpc_comm.call import CAN_MOVE, Call, Context, Limit
+from specdec.grpc_comm.call import CAN_MOVE, Call, Context, Limit, peer_of
 from specdec.grpc_comm.errors import Status, StatusError
 from specdec.grpc_comm.secured import AUTHORIZATION
 from specdec.grpc_comm.tls import names_in
@@ -26,8 +26,9 @@ Handler = Callable[[Any, Call], Awaitable[Any]]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 Headers = Mapping[str, str]
 Trailers = tuple[tuple[str, str], ...]
-Admit = Callable[[str, Headers, Sequence[str] | None], tuple[Trailers, AbstractContextManager[object]]]
-"""Function of a call's method, its headers, and the names in the client's certificate (None if the port takes none).
+Admit = Callable[[str, Headers, Sequence[str] | None, str], tuple[Trailers, AbstractContextManager[object]]]
+"""Function of a call's method, its headers, the names in the client's certificate (None if the port takes none), and
+the client's address.
 
 It returns trailers of the response, and a context manager for the time of the call. Either of the two raises if the
 client may not make the call.
@@ -68,7 +69,7 @@ class Gate:
     credentials: grpc.ServerCredentials | None = None
     mtls_address: str | None = None
     mtls_credentials: grpc.ServerCredentials | None = None
-    admit: Admit = lambda method, headers, names: ((), nullcontext())
+    admit: Admit = lambda method, headers, names, peer: ((), nullcontext())
     open_span: OpenSpan = lambda name, headers, attributes: nullcontext()
     stall_timeout_s: float = math.inf
 
@@ -143,7 +144,7 @@ class Guard(grpc.aio.ServerInterceptor):
         async def guard(_: object, context: Context) -> None:
             try:
                 headers = _headers(context)
-                trailers, admitted = self._gate.admit(name, headers, _names(context))
+                trailers, admitted = self._gate.admit(name, headers, _names(context), peer_of(context))
                 context.set_trailing_metadata(trailers)
                 with admitted:
                     first = await self._first(context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partialmethod
 from pathlib import Path
@@ -105,7 +106,7 @@ class SecuredChannel:
 
     def _current(self) -> grpc.aio.Channel:
         if self._tls is not None and self._tls.get() is not self._keys:
-            retiring = asyncio.create_task(self._channel.close(RETIRE_S))
+            retiring = asyncio.create_task(self._channel.close(RETIRE_S), context=Context())
             self._retiring.add(retiring)
             retiring.add_done_callback(self._retiring.discard)
             self._channel = self._open()

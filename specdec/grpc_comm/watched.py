@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -47,7 +48,7 @@ class Watched(Generic[T]):
             stamp = self._look()  # before reading, so that a write meanwhile is seen at the next look
             if stamp != self._stamp:
                 self._stamp = stamp
-                self._renew()
+                Context().run(self._renew)  # its lines belong to no request that happens to look
             return self._value
 
     def _renew(self) -> None:

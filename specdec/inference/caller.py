@@ -85,14 +85,15 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Current:
-    """Request that is being served, with its caller and id; `is_audited` is True once its audit line is written."""
+    """Request that is being served, with its caller, id and peer; `is_audited` is True once its audit line is written."""
 
     caller: Caller
     request_id: str
+    peer: str
     is_audited: bool = False
 
 
-_NOTHING = _Current(ANYBODY, "")  # no request: nothing reads whether it is audited
+_NOTHING = _Current(ANYBODY, "", "-")  # no request: nothing reads whether it is audited
 _CURRENT: ContextVar[_Current] = ContextVar("serving", default=_NOTHING)
 _log = logging.getLogger("specdec.audit")
 _HARMLESS = re.compile(r"[\x21-\x7e]{1,128}")
@@ -114,9 +115,12 @@ def harmless_id(given: str) -> str:
 
 
 @contextmanager
-def request_context(who: Caller, id_: str) -> Generator[str, None, None]:
-    """Make this request the current one during the block; yield its id."""
-    token = _CURRENT.set(_Current(who, id_))
+def request_context(who: Caller, id_: str, peer: str = "") -> Generator[str, None, None]:
+    """Make this request the current one during the block; yield its id.
+
+    The peer is the address from which it came, for audit lines; the one of the request around the block by default.
+    """
+    token = _CURRENT.set(_Current(who, id_, peer or _CURRENT.get().peer))
     try:
         yield id_
     finally:
@@ -130,17 +134,23 @@ def is_audited() -> bool:
 
 def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
     """Write the audit line of the current request or of one of its choices, without any text, token id or secret."""
-    _CURRENT.get().is_audited = True
-    who, line = caller(), "request=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
-    _log.info(line, request_id(), who.name or "-", who.user or "-", model, num_tokens, seconds, status)
+    now = _CURRENT.get()
+    now.is_audited, who = True, now.caller
+    line = "request=%s peer=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
+    _log.info(line, now.request_id, now.peer, who.name or "-", who.user or "-", model, num_tokens, seconds, status)
 
 
 class NamesRequests(logging.Filter):
-    """Filter that adds the request's id to each record, for formats with `%(request)s`; audit lines have it already."""
+    """Filter that adds the request's id to each record, for formats with `%(request)s`; audit lines have it already.
+
+    A line about another request than the current one gives that one's id: `extra={"request_id": ...}`. Lines of asyncio
+    have none: most are about objects that the garbage collector finds, whichever request runs.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the request's id to the record; return True, so that the record is logged."""
-        record.request = f"[{id_}] " if (id_ := request_id()) and record.name != _log.name else ""
+        id_ = getattr(record, "request_id", request_id())
+        record.request = f"[{id_}] " if id_ and record.name not in (_log.name, "asyncio") else ""
         return True
 
 

@@ -52,6 +52,24 @@ def test_images_of_compose_have_the_version() -> None:
     assert f"IMAGE=specdec-cpu:{VERSION}\n" in (ROOT / "deploy" / "compose" / ".env.example").read_text()
 
 
+def test_compose_builds_what_it_starts() -> None:
+    """One service builds the image, and every other service waits for that one.
+
+    Regression: no service had a `build`, and the image is in no registry, so `docker compose up` ended with an error.
+    """
+    services = COMPOSE["services"]
+    (builder,) = [name for name, each in services.items() if "build" in each]
+    context = (ROOT / "deploy" / "compose" / services[builder]["build"]["context"]).resolve()
+    assert context == ROOT
+    assert (context / services[builder]["build"]["dockerfile"]).is_file()
+    for name in SERVERS:
+        after = [name]
+        while after[-1] != builder:
+            (before,) = services[after[-1]]["depends_on"]
+            after.append(before)
+    assert {each["pull_policy"] for each in services.values()} == {"never"}
+
+
 def test_services_of_compose_name_each_other() -> None:
     assert arguments_of("draft")["--attach"] == f"target:{arguments_of('target')['--port']}"
     assert arguments_of("gateway")["--target_host"] == "target"

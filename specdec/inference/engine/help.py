@@ -114,9 +114,8 @@ class Help:
         helper.sessions[session.help_id] = self
         worker.open(session)
         if not session.runs_ahead:
-            self._watch_after(
-                self._patience_s, session.help_id
-            )  # from now on: the session may be idle for long already
+            # From now on: the session may be idle for long already.
+            self._watch_after(self._patience_s, session.help_id)
 
     def _by_load(self, helper: Helper) -> Schedule:
         """Return the schedule for a request that asks for none; a worker with few accepted drafts so far runs ahead."""
@@ -137,7 +136,8 @@ class Help:
         if left_s > 0:
             self._watch_after(left_s, help_id)
             return
-        logger.warning("session %s decodes alone: no proposal came for %g s", self.session.id, self._patience_s)
+        session, text = self.session, "session %s decodes alone: no proposal came for %g s"
+        logger.warning(text, session.id, self._patience_s, extra={"request_id": session.request_id})
         self.take_back(trust=self.helper.trust // 2)
 
     def propose(self, branches: Sequence[Branch]) -> None:

@@ -94,7 +94,7 @@ class DraftPool:
         """Remove a worker; its sessions move to other workers."""
         helper = self._workers.pop(worker, Helper(worker))
         self._private.detach(helper)
-        logger.info("draft worker %s left; %d sessions move on", worker.id, len(helper.sessions))
+        logger.info("draft worker %s left; sessions that move on: %d", worker.id, len(helper.sessions))
         for help_ in list(helper.sessions.values()):
             help_.end()
         self._lend()

@@ -104,8 +104,8 @@ class PrivateMatch:
         try:
             help_.propose(branches)
         except InvalidRequestError as exc:
-            name = helper.worker.id
-            logger.warning("session %s goes on without its private worker %s: %s", help_.session.id, name, exc)
+            session, text = help_.session, "session %s goes on without its private worker %s: %s"
+            logger.warning(text, session.id, helper.worker.id, exc, extra={"request_id": session.request_id})
             help_.take_back(trust=helper.trust)
 
 

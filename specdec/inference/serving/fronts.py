@@ -131,11 +131,11 @@ class Ports:
             return probes
         from prometheus_client import make_asgi_app
 
-        from specdec.inference.gateway.door.middleware import HttpGate
+        from specdec.inference.gateway.door.middleware import HttpGate, RequestId
         from specdec.inference.gateway.door.port import Probes, SidePort  # uvicorn takes a while to import
 
         scrape = HttpGate(make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS}))
-        return [SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls), *probes]
+        return [SidePort("metrics", Probes(RequestId(scrape), is_healthy), port, self.server, self._tls), *probes]
 
     def probe_fronts(self, is_healthy: Callable[[], Awaitable[bool]]) -> list[Front]:
         """Return the port for probes if it is configured; `is_healthy` as in `fronts`."""

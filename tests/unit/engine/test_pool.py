@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.inference.caller import ANYBODY, NamesRequests, request_context
 from specdec.inference.commit import Commit
 from specdec.inference.engine import help as help_module
 from specdec.inference.engine import private_match
@@ -118,6 +119,28 @@ async def test_a_silent_worker_costs_nothing(pool: DraftPool) -> None:
     token_ids, percent = await drafted(pool, 3)
     assert (token_ids, percent) == (tokens_at(3, NUM_TOKENS), 0)
     assert NUM_TOKENS > MAX_SILENT_COMMITS
+
+
+async def test_a_line_about_a_session_names_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
+    """The line about a session that decodes alone has the id of that session's request.
+
+    Regression: it had the id of the request or worker whose coming or going had handed the session over.
+    """
+    caplog.handler.addFilter(NamesRequests())
+    request = GenerationRequest((0, 1, 2), max_new_tokens=8, schedule=Schedule.SYNC)
+    async with running(TargetEngine(ScriptedDecoder())) as engine:
+        pool = DraftPool(engine, idle_timeout_s=0.01)
+        with request_context(ANYBODY, "of-the-worker"):
+            pool.attach(SilentWorker("silent", 4, pool))
+        with request_context(ANYBODY, "of-the-session"):
+            events = pool.generate(request)
+            await anext(events)
+        with request_context(ANYBODY, "of-the-next-worker"):
+            pool.attach(SilentWorker("late", 4, pool))
+            assert [event async for event in events]
+    lines = [record.request for record in caplog.records if "decodes alone" in record.message]  # type: ignore[attr-defined]
+    assert lines
+    assert set(lines) == {"[of-the-session] "}
 
 
 async def test_a_good_worker_fills_its_room(pool: DraftPool) -> None:

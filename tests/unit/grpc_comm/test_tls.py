@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -203,3 +206,35 @@ def test_names_of_a_certificate_keep_their_types() -> None:
     cert = builder.add_extension(x509.SubjectAlternativeName(names), False).sign(key, hashes.SHA256())
     assert names_in(cert.public_bytes(serialization.Encoding.PEM)) == ("own.example", "spiffe://x/own")
     assert names_in(b"none") == ()
+
+
+SILENT = """
+import asyncio, socket, specdec, grpc
+
+async def main(cert, key):
+    server = grpc.aio.server()
+    pair = tuple(open(path, "rb").read() for path in (key, cert))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    await server.start()
+    with socket.create_connection(("127.0.0.1", port)) as plain:
+        plain.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
+        plain.setblocking(False)
+        async with asyncio.timeout(60):
+            while await asyncio.get_running_loop().sock_recv(plain, 100):  # an alert, then the end
+                pass
+    await server.stop(0)
+
+asyncio.run(main(*__import__("sys").argv[1:]))
+"""
+
+
+def test_a_failed_handshake_writes_no_foreign_line(trust: Pki) -> None:
+    """Plain text at a TLS port writes nothing to stderr in gRPC's own form, unless GRPC_VERBOSITY asks for it.
+
+    Regression: each such connection wrote a line without an address, which parsers of the log could not read.
+    """
+    command = [sys.executable, "-c", SILENT, *map(str, trust.pair("server"))]
+    clean = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    for added, is_shown in (({}, False), ({"GRPC_VERBOSITY": "INFO"}, True)):
+        ended = subprocess.run(command, env=clean | added, capture_output=True, text=True, timeout=120, check=True)
+        assert ("Handshake failed" in ended.stderr) is is_shown, ended.stderr

@@ -18,7 +18,7 @@ from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.grpc_comm.watched import UnusableError
-from specdec.inference.caller import Caller, Right, request_context
+from specdec.inference.caller import ANYBODY, Caller, NamesRequests, Right, request_context
 from specdec.inference.config import ConnectionConfig, DialSecurity, PortSecurity
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import TargetEngine
@@ -457,6 +457,7 @@ async def test_a_gateway_names_the_account_of_each_request(
                 "x-request-id"
             ] == "id-of-bob"
     lines = [record.getMessage().partition(" model=")[0] for record in caplog.records if record.name == "specdec.audit"]
+    lines = [re.sub(r" peer=127\.0\.0\.1:\d+", "", line) for line in lines]
     assert lines == [
         "request=id-of-alice caller=gateway user=alice",
         "request=id-of-alice caller=client user=-",
@@ -467,8 +468,8 @@ async def test_a_gateway_names_the_account_of_each_request(
 async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog: pytest.LogCaptureFixture) -> None:
     """Each refusal has a line in the audit log, and its error has the request's id.
 
-    Regression: the audit log lacked refused callers and attached workers; gRPC errors lacked the request's
-    id.
+    Regression: the audit log lacked refused callers, their addresses and attached workers; gRPC errors lacked the
+    request's id.
     """
     caplog.set_level(logging.INFO)
     asked, body = (("x-request-id", "mine"),), {"prompt": "x", "max_tokens": "many"}
@@ -485,7 +486,7 @@ async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog
             answer = await client.post(f"https://127.0.0.1:{at.http}{path}", json=body, headers=headers)
             assert (answer.status_code, answer.headers["x-request-id"]) == (status, "mine")
     lines = [record.getMessage() for record in caplog.records if record.name == "specdec.audit"]
-    assert all(line.startswith("request=mine caller=") for line in lines)
+    assert all(re.match(r"request=mine peer=127\.0\.0\.1:\d+ caller=", line) for line in lines)
     callers = [line.partition("caller=")[2].partition(" ")[0] for line in lines]
     assert callers == ["-", "client", "client", "worker", "client", "client"]
     assert [line.partition("status=")[2].partition(":")[0] for line in lines] == [
@@ -496,6 +497,33 @@ async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog
         "PERMISSION_DENIED at '/metrics'",
         "400 at '/v1/completions'",
     ]
+
+
+async def test_a_refusal_of_metrics_has_an_id_and_a_peer(
+    at: Served, trust: Pki, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: the audit line of the metrics port had neither."""
+    caplog.set_level(logging.INFO)
+    async with https(trust) as client:
+        answer = await client.get(f"https://127.0.0.1:{at.metrics}/metrics", headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (401, "mine")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "specdec.audit"]
+    assert re.match(r"request=mine peer=127\.0\.0\.1:\d+ caller=- user=- .*status=UNAUTHENTICATED at '/metrics'", line)
+
+
+def test_a_line_about_a_file_belongs_to_no_request(auth_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: "read again: auth.toml" had the id of the request that happened to come first after the change."""
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(NamesRequests())
+    access = Access(auth_file)
+    cut_in_half(auth_file)
+    with request_context(ANYBODY, "mine"):
+        access.by_token(f"Bearer {token_of('client')}", frozenset({Right.CLIENT}))
+        write(auth_file, entry("client", "client"))
+        access.by_token(f"Bearer {token_of('client')}", frozenset({Right.CLIENT}))
+        logging.getLogger("specdec").info("one of the request's own")
+    lines = [record.request for record in caplog.records]  # type: ignore[attr-defined]
+    assert lines == ["", "", "[mine] "]
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:

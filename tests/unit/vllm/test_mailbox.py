@@ -184,6 +184,14 @@ def test_a_mailbox_that_others_may_enter_is_refused(tmp_path: Path) -> None:
         require_private(tmp_path)
 
 
+async def reach(mailbox: Mailbox) -> None:
+    """Dial the mailbox's socket, and wait until the other end has closed the link, which had no greeting."""
+    reader, writer = await asyncio.open_unix_connection(mailbox.path)
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+
+
 async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> None:
     """A pool that is refused a mailbox, because another has it, removes nothing from it.
 
@@ -196,10 +204,7 @@ async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match="another pool has the mailbox"):
             await second.open()
         await second.close()
-    reader, writer = await asyncio.open_unix_connection(first.path)
-    writer.write_eof()
-    assert await reader.read() == b""
-    writer.close()
+    await reach(first)
     await first.close()
     assert not first.path.exists()
     third = Mailbox("", tmp_path)
@@ -235,8 +240,7 @@ async def test_the_socket_of_a_killed_pool_is_replaced(tmp_path: Path) -> None:
         gone.bind(str(tmp_path / SOCKET))
     mailbox = Mailbox("", tmp_path)
     await mailbox.open()
-    _, writer = await asyncio.open_unix_connection(mailbox.path)
-    writer.close()
+    await reach(mailbox)
     await mailbox.close()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specdec.grpc_comm.names import written
 from specdec.inference.caller import (
     ANYBODY,
     Caller,
@@ -153,7 +154,7 @@ def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
 
 
 class RequestId:
-    """Middleware that puts into every answer the X-Request-Id of its request, or a new one."""
+    """Middleware that puts into every answer the X-Request-Id of its request, or a new one; it notes the peer too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -166,7 +167,7 @@ class RequestId:
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id.encode())]
             await send(message)
 
-        with request_context(ANYBODY, request_id):
+        with request_context(ANYBODY, request_id, written(*scope["client"]) if scope.get("client") else "-"):
             await self._app(scope, receive, named)
 
 

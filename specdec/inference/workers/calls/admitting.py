@@ -29,11 +29,11 @@ def admission(access: Access) -> Admit:
     """Return the function that admits a call by `access`, and sets its caller while the call is served."""
 
     def admit(
-        method: str, headers: Mapping[str, str], names: Sequence[str] | None
+        method: str, headers: Mapping[str, str], names: Sequence[str] | None, peer: str
     ) -> tuple[Trailers, AbstractContextManager[None]]:
         id_ = harmless_id(headers.get(REQUEST_ID, ""))
         identify = partial(_caller, access, method, headers.get(AUTHORIZATION, ""), names)
-        return ((REQUEST_ID, id_),), _admitted(identify, headers.get(USER, ""), id_, method)
+        return ((REQUEST_ID, id_),), _admitted(identify, headers.get(USER, ""), id_, method, peer)
 
     return admit
 
@@ -52,7 +52,9 @@ def _for_user(who: Caller, user: str) -> Caller:
 
 
 @contextmanager
-def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) -> Generator[None, None, None]:
+def _admitted(
+    identify: Callable[[], Caller], user: str, id_: str, method: str, peer: str
+) -> Generator[None, None, None]:
     """Admit a call, and set its caller and request id while the block serves it.
 
     Raises:
@@ -62,10 +64,10 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
     try:
         who = _for_user(identify(), user)
     except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
-        with request_context(Caller(exc.caller_name), id_):
+        with request_context(Caller(exc.caller_name), id_, peer):
             audit(f"{code_name(exc)} at {method}: {exc}")
         raise
-    with _audited(who, id_, method), _while_welcome(identify, who) if method == ASSIST else nullcontext():
+    with _audited(who, id_, method, peer), _while_welcome(identify, who) if method == ASSIST else nullcontext():
         yield
 
 
@@ -100,9 +102,9 @@ def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[Non
 
 
 @contextmanager
-def _audited(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
+def _audited(who: Caller, id_: str, method: str, peer: str) -> Generator[None, None, None]:
     """Write an audit line if the call in the block fails or is one of `_NOTED`, unless the call has written its own."""
-    with request_context(who, id_):
+    with request_context(who, id_, peer):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
         try:
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -32,6 +33,8 @@ from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completing.reading import Reader
 from specdec.inference.workers.completing.writing import Text, check_rest, with_text
 from specdec.inference.workers.completion import CompletionRequest, Resume
+
+logger = logging.getLogger(__name__)
 
 SCORED_TOKENS = 32
 """Number of prompt tokens whose log-probabilities get their texts in one go; then other requests have a turn."""
@@ -117,6 +120,10 @@ class LocalCompleter:
         if request.seed is not None:
             check_seed(self._generator, request.sampling)
         generation = await self._reader.read(request)
+        if generation.max_new_tokens > (context := self._generator.max_length):
+            num_left = context - len(generation.prompt_token_ids)
+            text = "max_tokens %d is above the context of %d tokens, which leaves %d: the answer ends there"
+            logger.info(text, generation.max_new_tokens, context, num_left)
         started = self._started(request, generation, None if request is given else self._reader.defaults)
         return _Job(request, self._rest(generation, request.resume), started)
 

@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
+from contextvars import Context
 from dataclasses import replace
 
 from specdec.inference.caller import caller
@@ -94,7 +95,9 @@ class PrivateWorker:
         if replica not in self._streams:
             offer = Offer(self._vocabulary, self._config.gamma, self._engine.num_slots, replica.security)
             stream = AssistStream(self._engine, replica.address, offer)
-            self._streams[replica] = stream, asyncio.create_task(stream.serve(lambda: nullcontext(replica.channel)))
+            serving = stream.serve(lambda: nullcontext(replica.channel))
+            # Not in the context of the request that finds the target: every call of the stream would have its name.
+            self._streams[replica] = stream, asyncio.create_task(serving, context=Context())
         return self._streams[replica][0]
 
     async def complete(

@@ -192,7 +192,7 @@ class AssistStream:
                 if isinstance(answer, pb.AssistResponse):
                     round_trip_s = time.monotonic() - dialled
                     await self._learn(answer.attached)
-                    logger.info("attached as %s", answer.attached.worker_id)
+                    logger.info("attached as %s at %s", answer.attached.worker_id, self.address)
                     self.link = Link()
                     self.link.record_round_trip(round_trip_s)
                     self.is_refused = False

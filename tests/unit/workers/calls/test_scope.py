@@ -201,8 +201,8 @@ async def test_a_line_names_the_caller_and_never_the_prompt(caplog: pytest.LogCa
     await ask(SupervisedCompleter(ScriptedCompleter([["a"]]), observer), REQUEST, Caller())
     lines = [record.getMessage() for record in caplog.records if record.name == "specdec.audit"]
     first, second = (line.rpartition(" seconds=")[0] for line in lines)
-    assert first == "request=id-1 caller=bob user=carol model=tiny tokens=2"
-    assert second == "request=id-1 caller=alice user=- model=tiny tokens=0"
+    assert first == "request=id-1 peer=- caller=bob user=carol model=tiny tokens=2"
+    assert second == "request=id-1 peer=- caller=alice user=- model=tiny tokens=0"
     assert [line.rpartition("status=")[2] for line in lines] == ["OK", "RESOURCE_EXHAUSTED"]
     assert "secret" not in caplog.text
 

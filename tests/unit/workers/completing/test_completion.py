@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -99,3 +100,17 @@ async def test_a_grammars_preamble_follows_from_the_prompt(prompt: str, preamble
     with pytest.raises(InvalidRequestError, match="tokens"):
         await anext(completer.complete(CompletionRequest(prompt, grammar=grammar)))
     assert asked == [replace(grammar, preamble=preamble)]
+
+
+async def test_a_limit_above_the_context_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A `max_tokens` above the model's context leaves a line that says how many tokens are left for the answer.
+
+    Regression: such a request ended with `length` after fewer tokens than it had asked for, and nothing said why.
+    """
+    caplog.set_level(logging.INFO, "specdec")
+    completer = LocalCompleter(WritingGenerator((5,)), Tokenizer(tiny_tokenizer(), frozenset()))
+    limit = WritingGenerator.max_length
+    for max_new_tokens in (limit, limit + 1):
+        _ = [event async for event in completer.complete(CompletionRequest((5, 6), max_new_tokens=max_new_tokens))]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"max_tokens {limit + 1} is above the context of {limit} tokens, which leaves {limit - 2}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.inference.caller import ANYBODY, NamesRequests, request_context
 from specdec.inference.commit import Delta
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import TargetEngine
@@ -121,3 +123,21 @@ async def test_a_target_that_refuses_the_worker_still_answers(
         await until(lambda: "go on without drafts" in caplog.text)
         assert num_accepted(await answered(each)) == 0
         assert each.worker.num_undrafted == 1
+
+
+async def test_a_stream_does_not_belong_to_the_request_that_found_its_target(caplog: pytest.LogCaptureFixture) -> None:
+    """The lines and calls of a stream have no request's id, also if a request was the first to meet its target.
+
+    Regression: a target that had just joined got its stream from a request's context, and every line of the stream
+    had that request's id for as long as the process ran.
+    """
+    caplog.handler.addFilter(NamesRequests())
+    caplog.set_level(logging.INFO, "specdec.inference.workers.drafting.stream")
+    async with attached() as each:
+        for replica, (_, task) in [*each.worker._streams.items()]:  # as if the target had not been there before
+            task.cancel()
+            del each.worker._streams[replica]
+        with request_context(ANYBODY, "mine"):
+            await answered(each)
+        await until(lambda: caplog.text.count("attached as") == 2)
+    assert {record.request for record in caplog.records if "attached as" in record.message} == {""}  # type: ignore[attr-defined]
