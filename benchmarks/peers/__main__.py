@@ -34,7 +34,7 @@ from benchmarks.peers.race import Plan, race
 from benchmarks.peers.tables import FILE, SERVE, SERVE_DEFAULTS, VLLM, VLLM_110M, goals_of, joined, rates_table
 from benchmarks.peers.walk import DRAFTS, walking_pair
 from benchmarks.report import machine, print_json, print_table, write
-from scripts.wide_heads import widen
+from benchmarks.wide_heads import widen
 from specdec.comparison.report.markdown import commit
 from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 from specdec.inference.observe.host_load import load_average

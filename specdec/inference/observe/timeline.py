@@ -1,4 +1,4 @@
-"""A time-line of one process in Chrome's trace format, for chrome://tracing, Perfetto or scripts/plot_trace.py.
+"""A time-line of one process in Chrome's trace format, for chrome://tracing or Perfetto.
 
 Times are CLOCK_MONOTONIC, so traces of several processes of one machine share a time axis.
 """

@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from benchmarks.known_times import known_times, serve
 from specdec.comparison.plan.config import PromptSet, WorkloadConfig
 from specdec.comparison.plan.datasets import Conversation
 from specdec.comparison.plan.endpoint import Endpoint
@@ -24,6 +23,7 @@ from specdec.inference.config import DialSecurity
 from specdec.inference.errors import ConfigError, UnavailableError
 from specdec.inference.serving.processes import free_port
 from tests.support.foreign import TEXT, ScriptedServer, TimedServer, foreign_server, serving
+from tests.support.known_times import known_times, serve
 
 WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignore_eos=True)
 

@@ -1,6 +1,6 @@
 """Write a Llama model with wider attention heads and the same output, for kernels that know few sizes of heads.
 
-    python -m scripts.wide_heads models/target build/wide/target
+    python -m benchmarks.wide_heads models/target build/wide/target
 
 vLLM's attention on a CPU takes heads of 32, 64, 80, 96, 112 or 128 values; the bundled models have 72 and 40. Zeros
 fill the new places. Rotary embeddings turn value i of a head together with value i + half: each half has its zeros.
