@@ -6,13 +6,17 @@ Tools and calls travel as JSON; only the process that owns the template parses t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.text.unicode import check_unicode
+
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGES = 1024
 """Limit of messages in one conversation."""
@@ -20,6 +24,13 @@ MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 128 * 1024
 MAX_TEMPLATE_KWARGS_CHARACTERS = 4096
+MAX_NOTED = 256
+"""Limit of misspelled fields that one process names in its log, each once: clients repeat theirs in every message."""
+MAX_NOTED_CHARACTERS = 64
+_MIN_LIKENESS = 0.8
+"""Least likeness of a misspelled name to the right one, by difflib; reasoning_details is none of reasoning_content."""
+_NOTED: set[tuple[str, str]] = set()
+_NO_PARAMETERS = {"type": "object", "properties": {}}
 _TEXTS = {**{name: name for name in ("role", "content", "name", "tool_call_id")}, "reasoning_content": "reasoning"}
 """Text fields of a message in OpenAI's API, each with its name here; `name` is used only in a tool's answer."""
 
@@ -43,18 +54,24 @@ class ChatMessage:
 
     @classmethod
     def read(cls, message: Mapping[str, Any], place: str) -> ChatMessage:
-        """Return a message that is written as in OpenAI's API; its content may be a list of text parts.
+        """Return a message that is written as in OpenAI's API; its content may be a list of text parts, one a line.
+
+        A refusal is the text of an assistant that has no other. Fields with other names change nothing.
 
         Raises:
             InvalidRequestError: it is malformed; the error names the `place`.
         """
         given = {name: value for name, value in message.items() if value is not None}
-        calls = given.pop("tool_calls", None)
+        note_ignored("message", given, (*_TEXTS, "tool_calls"))
+        calls = given.get("tool_calls")
         if isinstance(parts := given.get("content"), list):
-            given["content"] = "".join(_text_of(part, f"{place}.content[{i}]") for i, part in enumerate(parts))
-        texts = {"role": None, "content": "" if calls else None, **given}
+            given["content"] = "\n".join(_text_of(part, f"{place}.content[{i}]") for i, part in enumerate(parts))
+        if given.get("role") == "assistant" and not given.get("content"):
+            given["content"] = given.get("refusal", "")
+        others = {"content": "" if calls else None, "reasoning_content": given.get("reasoning", "")}
+        texts = {name: given.get(name, others.get(name, "")) for name in _TEXTS}
         for name, text in texts.items():
-            if name not in _TEXTS or not isinstance(text, str):
+            if not isinstance(text, str):
                 fields = ", ".join(_TEXTS)
                 raise InvalidRequestError(
                     f"{place}.{name}: a message has texts ({fields}) and tool_calls", field=_field(place)
@@ -113,8 +130,12 @@ class Chat:
         return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def tools(self) -> list[Any] | None:
-        """Return the tools in the form in which chat templates take them; None if there are none."""
-        return _read(self.tools_json, list, "tools") if self.tools_json else None
+        """Return the tools in the form in which chat templates take them; None if there are none.
+
+        A function without a description has an empty one, and one without parameters has an empty object of them,
+        since many templates print both unseen.
+        """
+        return [_spoken(tool) for tool in _read(self.tools_json, list, "tools")] if self.tools_json else None
 
     def template_kwargs(self) -> dict[str, Any]:
         """Return the further variables of the chat template, by name."""
@@ -134,8 +155,27 @@ class Chat:
         return sum(message.num_characters for message in self.messages) + len(self.tools_json)
 
 
+def note_ignored(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Write a line to the log for each field that is ignored and has nearly the name of a known one."""
+    for name in {*given} - {*known}:
+        if len(_NOTED) < MAX_NOTED and len(name) <= MAX_NOTED_CHARACTERS and (what, name) not in _NOTED:
+            _NOTED.add((what, name))
+            for meant in get_close_matches(name, known, 1, _MIN_LIKENESS):
+                logger.warning("the field %r of a %s is ignored; did you mean %s?", name, what, meant)
+
+
+def _spoken(tool: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(function := tool.get("function"), dict):
+        return tool
+    parameters = function.get("parameters") or {}
+    if isinstance(parameters, dict):
+        parameters |= {name: value for name, value in _NO_PARAMETERS.items() if name not in parameters}
+    description = function.get("description") or ""
+    return {**tool, "function": {**function, "description": description, "parameters": parameters}}
+
+
 def _text_of(part: Any, place: str) -> str:
-    if not isinstance(part, Mapping) or not isinstance(text := part.get("text"), str):
+    if not isinstance(part, Mapping) or not isinstance(text := part.get("text", part.get("refusal")), str):
         raise InvalidRequestError(f"{place}: a part with a text is expected", field=_field(place))
     return text
 

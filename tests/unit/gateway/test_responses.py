@@ -82,12 +82,12 @@ async def test_items_become_the_messages_of_a_chat() -> None:
     assert isinstance(prompt, Chat)
     system, developer, user, assistant, first, second = prompt.messages
     assert (system, developer) == (ChatMessage("system", "Help."), ChatMessage("system", "Be short."))
-    assert user == ChatMessage("user", "ab")
+    assert user == ChatMessage("user", "a\nb")
     assert (assistant.content, assistant.reasoning) == ("I look.", "hm")
     assert [each["id"] for each in json.loads(assistant.tool_calls_json)] == ["1", "2"]
     assert first == ChatMessage("tool", "3", tool_call_id="1", name="f")
     assert second == ChatMessage("tool", "4", tool_call_id="2", name="f")
-    assert prompt.tools() == [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}]
+    assert json.loads(prompt.tools_json) == [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}]
 
 
 @pytest.mark.parametrize("thinks", [False, True])

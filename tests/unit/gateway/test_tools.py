@@ -103,7 +103,7 @@ async def test_conversation_fields_reach_the_template() -> None:
         ChatMessage("assistant", "", json.dumps([call]), reasoning="hm"),
         ChatMessage("tool", "3", tool_call_id="1", name="f"),
     )
-    assert prompt.tools() == [tool()], "strict is not the template's affair"
+    assert json.loads(prompt.tools_json) == [tool()], "strict is not the template's affair"
     assert prompt.template_kwargs() == {"now": 1, "enable_thinking": False}
     await ask(completer, {"tools": [tool()], "tool_choice": "none"})
     assert completer.requests[1].prompt == Chat.of(("user", "x")), "what must not be called is not spoken of"

@@ -137,7 +137,8 @@ def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: st
     assert tokenizer.encode_chat(Chat.of(("user", "on"))) == expected.encode_chat(Chat.of(("user", "on")))
 
 
-TOOLS = '[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]'
+FUNCTION = '{"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}'
+TOOLS = f'[{{"type": "function", "function": {FUNCTION}}}]'
 CALLS = '[{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\\"a\\": [1]}"}}]'
 TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}|{% endfor %}"

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from specdec.inference.gateway.bodies import noops
 from specdec.inference.gateway.bodies.noops import NoOps, without_no_ops
+from specdec.inference.text.chat import note_ignored
 from specdec.inference.text.unicode import first_lone_surrogate
 
 
@@ -67,3 +68,19 @@ class Body(BaseModel):
     @classmethod
     def _drop_what_says_nothing(cls, values: Any) -> Any:
         return without_no_ops(check_size(values, MAX_FIELDS), cls.no_ops) if isinstance(values, dict) else values
+
+
+class SentBack(Body):
+    """Base class of messages, their parts and calls, items and tools, to which clients add fields of their own.
+
+    Such a field reaches no chat template, so it changes no answer, and is ignored.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _note_ignored(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            note_ignored(cls.__name__, values, cls.model_fields)
+        return values

@@ -6,11 +6,19 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, Text, complete
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text, complete
 from specdec.inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
 from specdec.inference.text.json_schema import closed
 from specdec.inference.text.unicode import check_unicode
@@ -49,7 +57,7 @@ Parameters: TypeAlias = Annotated[
 ]
 
 
-class FunctionBody(Body):
+class FunctionBody(SentBack):
     """A function that may be called."""
 
     name: FunctionName
@@ -72,9 +80,10 @@ class FunctionBody(Body):
         return dict(closed({"type": "object", **self.parameters}))
 
 
-class Tool(Body):
+class Tool(SentBack):
     """A tool; the only kind is a function."""
 
+    no_ops = noops.TOOL
     type: Literal["function"]
     function: FunctionBody
 
@@ -117,27 +126,27 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         raise ValueError(f"tool_choice names {choice.function.name}, which is none of the tools")
 
 
-class TextPart(Body):
-    """One part of a message."""
+class TextPart(SentBack):
+    """One part of a message. A refusal is the text of an assistant's answer."""
 
-    type: Literal["text"]
-    text: Text
+    type: Literal["text", "refusal"]
+    text: Text = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 Parts: TypeAlias = Annotated[
-    list[Annotated[TextPart, BeforeValidator(of_kinds("a part", "text", hint=TEXT_ALONE))]],
+    list[Annotated[TextPart, BeforeValidator(of_kinds("a part", "text", "refusal", hint=TEXT_ALONE))]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 
 
-class CalledFunction(Body):
+class CalledFunction(SentBack):
     """A called function, with the arguments as JSON text."""
 
     name: Text
     arguments: Text
 
 
-class Call(Body):
+class Call(SentBack):
     """A call that the assistant made."""
 
     id: Text
@@ -150,10 +159,11 @@ def _content_or_calls(schema: dict[str, Any], body: type[Body]) -> None:
     schema["anyOf"] = [
         {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
         {"properties": {"tool_calls": {"type": "array", "minItems": 1}}, "required": ["tool_calls"]},
+        {"properties": {"role": {"const": "assistant"}}},
     ]
 
 
-class Message(Body):
+class Message(SentBack):
     """One message of a conversation."""
 
     model_config = ConfigDict(json_schema_extra=_content_or_calls)
@@ -164,12 +174,17 @@ class Message(Body):
     name: Text | None = Field(None, description="Of a tool's answer: the function. Of others: accepted without effect.")
     tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_call_id: Text | None = Field(None, description="Of a tool's answer: the call.")
-    reasoning_content: Text | None = Field(None, description="What the assistant thought; templates may leave it out.")
+    reasoning_content: Text | None = Field(
+        None,
+        validation_alias=AliasChoices("reasoning_content", "reasoning"),
+        description="What the assistant thought; templates may leave it out. Also read from `reasoning`.",
+    )
+    refusal: Text | None = Field(None, description="Content of an assistant's message that has no other.")
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
-        if "content" not in self.model_fields_set and not self.tool_calls:
-            raise ValueError("content is needed, but in a message with tool_calls")
+        if "content" not in self.model_fields_set and not self.tool_calls and self.role != "assistant":
+            raise ValueError("content is needed, but in an assistant's message")
         return self
 
     def message(self) -> ChatMessage:

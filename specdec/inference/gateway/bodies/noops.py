@@ -70,12 +70,14 @@ REASONING_CONFIG: NoOps = {
     **_each("summary generate_summary", "auto", "concise", "detailed"),
 }
 STREAM_OPTIONS: NoOps = _each("include_obfuscation", True, False)
-MESSAGE: NoOps = {**_each("annotations", []), **_each("function_call")}
+MESSAGE: NoOps = _each("function_call")
+TOOL: NoOps = _each("strict", False)
 
 _STATELESS = "answers are not stored here; send the whole conversation as input"
 _HINTS = {
     "functions": "use tools",
     "function_call": "use tool_choice, and tool_calls in messages",
+    "strict": "it is a field of the function in the tool",
     "previous_response_id": _STATELESS,
     "conversation": _STATELESS,
     "store": _STATELESS,

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, Text
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text
 from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
     MAX_PARTS,
@@ -39,16 +39,14 @@ from specdec.inference.gateway.bodies.schema import (
 from specdec.inference.text.chat import MAX_MESSAGES, MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
-_TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+_TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal")
 
 
-class ItemPart(Body):
+class ItemPart(SentBack):
     """One part of an item."""
 
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
-    text: Text
-    annotations: list[Any] = Field(default_factory=list, description="Accepted without effect.")
-    logprobs: list[Any] = Field(default_factory=list, description="Accepted without effect.")
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal"]
+    text: Text = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 ItemParts: TypeAlias = Annotated[
@@ -57,10 +55,7 @@ ItemParts: TypeAlias = Annotated[
 ]
 
 
-class _Item(Body):
-    id: str | None = Field(None, description="Accepted without effect.")
-    status: str | None = Field(None, description="Accepted without effect.")
-
+class _Item(SentBack):
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Add the item to the messages of a chat."""
         raise NotImplementedError
@@ -72,7 +67,6 @@ class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | ItemParts
-    phase: str | None = Field(None, description="Accepted without effect.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Add the message to a chat; an assistant's text goes into the last message if that has only its reasoning."""
@@ -118,7 +112,6 @@ class ReasoningItem(_Item):
     type: Literal["reasoning"]
     summary: ItemParts = Field(default_factory=list)
     content: ItemParts = Field(default_factory=list)
-    encrypted_content: str | None = Field(None, description="Accepted without effect: none is encrypted here.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Add the reasoning to the assistant's message at the end of a chat; begin one if it cannot take any."""
@@ -127,7 +120,7 @@ class ReasoningItem(_Item):
 
 
 def _text(content: str | list[ItemPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def _of_assistant(messages: list[dict[str, Any]], *but_with: str) -> dict[str, Any]:

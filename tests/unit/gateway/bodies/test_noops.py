@@ -64,7 +64,7 @@ MEANT: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}],
         "messages.0.content.1: a part of type image_url is not supported here: this model reads text alone",
     ),
-    "no content at all": ([{"role": "assistant", "content": None}], "messages.0: content is needed"),
+    "no content at all": ([{"role": "user", "content": None}], "messages.0: content is needed"),
     "a call of old": ([{**HELLO, "function_call": {"name": "f"}}], "use tool_choice, and tool_calls in messages"),
 }
 
