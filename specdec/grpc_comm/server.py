@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import socket
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
@@ -95,8 +93,6 @@ class Server:
         options = server_options(max(limits.values(), default=0))
         self._server = grpc.aio.server(interceptors=[self._guard], options=options)
         self._health = HealthServicer()
-        self._upstream: AsyncGenerator[bool, None] | None = None
-        self._following: asyncio.Task[None] | None = None
         self._fit = self._reachable = True
         names = [servicer.service_name for servicer in servicers]
         self._names = [*names, READINESS, ""]  # "" is the server as a whole
@@ -117,22 +113,16 @@ class Server:
         except RuntimeError as exc:
             raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
 
-    def follow(self, upstream: AsyncGenerator[bool, None]) -> None:
-        """Report NOT_SERVING, from `open` on, while `upstream` yields False: the server that this one needs is down."""
-        self._upstream = upstream
-
     async def open(self) -> None:
         """Listen, and report SERVING."""
         self._health.set(LIVENESS, SERVING)
         self._publish_health()
         await self._server.start()
-        if self._upstream is not None:
-            self._following = asyncio.create_task(self._watch(self._upstream))
 
-    async def _watch(self, upstream: AsyncGenerator[bool, None]) -> None:
-        async with aclosing(upstream) as changes:
-            async for self._reachable in changes:
-                self._publish_health()
+    def report_upstream(self, serves: bool) -> None:
+        """Report NOT_SERVING while `serves` is False: the server that this one needs is down."""
+        self._reachable = serves
+        self._publish_health()
 
     def _publish_health(self) -> None:
         for name in self._names:
@@ -146,8 +136,6 @@ class Server:
 
     async def refuse_new(self) -> None:
         """Report NOT_SERVING, so that clients send no further requests; running calls continue."""
-        if self._following is not None:
-            self._following.cancel()
         self.report(ready=False)
 
     def move(self) -> None:

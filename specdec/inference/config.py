@@ -420,7 +420,7 @@ class ServerConfig:
 
     Attributes:
         host: address to listen on (%(default)s; 0.0.0.0 for all).
-        port: port to listen on, 0 for a free one.
+        port: port to listen on with gRPC, 0 for a free one; None: no gRPC.
         max_waiting: requests queued for a slot.
         idle_timeout_s: in rounds, decode without the draft worker once it has sent no proposal for this long.
         grace_s: on SIGTERM, time for running requests.
@@ -444,7 +444,7 @@ class ServerConfig:
     SECTION: ClassVar = "server"
 
     host: str = setting("127.0.0.1", "--host")
-    port: int = setting(DEFAULT_PORT, "--port PORT", within=PORT)
+    port: int | None = setting(DEFAULT_PORT, "--port PORT", within=PORT)
     max_waiting: int = setting(64, "--max_waiting N", within=COUNT)
     idle_timeout_s: float = setting(
         DEFAULT_IDLE_TIMEOUT_S, "--idle_timeout_s S", section="sessions of draft workers", within=SECONDS
@@ -471,6 +471,8 @@ class ServerConfig:
         check(self)
         is_safe = self.on_loopback or self.security.cert is not None or self.security.insecure
         ways = "--tls_cert and --tls_key (or --tls_self_signed DIR) encrypt, --insecure serves all the same"
+        has_port = self.port is not None or self.security.mtls_port is None
+        _require(has_port, "--mtls_port is a second gRPC port: --serve opens the first")
         _require(is_safe, f"host {self.host} is not loopback, and others could read along in plain text: {ways}")
 
     @property
@@ -481,6 +483,16 @@ class ServerConfig:
     def ends_by_call(self) -> bool:
         """True if an RPC may drain the server: only this machine can send one, or an auth file grants the right."""
         return self.on_loopback or self.security.auth_file is not None
+
+
+OF_MODELS = ("lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+"""Flags of `ServerConfig` that processes without a target lack."""
+
+
+def optional_grpc_port(what: str) -> Any:
+    """Declare `ServerConfig.port` for processes that have a gRPC port only if one is asked for, to do `what`."""
+    text = f"{what} on this port, on {DEFAULT_SERVE_PORT} if none is named (default: no gRPC)"
+    return same(ServerConfig, "port", usage="--serve PORT", default=None, bare=DEFAULT_SERVE_PORT, help=text)
 
 
 @dataclass(frozen=True, slots=True)

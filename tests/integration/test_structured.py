@@ -21,7 +21,8 @@ from specdec.inference.config import ConnectionConfig, DraftConfig, ModelConfig,
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
-from specdec.inference.serving.assembly import load_proposer, private_worker, target_engine
+from specdec.inference.serving.assembly import load_proposer
+from specdec.inference.serving.edge import Drafting, private_draft, target_engine
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls import convert
 from specdec.inference.workers.calls.fleet import connected
@@ -113,9 +114,9 @@ async def worker(
     connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
     async with connected(connection) as fleet:
         card = await card_of_target(fleet)
-        async with private_worker(loaded, DraftConfig(connection), fleet, card) as (drafter, _):
-            await until_attached(drafter)
-            yield FailoverCompleter(fleet, connection, drafter)
+        async with private_draft(loaded, Drafting(config, DraftConfig(connection)), fleet, card) as running:
+            await until_attached(running.worker)
+            yield FailoverCompleter(fleet, connection, running.worker)
 
 
 def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishReason | None]]:

@@ -119,7 +119,7 @@ def check_trace(spans: list[Span]) -> None:
 
 
 async def test_without_the_flag_no_tracing_library_is_loaded() -> None:
-    code = "import sys, specdec.inference.serving.target, specdec.inference.serving.gateway\n"
+    code = "import sys, specdec.inference.serving.target, specdec.inference.serving.edge\n"
     code += "print('opentelemetry.sdk' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()

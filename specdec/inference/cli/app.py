@@ -188,8 +188,9 @@ def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
     if known.role is None:
         parser.print_help(sys.stdout if known.help else sys.stderr)
         sys.exit(0 if known.help else EXIT_USAGE)
-    if known.role not in ROLES:
+    role = known.role.replace("-", "_")
+    if role not in ROLES:
         print(f"error: no command is called {known.role}{meant(known.role, COMMANDS)}", file=sys.stderr)
         print(f"commands:\n{summaries}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    return known.role, [*rest, "--help"] if known.help else rest
+    return role, [*rest, "--help"] if known.help else rest

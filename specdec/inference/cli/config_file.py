@@ -45,7 +45,7 @@ ELSEWHERE = {
 
 
 WAYS = {
-    ("target", "--draft_model"): "a target has its draft workers in processes of their own: `specdec draft --attach "
+    ("target", "--draft_model"): "a target has its draft workers in processes of their own: `specdec worker --attach "
     "HOST:PORT`, whatever its engine; both in one process are `specdec fused_target`, on our own engine",
 }
 """Hints by role and flag, for flags that only another role has: the way to the same result in this role."""
@@ -118,7 +118,7 @@ class ConfigFileParser(argparse.ArgumentParser):
         return f" (did you mean {found}?)" if found else ""
 
     def _arguments(self, file: Path) -> Iterator[str]:
-        values = _read(file)
+        values = {_alike(key): value for key, value in _read(file).items()}
         for key, value in values.items():
             if key in self._roles and isinstance(value, dict):
                 continue

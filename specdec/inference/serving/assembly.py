@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from specdec.inference.backends.identity import model_id_of
 from specdec.inference.backends.registry import has_fixed_slots, load_backend, load_decoder
 from specdec.inference.commit import TokenSource
-from specdec.inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.config import DEFAULT_PROMPT_SHARE, FusedConfig, ModelConfig, ProposerConfig
 from specdec.inference.engine.contract import SessionT, VerificationEngine
 from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.engine.grammars import Grammars
@@ -41,10 +41,7 @@ from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary, token_map
-from specdec.inference.workers.calls.fleet import Fleet
-from specdec.inference.workers.completing.reading import Reader
 from specdec.inference.workers.completion import ModelCard
-from specdec.inference.workers.drafting.private import PrivateWorker
 
 logger = logging.getLogger(__name__)
 
@@ -261,35 +258,6 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
         yield engine
     finally:
         await engine.stop()
-
-
-@asynccontextmanager
-async def private_worker(
-    draft: LoadedDraft, config: DraftConfig, fleet: Fleet, card: ModelCard | None
-) -> AsyncGenerator[tuple[PrivateWorker, DraftEngine], None]:
-    """Run a draft engine, and the worker that drafts with it for the requests of this process; see `reader_of`.
-
-    Raises:
-        IncompatibleDraftError: the target has another vocabulary than the draft.
-    """
-    if card is not None:
-        require_one_vocabulary(draft.vocabulary, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
-    async with running(draft_engine(draft, max_waiting=config.max_waiting)) as engine:
-        reader = reader_of(draft, card, draft.tokenizer)
-        worker = PrivateWorker(engine, fleet, config, draft.vocabulary, reader)
-        try:
-            await worker.until_attached()
-            yield worker, engine
-        finally:
-            await worker.stop()
-
-
-def reader_of(draft: LoadedDraft, card: ModelCard | None, tokenizer: Tokenizer) -> Reader:
-    """Return a reader of requests with a card's limits; None stands for a target with the draft's sizes."""
-    length, size = draft.proposer.max_length, draft.vocabulary.size
-    if card is None:
-        return Reader(tokenizer, max_length=length, vocab_size=size)
-    return Reader(tokenizer, max_length=card.max_length, vocab_size=card.vocab_size, defaults=card.defaults)
 
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -28,7 +28,7 @@ from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completion import ModelCard
 
 if TYPE_CHECKING:
-    from specdec.inference.gateway.app import Gateway, HttpFront
+    from specdec.inference.gateway.app import HttpFront
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class GrpcFront(Server):
         self._moves = config.drain == "move"
         answers = any(isinstance(servicer, GenerationServicer) for servicer in servicers)
         self._answers_anyone = answers and config.on_loopback and config.security == OPEN
-        where = address(config.host, config.port)
+        where = address(config.host, config.port or 0)
         try:
             super().__init__(where, servicers, status_of=client_status, gate=gate)
         except PortTakenError as exc:
@@ -91,6 +91,8 @@ class Ports:
         self.server = server
         self._http = http
         self._web: HttpFront | None = None
+        self._grpc: GrpcFront | None = None
+        self._probes: list[Front] | None = None
         self._tls, self._access = _keys_of(server)
 
     def fronts(
@@ -99,33 +101,33 @@ class Ports:
         metrics: Metrics,
         servicers: Sequence[Servicer],
         is_healthy: Callable[[], Awaitable[bool]] = _always,
-        changes: AsyncGenerator[bool, None] | None = None,
     ) -> list[Front]:
-        """Return the fronts of a server, in the order in which they open.
+        """Return the fronts of a server, each if it is configured, in the order in which they open.
 
         Args:
             servicers: gRPC services; a `GenerationServicer` among them is served over HTTP too, if configured.
             is_healthy: function that returns whether the servers that this one needs are serving.
-            changes: generator of what `is_healthy` returns, now and at each change; None if this server needs no other.
         """
         fronts = self.side_fronts(observers, metrics, is_healthy)
         for servicer in servicers:
             if isinstance(servicer, GenerationServicer) and self._http is not None:
-                from specdec.inference.gateway.app import Gateway
+                from specdec.inference.gateway.app import Gateway, HttpFront  # FastAPI takes 0.3 s to import
 
                 card, codec = servicer.card.named(self._http.served_model_name), servicer.codec
                 completer, spans = servicer.completer, observers.spans
-                fronts.append(self.http_front(Gateway(completer, card, metrics, is_healthy, self._http, spans, codec)))
-        front = GrpcFront(self.server, servicers, self._gate(observers))
-        if changes is not None:
-            front.follow(changes)
-        return [*fronts, front]
+                gateway = Gateway(completer, card, metrics, is_healthy, self._http, spans, codec)
+                self._web = HttpFront(gateway, self.server, self._tls, self._access)
+                fronts.append(self._web)
+        if self.server.port is not None:
+            self._grpc = GrpcFront(self.server, servicers, self._gate(observers))
+            fronts.append(self._grpc)
+        return fronts
 
     def side_fronts(
         self, observers: Observers, metrics: Metrics, is_healthy: Callable[[], Awaitable[bool]] = _always
     ) -> list[Front]:
         """Return the ports for Prometheus and for probes, each if configured; `is_healthy` as in `fronts`."""
-        self.show_security(metrics)
+        metrics.watch_security(self._tls, self._access)
         port, probes = observers.config.metrics_port, self.probe_fronts(is_healthy)
         if port is None:
             return probes
@@ -138,28 +140,29 @@ class Ports:
         return [SidePort("metrics", Probes(RequestId(scrape), is_healthy), port, self.server, self._tls), *probes]
 
     def probe_fronts(self, is_healthy: Callable[[], Awaitable[bool]]) -> list[Front]:
-        """Return the port for probes if it is configured; `is_healthy` as in `fronts`."""
-        if self.server.probe_port is None:
-            return []
-        from specdec.inference.gateway.door.port import Probes, SidePort, nothing
+        """Return the port for probes if it is configured, always the same one; `is_healthy` as in `fronts`."""
+        if self._probes is None:
+            self._probes = []
+            if self.server.probe_port is not None:
+                from specdec.inference.gateway.door.port import Probes, SidePort, nothing
 
-        return [SidePort("probes", Probes(nothing, is_healthy), self.server.probe_port, self.server, None)]
+                probes = Probes(nothing, is_healthy)
+                self._probes.append(SidePort("probes", probes, self.server.probe_port, self.server, None))
+        return self._probes
 
-    def show_security(self, metrics: Metrics) -> None:
-        """Add the state of certificates and tokens to the metrics."""
-        metrics.watch_security(self._tls, self._access)
-
-    def http_front(self, gateway: Gateway) -> Front:
-        """Return the HTTP port that serves OpenAI's API."""
-        from specdec.inference.gateway.app import HttpFront  # FastAPI takes a third of a second to import
-
-        self._web = HttpFront(gateway, self.server, self._tls, self._access)
-        return self._web
+    def name_of(self, card: ModelCard) -> str:
+        """Return the name by which clients know a model."""
+        return card.named(None if self._http is None else self._http.served_model_name).name
 
     def show(self, card: ModelCard) -> None:
         """Present another model, by its card, over HTTP from now on."""
         if self._web is not None:
             self._web.show(card)
+
+    def report_upstream(self, serves: bool) -> None:
+        """Report over gRPC, from now on, whether the servers that this one needs are serving."""
+        if self._grpc is not None:
+            self._grpc.report_upstream(serves)
 
     def _gate(self, observers: Observers) -> Gate:
         security, stall_timeout_s = self.server.security, self.server.stall_timeout_s

@@ -87,7 +87,7 @@ def check_flags(flags: Sequence[str]) -> None:
     if hooks is None:
         raise ConfigError("--engine vllm: vllm is not installed here; take vLLM's own environment (docs/vllm.md)")
     if not hooks.usable:
-        raise ConfigError(f"vLLM {installed()} lacks names that specdec needs: `specdec vllm-check` shows them")
+        raise ConfigError(f"vLLM {installed()} lacks names that specdec needs: `specdec vllm_check` shows them")
     known = _known_flags(hooks.place)
     adapters_of(flags)
     for flag in flags:
@@ -181,7 +181,7 @@ def require_usable(config: Any) -> None:
     """Raise ConfigError, which names the way out, if vLLM has chosen a model runner that this package cannot use."""
     runner, hooks = "V2" if config.use_v2_model_runner else "V1", read_hooks()
     if hooks is not None and hooks.missing[runner]:
-        way = f"set {VARIABLE}=0" if runner == "V2" and not hooks.missing["V1"] else "`specdec vllm-check` shows them"
+        way = f"set {VARIABLE}=0" if runner == "V2" and not hooks.missing["V1"] else "`specdec vllm_check` shows them"
         raise ConfigError(f"vLLM {installed()} lacks names of its runner {runner} that specdec needs: {way}")
 
 

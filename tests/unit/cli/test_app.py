@@ -53,7 +53,7 @@ async def write(job, connection):
     async with asyncio.TaskGroup():
         print("x", flush=True)
 
-topologies.run_client = write
+topologies.run_edge = write
 sys.exit(app.main(["--role", "fused_client"]))
 """
 

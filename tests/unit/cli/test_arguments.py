@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import specdec
 from specdec.inference import VERSION
 from specdec.inference.cli.app import EXIT_USAGE, main, prepared
 from specdec.inference.cli.prompts.source import read_prompts
+from specdec.inference.cli.roles import worker
 from specdec.inference.cli.roles.fused_target import fused_config
 from specdec.inference.cli.roles.registry import ROLES, parser_of, settings_of
+from specdec.inference.cli.roles.worker import WorkerSettings
 from specdec.inference.config import BUNDLED_DRAFT
 from specdec.inference.errors import ConfigError
 from tests.conftest import ModelDirectories
@@ -77,7 +80,7 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     [
         ("draft --promt x --seeed=3", "--promt x --seeed=3 (", "did you mean --prompt --seed?)"),
         # It was answered with --target_model, as if it were misspelt.
-        ("target --engine vllm --draft_model=x", "--draft_model=x (", "specdec draft --attach"),
+        ("target --engine vllm --draft_model=x", "--draft_model=x (", "specdec worker --attach"),
     ],
 )
 def test_an_unknown_flag_gets_two_lines(
@@ -126,6 +129,51 @@ def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsy
     assert fault in line
 
 
+@pytest.mark.parametrize("name", ["vllm_config", "vllm-config", "fused_target", "fused-target"])
+def test_names_of_roles_have_two_spellings(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A role's name may have dashes or underscores, and help prints the latter.
+
+    Regression: `fused-target` was unknown, and so was `vllm_config`.
+    """
+    for arguments in ([name, "--help"], ["help", name], ["--role", name, "--help"]):
+        assert run("specdec", arguments, monkeypatch) == 0
+        assert capsys.readouterr().out.startswith(f"usage: specdec {name.replace('-', '_')} ")
+
+
+def test_an_attached_draft_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`draft --attach` is a spelling of role worker, with flags that both have."""
+    served: list[WorkerSettings] = []
+
+    async def keep(settings: WorkerSettings) -> int:
+        served.append(settings)
+        return 0
+
+    monkeypatch.setattr(worker, "run", keep)
+    flags = [
+        "--attach",
+        "a:1",
+        "--serve",
+        "--model",
+        "ngram",
+        "--gamma",
+        "3",
+        "--branches",
+        "1",
+        "--tls_ca",
+        "ca.pem",
+        "--probe_port",
+        "7",
+    ]
+    assert main(["--role", "draft", *flags]) == 0
+    own: WorkerSettings = settings_of("worker", flags)
+    assert served == [replace(own, server=served[0].server, observe=served[0].observe)]
+    assert (
+        (own.server.port, own.server.probe_port) == (served[0].server.port, served[0].server.probe_port) == (50052, 7)
+    )
+
+
 def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(tmp_path: Path) -> None:
     """A draft without a tokenizer is refused before the target loads.
 
@@ -141,7 +189,7 @@ def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(tmp_path: 
 
 def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
     file = tmp_path / "flags.toml"
-    file.write_text("http-port = 8000\n[fused_target]\nadaptive-gamma = false\n")
+    file.write_text("http-port = 8000\n[fused-target]\nadaptive-gamma = false\n")
     settings = settings_of("fused_target", ["--config", str(file)])
     assert settings == settings_of("fused_target", ["--http_port", "8000", "--no-adaptive_gamma"])
 

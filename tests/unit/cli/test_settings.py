@@ -27,6 +27,7 @@ NEEDED = {
     "doctor": ["a"],
     "rescale_fp8": ["--model", "a", "--output", "b"],
     "token": ["--auth_file", "a", "--name", "n", "--grant", "client", "--grant", "ops"],
+    "worker": ["--attach", "a:1,b:2"],
 }
 """Required arguments by role; the other roles have a default for every setting."""
 CHANGED = {
@@ -34,7 +35,8 @@ CHANGED = {
     "draft": ["--serve", "7", "--schedule", "sync", "--stop", "a\n", "--stop", 'b"', "--emulate", "draft:3ms"],
     "fused_target": ["--no-adaptive_gamma", "--gamma", "2", "--device_sampling", "--temperature", "0.5"],
     "fused_client": ["--choice", "a,b", "--choice", "c", "--seed", "9", "--tls_ca", "ca.pem", "--profile"],
-    "gateway": ["--no_page", "--stream_chunk", "pass", "--max_body_mib", "0.5", "--drain_delay_s", "1"],
+    "gateway": ["--serve", "--no_page", "--stream_chunk", "pass", "--max_body_mib", "0.5", "--drain_delay_s", "1"],
+    "worker": ["--serve", "7", "--branches", "1", "--model", "ngram"],
 }
 
 

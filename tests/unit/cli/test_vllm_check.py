@@ -1,4 +1,4 @@
-"""Role vllm-check on made-up packages that have all needed names or lack some; tests/vllm uses the real vLLM."""
+"""Role vllm_check on made-up packages that have all needed names or lack some; tests/vllm uses the real vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWNER = "vllm.v1.worker.gpu.states:RequestState"
 
 
 def grown(folder: Path) -> Path:
-    """Write a package `vllm` with all names that vllm-check looks for; return its directory."""
+    """Write a package `vllm` with all names that vllm_check looks for; return its directory."""
     place = folder / "vllm"
     place.mkdir()
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -49,7 +49,7 @@ def read(place: Path) -> Hooks:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a package `vllm` importable that has all names vllm-check looks for; return its directory."""
+    """Make a package `vllm` importable that has all names vllm_check looks for; return its directory."""
     monkeypatch.delenv(VARIABLE, raising=False)
     place = grown(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -65,7 +65,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 async def checked(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    code = await run(settings_of("vllm-check", []))
+    code = await run(settings_of("vllm_check", []))
     return code, capsys.readouterr().out
 
 

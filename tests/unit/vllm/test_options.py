@@ -14,7 +14,7 @@ from specdec.inference.vllm.hooks import VARIABLE, Hooks
 
 @pytest.mark.parametrize(
     ("missing", "way"),
-    [({"V1": [], "V2": ["a name"]}, f"set {VARIABLE}=0"), ({"V1": ["one"], "V2": ["another"]}, "specdec vllm-check")],
+    [({"V1": [], "V2": ["a name"]}, f"set {VARIABLE}=0"), ({"V1": ["one"], "V2": ["another"]}, "specdec vllm_check")],
 )
 def test_a_server_of_vllms_own_names_the_way_to_another_runner(
     missing: dict[str, list[str]], way: str, monkeypatch: pytest.MonkeyPatch

@@ -6,24 +6,21 @@ import asyncio
 import logging
 import random
 import time
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 
 from specdec.inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, print_summary
 from specdec.inference.cli.prompts.results import Result
 from specdec.inference.cli.prompts.source import PromptJob
 from specdec.inference.commit import Delta
-from specdec.inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.config import ConnectionConfig, FusedConfig, ModelConfig
 from specdec.inference.errors import CapacityError, SpecDecError
 from specdec.inference.observe.profile import Profile
 from specdec.inference.observe.stats import RequestStats
-from specdec.inference.serving.assembly import load_proposer, private_worker, target_engine
+from specdec.inference.serving.assembly import target_engine
+from specdec.inference.serving.edge import Drafting, edge
 from specdec.inference.serving.observers import report_profile, timeline
-from specdec.inference.workers.calls.fleet import connected
-from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.local import LocalCompleter
-from specdec.inference.workers.completing.remote import card_of_target
-from specdec.inference.workers.completing.writing import TextCompleter
 from specdec.inference.workers.completion import Completer, CompletionRequest
 
 logger = logging.getLogger(__name__)
@@ -31,22 +28,11 @@ logger = logging.getLogger(__name__)
 _Deltas = asyncio.Queue[Delta | None]
 
 
-async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig) -> int:
-    """Complete prompts with a local draft and a remote target; return the exit code."""
-    async with connected(draft.connection) as fleet:
-        card = await card_of_target(fleet)
-        loaded = await load_proposer(proposer)
-        async with private_worker(loaded, draft, fleet, card) as (worker, engine):
-            remote = FailoverCompleter(fleet, draft.connection, worker)
-            completer = TextCompleter(remote, lambda: worker.reader.tokenizer)
-            with timeline(job.observe, engine):
-                return await _complete(job, completer)
-
-
-async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:
-    """Complete prompts at any GenerationService; return the exit code."""
-    async with connected(connection) as fleet:
-        return await _complete(job, FailoverCompleter(fleet, connection))
+async def run_edge(job: PromptJob, connection: ConnectionConfig, drafting: Drafting | None = None) -> int:
+    """Complete prompts at any of our servers, or at a target with a draft of this process; return the exit code."""
+    async with edge(connection, drafting) as behind:
+        with nullcontext() if behind.draft is None else timeline(job.observe, behind.draft.engine):
+            return await _complete(job, behind.completer)
 
 
 async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:

@@ -30,6 +30,6 @@ async def run(settings: ClientSettings) -> int:
         deadline_s=settings.connection.deadline_s,
     )
 
-    from specdec.inference.cli.prompts.topologies import run_client
+    from specdec.inference.cli.prompts.topologies import run_edge
 
-    return await run_client(job, settings.connection)
+    return await run_edge(job, settings.connection)

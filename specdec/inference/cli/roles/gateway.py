@@ -1,15 +1,18 @@
-"""Role gateway: serves OpenAI's HTTP API in front of any server of this project."""
+"""Role gateway: serves OpenAI's HTTP API, and gRPC, in front of any server of this project."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from specdec.inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
+from specdec.inference.config import (
+    OF_MODELS,
+    ConnectionConfig,
+    HttpConfig,
+    ObserveConfig,
+    ServerConfig,
+    optional_grpc_port,
+)
 from specdec.inference.settings import group
-
-OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
-OF_MODELS = ("lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
-"""Flags of `ServerConfig` that a gateway lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +21,14 @@ class GatewaySettings:
 
     connection: ConnectionConfig = group(ConnectionConfig)
     http: HttpConfig = group(HttpConfig, port=8000)
-    server: ServerConfig = group(ServerConfig, without=(*OF_GRPC, *OF_MODELS))
+    server: ServerConfig = group(
+        ServerConfig, without=("max_waiting", *OF_MODELS), port=optional_grpc_port("serve gRPC clients")
+    )
     observe: ObserveConfig = group(ObserveConfig, role="gateway", without=("metrics_port", "trace"))
 
 
 async def run(settings: GatewaySettings) -> int:
-    http = replace(settings.http, deadline_s=settings.connection.deadline_s)
-    server = replace(settings.server, port=http.port)
+    from specdec.inference.serving.edge import serve_edge
 
-    from specdec.inference.serving.gateway import serve_gateway
-
-    await serve_gateway(settings.connection, http, server, settings.observe)
+    await serve_edge(settings.connection, settings.server, settings.http, settings.observe)
     return 0

@@ -24,6 +24,7 @@ from specdec.inference.cli.roles import (
     token,
     vllm_check,
     vllm_config,
+    worker,
 )
 
 T = TypeVar("T")
@@ -53,11 +54,14 @@ ROLES = {
     "draft": Role(
         "Draft here, verify at a target: complete prompts, or --serve clients.", draft.DraftSettings, draft.run
     ),
+    "worker": Role("Draft for the requests of all clients of targets.", worker.WorkerSettings, worker.run),
     "fused_target": Role("Serve both models from one process.", fused_target.FusedSettings, fused_target.run),
     "fused_client": Role("Complete prompts at any of our servers.", fused_client.ClientSettings, fused_client.run),
-    "gateway": Role("Serve OpenAI's HTTP API in front of any of our servers.", gateway.GatewaySettings, gateway.run),
+    "gateway": Role(
+        "Serve OpenAI's HTTP API, and gRPC, in front of any of our servers.", gateway.GatewaySettings, gateway.run
+    ),
     "pool": Role("Lend draft workers to `vllm serve`, which stands beside it.", pool.PoolSettings, pool.run),
-    "vllm-config": Role(
+    "vllm_config": Role(
         "Print what `vllm serve` takes to be helped by a pool.", vllm_config.VllmConfigSettings, vllm_config.run
     ),
     "compile": Role("Compile models ahead of time for backend neuron.", compile.CompileSettings, compile.run),
@@ -66,7 +70,7 @@ ROLES = {
     ),
     "rescale_fp8": Role("Make a public fp8 checkpoint one for Neuron.", rescale_fp8.RescaleSettings, rescale_fp8.run),
     "token": Role("Make a token for the auth file of servers.", token.TokenSettings, token.run),
-    "vllm-check": Role(
+    "vllm_check": Role(
         "Report whether the installed vLLM can be a target's engine.", vllm_check.VllmCheckSettings, vllm_check.run
     ),
     "verify_target": Role("Run the target alone, here.", alone.VerifyTargetSettings, alone.run),

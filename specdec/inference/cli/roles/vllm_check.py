@@ -1,4 +1,4 @@
-"""Role vllm-check: reports whether the installed vLLM has the names that this project needs, as its sources show."""
+"""Role vllm_check: reports whether the installed vLLM has the names that this project needs, as its sources show."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specdec.inference.vllm.hooks import VARIABLE, Hooks, installed, read_hooks
 
 @dataclass(frozen=True, slots=True)
 class VllmCheckSettings:
-    """Settings of --role vllm-check."""
+    """Settings of --role vllm_check."""
 
-    observe: ObserveConfig = group(ObserveConfig, role="vllm-check", without=(*SERVICE_FLAGS, "trace", "profile"))
+    observe: ObserveConfig = group(ObserveConfig, role="vllm_check", without=(*SERVICE_FLAGS, "trace", "profile"))
 
 
 async def run(settings: VllmCheckSettings) -> int:

@@ -1,4 +1,4 @@
-"""Role vllm-config: prints what `vllm serve` takes to be helped by a pool of draft workers."""
+"""Role vllm_config: prints what `vllm serve` takes to be helped by a pool of draft workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOOR = "specdec.inference.vllm.door.Door"
 
 @dataclass(frozen=True, slots=True)
 class VllmConfigSettings:
-    """Settings of --role vllm-config.
+    """Settings of --role vllm_config.
 
     Attributes:
         gamma: most draft tokens of a request in a pass.
@@ -38,7 +38,7 @@ class VllmConfigSettings:
     noise: str = same(TargetModel, "noise", help="", section=SECTION)
     flags: bool = setting(False, "--flags", section=SECTION)
     ray: bool = setting(False, "--ray", section=SECTION)
-    observe: ObserveConfig = group(ObserveConfig, role="vllm-config", without=(*SERVICE_FLAGS, "trace"))
+    observe: ObserveConfig = group(ObserveConfig, role="vllm_config", without=(*SERVICE_FLAGS, "trace"))
 
 
 async def run(settings: VllmConfigSettings) -> int:

@@ -25,6 +25,7 @@ from specdec.grpc_comm.secured import Headers
 from specdec.inference.config import PLAIN, ConnectionConfig, DialSecurity
 from specdec.inference.errors import (
     ForbiddenError,
+    HandshakeError,
     InternalError,
     OtherServerError,
     UnauthenticatedError,
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 LATELY_S = 8.0
 """Seconds in which a lost server may have recovered unnoticed: a channel redials after 5 s and some jitter."""
 LOOK_AGAIN_S = 5.0
+ATTEMPT_S, RETRY_S = 10.0, 1.0
+"""Seconds that one attempt at start dials, and seconds until the next attempt."""
 REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
 """Errors by which a server refuses every request of this process.
 
@@ -290,14 +293,37 @@ async def _close(replica: Replica) -> None:
 
 @asynccontextmanager
 async def connected(connection: ConnectionConfig, headers: Headers = dict) -> AsyncGenerator[Fleet, None]:
-    """Open the fleet of a connection, and wait until one of its servers answers.
+    """Open the fleet of a connection once one of its servers answers.
+
+    Before a server starts, its name may be unknown or lead to another server, so names are looked up at each attempt.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.
-        UnavailableError: no server answers in time.
+        UnavailableError: no server answers within the connection's timeout, or the one that does is not trusted.
     """
+    loop, complaint, patience_s = asyncio.get_running_loop(), "", connection.connect_timeout_s
+    ends_at = loop.time() + patience_s
+    async with AsyncExitStack() as stack:
+        while True:
+            timeout_s = min(ATTEMPT_S, patience_s, max(RETRY_S, ends_at - loop.time()))
+            try:
+                fleet = await stack.enter_async_context(_answering(connection, headers, timeout_s))
+                break
+            except UnavailableError as exc:
+                if isinstance(exc, HandshakeError) or loop.time() + RETRY_S > ends_at:
+                    raise
+                if str(exc) != complaint:
+                    logger.warning("dialling for at most %g s until a server answers: %s", patience_s, exc)
+                complaint = str(exc)
+            await asyncio.sleep(RETRY_S)
+        yield fleet
+
+
+@asynccontextmanager
+async def _answering(connection: ConnectionConfig, headers: Headers, timeout_s: float) -> AsyncGenerator[Fleet, None]:
+    """Open the fleet of a connection, and wait at most `timeout_s` seconds until one of its servers answers."""
     async with AsyncExitStack() as stack:
         with calls_to(connection.host):
             fleet = await stack.enter_async_context(Fleet(connection.targets, connection.security, headers))
-            await fleet.until_one_answers(connection.connect_timeout_s)
+            await fleet.until_one_answers(timeout_s)
         yield fleet

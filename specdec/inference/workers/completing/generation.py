@@ -16,7 +16,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.commit import TokenLogprobs
 from specdec.inference.errors import CapacityError, ForbiddenError, NotFoundError
-from specdec.inference.observe.metrics import SlotLoad
+from specdec.inference.observe.metrics import Load
 from specdec.inference.workers.calls.admitting import private_scope
 from specdec.inference.workers.calls.convert import (
     card_to_message,
@@ -36,7 +36,7 @@ class Operation:
         may_drain: True if a gRPC call may make the server drain and end.
     """
 
-    def __init__(self, load: SlotLoad, *, may_drain: bool) -> None:
+    def __init__(self, load: Load, *, may_drain: bool) -> None:
         self.load = load
         self.is_draining = False
         self._may_drain = may_drain
@@ -152,7 +152,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         """Return the load of the server."""
         operation = self._operated()
         load = operation.load
-        counts = {name: getattr(load, name) for name in ("num_slots", "num_running", "num_waiting")}
+        counts = {name: getattr(load, name, 0) for name in ("num_slots", "num_running", "num_waiting")}
         return pb.GetLoadResponse(**counts, draining=operation.is_draining)
 
     async def Drain(self, request: pb.DrainRequest, call: Call) -> pb.DrainResponse:

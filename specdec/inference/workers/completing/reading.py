@@ -57,7 +57,7 @@ class Reader:
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no token", field="prompt")
         check_logit_bias(request.sampling, vocab_size=self.vocab_size)
-        seed = _seed_of(request) if request.seed is None else request.seed
+        seed = seed_of(request)
         here = {
             "grammar": self._after_prompt(token_ids, request.grammar),
             "cache_salt": caller().cache_salt(request.cache_salt),
@@ -85,8 +85,10 @@ class Reader:
         return replace(grammar, preamble=Preamble.REST_OF_REASONING) if is_begun(end) else grammar
 
 
-def _seed_of(request: CompletionRequest) -> int:
-    """Return the seed that target and private worker make from the draft session's name; without one, a random seed."""
+def seed_of(request: CompletionRequest) -> int:
+    """Return a request's seed; else the one that its draft session's name gives at every server, else a random one."""
+    if request.seed is not None:
+        return request.seed
     if not request.draft_session:
         return secrets.randbits(64)
     return int(request.draft_session[-2 * DRAFT_SESSION_BYTES :][:16], 16)

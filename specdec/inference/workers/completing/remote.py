@@ -11,15 +11,7 @@ from specdec.grpc_comm.call import CAN_MOVE
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.commit import Started, TextEvent
-from specdec.inference.errors import (
-    ForbiddenError,
-    HandshakeError,
-    IncompatibleDraftError,
-    InvalidRequestError,
-    SpecDecError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from specdec.inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
 from specdec.inference.text.chat import Chat
 from specdec.inference.workers.calls.convert import (
     card_from_message,
@@ -33,8 +25,9 @@ from specdec.inference.workers.completing.output import Output
 from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 CARD_TIMEOUT_S = 5.0
-TARGET, DISTRIBUTED = "target", "distributed"
-"""Values of a model card's `topology`: a server that draft workers can help, and a draft worker that serves clients."""
+TARGET, DISTRIBUTED, GATEWAY = "target", "distributed", "gateway"
+"""Values of a model card's `topology`: a server that draft workers can help, a draft worker that serves clients, and a
+process that passes requests on."""
 MAX_DEADLINE_S = 1e8
 """Longest deadline in seconds; gRPC takes much longer ones for times in the past."""
 
@@ -122,23 +115,27 @@ class RemoteCompleter:
             return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)
 
 
-async def card_of_target(fleet: Fleet) -> ModelCard | None:
-    """Return the model card of a fleet's target; None if it gives no card, or does not answer at the moment.
+async def card_of(fleet: Fleet) -> ModelCard:
+    """Return the model card of one of a fleet's servers.
 
     Raises:
-        HandshakeError, UnauthenticatedError, ForbiddenError: the target is not trusted, or refuses this process.
-        IncompatibleDraftError: the server is no target but a server that has a draft already.
+        SpecDecError: the call failed.
     """
     with fleet.lease() as replica:
-        try:
-            card = await RemoteCompleter(replica.channel, replica.address, deadline_s=CARD_TIMEOUT_S).model()
-        except (HandshakeError, UnauthenticatedError, ForbiddenError):
-            raise
-        except SpecDecError:
-            return None
+        return await RemoteCompleter(replica.channel, replica.address, deadline_s=CARD_TIMEOUT_S).model()
+
+
+async def card_of_target(fleet: Fleet) -> ModelCard:
+    """Return the model card of a fleet's target.
+
+    Raises:
+        SpecDecError: the call failed.
+        IncompatibleDraftError: the server is no target but a server that has a draft already, or a gateway.
+    """
+    card = await card_of(fleet)
     if card.topology != TARGET:
         raise IncompatibleDraftError(
             f"a {card.topology} server answers there, which no draft worker can help: it wants a --role target",
-            address=replica.address,
+            address=fleet.label,
         )
     return card

@@ -28,6 +28,7 @@ from specdec.inference.errors import (
 from specdec.inference.scheduling.retry_budget import SIZE
 from specdec.inference.workers.calls.dialling import check_link
 from specdec.inference.workers.calls.fleet import REFUSES_US, Fleet, Replica
+from specdec.inference.workers.completing.reading import seed_of
 from specdec.inference.workers.completing.remote import MAX_DEADLINE_S
 from specdec.inference.workers.completion import CompletionRequest, Resume
 
@@ -54,7 +55,9 @@ class Progress:
     """
 
     def __init__(self, request: CompletionRequest) -> None:
-        self._request = replace(request, draft_session="")  # it names a draft worker of the caller
+        if request.draft_session:  # it names a draft worker of the caller, and a seed
+            request = replace(request, seed=seed_of(request), draft_session="")
+        self._request = request
         self.answered = False
         self._started: Started | None = None
         self._token_ids: list[int] = []

@@ -14,9 +14,10 @@ from specdec.inference.backends.neuron.graphs.parameters import KNOWN, check_nam
 from specdec.inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments
 from specdec.inference.cli.app import main
 from specdec.inference.cli.models import LoadingSettings
-from specdec.inference.cli.roles.draft import DraftSettings, proposer_config
+from specdec.inference.cli.roles.draft import proposer_config
 from specdec.inference.cli.roles.registry import parser_of, settings_of
-from specdec.inference.config import ROOT
+from specdec.inference.cli.roles.worker import WorkerSettings, with_branches
+from specdec.inference.config import DEFAULT_BRANCHES, ROOT, ProposerConfig
 from tests.conftest import ModelDirectories
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
@@ -51,17 +52,24 @@ def test_one_model_alone_prints_its_own_tokens(
     assert json.loads(capsys.readouterr().out)["token_ids"] == on_neuron["token_ids"]
 
 
-@pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
+def draft_of(*arguments: str) -> ProposerConfig:
+    """Return the draft that arguments of role draft or worker describe."""
+    settings = settings_of(arguments[0], arguments[1:])
+    if isinstance(settings, WorkerSettings):
+        return with_branches(settings.model, settings.branches)
+    return proposer_config(settings)
+
+
+@pytest.mark.parametrize("flags", [("draft",), ("worker", "--attach", "localhost:1"), ("draft", "--schedule", "sync")])
 def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
     """A draft on backend neuron, which cannot copy slots, gets no slots for branches.
 
     Regression: with `--batch 2` a draft took four times the memory, and did not match its model compiled
     ahead.
     """
-    drafts = ("--model", str(models.related), *flags)
-    assert proposer_config(settings_of("draft", [*drafts, *COMMON])).branches == 0
-    on_torch: DraftSettings = settings_of("draft", [*drafts, "--backend", "torch"])
-    assert proposer_config(on_torch).branches == (0 if "sync" in flags else on_torch.branches)
+    drafts = (*flags, "--model", str(models.related))
+    assert draft_of(*drafts, *COMMON).branches == 0
+    assert draft_of(*drafts, "--backend", "torch").branches == (0 if "sync" in flags else DEFAULT_BRANCHES)
 
 
 def test_compile_without_a_model_or_a_compiler(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:

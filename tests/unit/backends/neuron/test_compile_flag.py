@@ -13,10 +13,11 @@ from specdec.inference.backends.neuron import environment
 from specdec.inference.backends.neuron.backend import load_neuron_backend
 from specdec.inference.backends.neuron.storage import foreign
 from specdec.inference.cli.prompts import topologies
-from specdec.inference.config import ConnectionConfig, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.config import ConnectionConfig, FusedConfig, ModelConfig
 from specdec.inference.errors import ConfigError
 from specdec.inference.serving import target
 from specdec.inference.serving.assembly import load_proposer, target_engine
+from specdec.inference.serving.edge import Drafting
 from tests.conftest import ModelDirectories
 from tests.support.neuron.slot_models import checkpoint, neuron_config
 from tests.unit.backends.neuron.test_cli import COMMON, run
@@ -52,12 +53,12 @@ def _servers_end_when_they_have_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         async with target_engine(config, max_waiting=1):
             pass
 
-    async def run_draft(_: object, proposer: ProposerConfig, __: ConnectionConfig) -> int:
-        await load_proposer(proposer)
+    async def run_edge(_: object, __: ConnectionConfig, drafting: Drafting) -> int:
+        await load_proposer(drafting.proposer)
         return 0
 
     monkeypatch.setattr(target, "serve_target", serve_target)
-    monkeypatch.setattr(topologies, "run_draft", run_draft)
+    monkeypatch.setattr(topologies, "run_edge", run_edge)
 
 
 @pytest.mark.parametrize(("name", "way"), WAYS)

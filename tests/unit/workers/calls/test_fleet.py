@@ -19,7 +19,8 @@ from specdec.grpc_comm.options import MAX_STREAMS_PER_CONNECTION
 from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.tls import ServerTls
 from specdec.inference.config import ConnectionConfig, DialSecurity
-from specdec.inference.workers.calls.fleet import Fleet
+from specdec.inference.workers.calls import fleet as fleet_module
+from specdec.inference.workers.calls.fleet import Fleet, connected
 from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
@@ -66,6 +67,24 @@ async def test_a_changed_name_is_published_once(monkeypatch: pytest.MonkeyPatch)
     async with asyncio.timeout(60):
         assert await change == {"c:1": None, "[::1]:7": NAME}
     await told.aclose()
+
+
+async def test_a_client_looks_a_name_up_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is looked up until it exists, since a pod's name needs the pod's address."""
+    monkeypatch.setattr(fleet_module, "RETRY_S", 0.02)
+    resolver = Resolver(monkeypatch)
+    resolver.hosts = None
+    server = Server("127.0.0.1:0", [], status_of=to_status)
+    await server.open()
+    link = ConnectionConfig(f"dns:///{NAME}", server.port, 600.0, security=DialSecurity(insecure=True))
+    async with AsyncExitStack() as stack:
+        dialling = asyncio.create_task(stack.enter_async_context(connected(link)))
+        await resolver.until_asked(2)
+        assert not dialling.done()
+        resolver.hosts = ("127.0.0.1",)
+        async with asyncio.timeout(60):
+            assert (await dialling).addresses == (f"127.0.0.1:{server.port}",)
+    await server.close()
 
 
 async def test_an_unknown_name_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,315 @@
+"""Life cycle of an edge: a process in front of the servers of one model, with a draft worker or without.
+
+Gateways, drafts that serve or complete prompts, and thin clients are edges. They reach their servers, draft, make text
+and follow their servers' model alike; they differ in the flags that choose a draft and ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from signal import Signals
+from typing import TypeVar
+
+from specdec.grpc_comm.secured import Headers
+from specdec.inference.config import (
+    ConnectionConfig,
+    DraftConfig,
+    HttpConfig,
+    ObserveConfig,
+    ProposerConfig,
+    ServerConfig,
+)
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.errors import ConfigError, HandshakeError, IncompatibleDraftError, RequestError, SpecDecError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.assembly import LoadedDraft, draft_engine, load_proposer, running
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.host import Host, opened
+from specdec.inference.serving.observers import Observers, observed, timeline
+from specdec.inference.serving.signals import stop_signal
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from specdec.inference.workers.calls.fleet import RETRY_S, Fleet, connected
+from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer, Operation
+from specdec.inference.workers.completing.reading import Reader
+from specdec.inference.workers.completing.remote import DISTRIBUTED, GATEWAY, card_of, card_of_target
+from specdec.inference.workers.completing.writing import TextCompleter
+from specdec.inference.workers.completion import Completer, ModelCard
+from specdec.inference.workers.drafting.pool_worker import DraftWork
+from specdec.inference.workers.drafting.private import PrivateWorker
+
+logger = logging.getLogger(__name__)
+
+REFUSALS = (RequestError, ConfigError, HandshakeError)
+"""Errors of a server that stay until it is replaced or configured otherwise."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Draft of an edge, and how it drafts."""
+
+    proposer: ProposerConfig
+    config: DraftConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDraft:
+    """Running draft of an edge; `path` is the directory of its tokenizer."""
+
+    loaded: LoadedDraft
+    path: Path
+    engine: DraftEngine
+    worker: PrivateWorker
+
+    async def follow(self, card: ModelCard) -> None:
+        """Read requests as the model of `card` does, with its chat template and defaults.
+
+        Raises:
+            ConfigError: the chat template is too long.
+        """
+        self.worker.reader = await _reader(self.loaded, self.path, card)
+
+
+class Edge:
+    """Completer over the servers of one model, which follows the model that they serve.
+
+    Attributes:
+        card: card of the model that the servers have now.
+        draft: draft of this process; None: the servers draft, or nobody does.
+        remote: completer and codec at the servers; the draft worker drafts for its requests.
+    """
+
+    def __init__(
+        self, fleet: Fleet, connection: ConnectionConfig, card: ModelCard, draft: RunningDraft | None = None
+    ) -> None:
+        self.fleet = fleet
+        self.card = card
+        self.draft = draft
+        self.remote = FailoverCompleter(fleet, connection, None if draft is None else draft.worker)
+        self._serves = True  # a server has just answered
+        self._fault = ""  # reason why the servers cannot be used, as logged
+
+    @property
+    def completer(self) -> Completer:
+        """Return the completer of prompts: texts are made here if there is a draft, with its tokenizer."""
+        draft = self.draft
+        return self.remote if draft is None else TextCompleter(self.remote, lambda: draft.worker.reader.tokenizer)
+
+    async def is_serving(self) -> bool:
+        """Return whether a server can be used: ask for its health now, unless its model does not fit the draft."""
+        return self._serves and await self.fleet.is_serving()
+
+    async def follow(self, show: Callable[[ModelCard], None], report: Callable[[bool], None]) -> None:
+        """Follow the servers and their model, without end.
+
+        Args:
+            show: called with the card of another model, before it is reported as served.
+            report: called with whether a server can be used, now and at each change.
+        """
+        async with aclosing(self.fleet.serves()) as changes:
+            async for serves in changes:
+                self._serves = serves and await self._fits(show)
+                report(self._serves)
+
+    async def _fits(self, show: Callable[[ModelCard], None]) -> bool:
+        """Return whether the servers' model can be used. One that does not answer may be busy, and is asked again."""
+        fault, may_change = "", False
+        try:
+            card = await _card(self.fleet, None if self.draft is None else self.draft.loaded.vocabulary)
+            if card != self.card:
+                if self.draft is not None:
+                    await self.draft.follow(card)
+                self.card = card
+                show(card)
+                logger.info("the servers have model %s", card.name)
+        except SpecDecError as exc:
+            fault = str(exc) if isinstance(exc, REFUSALS) else ""
+            may_change = not isinstance(exc, IncompatibleDraftError)
+            if fault not in ("", self._fault):
+                logger.error("not ready until another target is at %s: %s", self.fleet.label, exc)
+        if may_change:
+            self.fleet.look_again()
+        self._fault = fault
+        return not fault
+
+
+@asynccontextmanager
+async def edge(
+    connection: ConnectionConfig, drafting: Drafting | None = None, headers: Headers = dict
+) -> AsyncGenerator[Edge, None]:
+    """Reach the servers of a model, and draft for the requests to them if `drafting` names a draft.
+
+    Raises:
+        ConfigError: the draft cannot be loaded.
+        UnavailableError: no server answers in time.
+        IncompatibleDraftError: the draft has another vocabulary than the target, or the server is no target.
+    """
+    async with connected(connection, headers) as fleet:
+        if drafting is None:
+            yield Edge(fleet, connection, await _first_card(fleet, connection.connect_timeout_s, None))
+            return
+        own = await asyncio.to_thread(Tokenizer.load, drafting.proposer.tokenizer_path)
+        words = Vocabulary(own.fingerprint, own.num_ids)
+        card = await _first_card(fleet, connection.connect_timeout_s, words)  # before a model loads for minutes
+        loaded = await load_proposer(drafting.proposer)
+        async with private_draft(loaded, drafting, fleet, card) as draft:
+            yield Edge(fleet, connection, card, draft)
+
+
+async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None) -> ModelCard:
+    """Return the servers' card as `_card` does; ask again for `patience_s` seconds, since they may be busy."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + patience_s
+    while True:
+        try:
+            return await _card(fleet, draft)
+        except SpecDecError as exc:
+            if isinstance(exc, REFUSALS) or loop.time() + RETRY_S > ends_at:
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
+async def _card(fleet: Fleet, draft: Vocabulary | None) -> ModelCard:
+    """Return the card of the model that a fleet's servers have.
+
+    Raises:
+        IncompatibleDraftError: there is a draft, and it has another vocabulary, or the servers are no targets.
+        SpecDecError: the call failed.
+    """
+    if draft is None:
+        return await card_of(fleet)
+    card = await card_of_target(fleet)
+    require_one_vocabulary(draft, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
+    return card
+
+
+@asynccontextmanager
+async def private_draft(
+    loaded: LoadedDraft, drafting: Drafting, fleet: Fleet, card: ModelCard
+) -> AsyncGenerator[RunningDraft, None]:
+    """Run a draft engine, and the worker that drafts with it for the requests of this process."""
+    config, path = drafting.config, drafting.proposer.tokenizer_path
+    reader = await _reader(loaded, path, card)
+    async with running(draft_engine(loaded, max_waiting=config.max_waiting)) as engine:
+        worker = PrivateWorker(engine, fleet, config, loaded.vocabulary, reader)
+        try:
+            await worker.until_attached()
+            yield RunningDraft(loaded, path, engine, worker)
+        finally:
+            await worker.stop()
+
+
+async def _reader(draft: LoadedDraft, path: Path, card: ModelCard) -> Reader:
+    """Return a reader of requests as the model of `card` reads them; see `Tokenizer.with_template`."""
+    words = await asyncio.to_thread(draft.tokenizer.with_template, card.chat_template, path)
+    return Reader(words, max_length=card.max_length, vocab_size=card.vocab_size, defaults=card.defaults)
+
+
+async def serve_edge(
+    connection: ConnectionConfig,
+    server: ServerConfig,
+    http: HttpConfig | None,
+    observe: ObserveConfig,
+    drafting: Drafting | None = None,
+) -> None:
+    """Serve clients over gRPC and HTTP, each if it has a port, until a signal.
+
+    The port for probes opens at once, all others when a server has answered and the draft is loaded.
+
+    Raises:
+        ConfigError: a port is taken, or the draft cannot be loaded.
+        UnavailableError: no server answers in time.
+        IncompatibleDraftError: the draft has another vocabulary than the target, or the server is no target.
+    """
+    ports = Ports(server, observe, None if http is None else replace(http, deadline_s=connection.deadline_s))
+    behind: Edge | None = None
+
+    async def is_serving() -> bool:
+        return behind is not None and await behind.is_serving()
+
+    async with AsyncExitStack() as stack:
+        observers = stack.enter_context(observed(observe))
+        for front in ports.probe_fronts(is_serving):
+            await stack.enter_async_context(opened(front))
+        stopped = asyncio.create_task(stop_signal())  # a container's first process ignores signals without a handler
+        stack.callback(stopped.cancel)
+        opening = asyncio.create_task(stack.enter_async_context(edge(connection, drafting, observers.headers)))
+        behind = await _unless(stopped, opening)
+        if behind is not None:
+            await _serve(behind, ports, observers, stopped)
+
+
+async def _unless(stopped: asyncio.Task[Signals], work: asyncio.Task[T]) -> T | None:
+    """Return the result of `work`; cancel it and return None if a signal comes first."""
+    stopped.add_done_callback(lambda _: work.cancel())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not stopped.done() or stopped.cancelled():
+            raise
+        return None
+
+
+async def _serve(behind: Edge, ports: Ports, observers: Observers, stopped: asyncio.Task[Signals]) -> None:
+    """Serve the ports of an edge until `stopped` is done."""
+    metrics = _metrics(behind, ports.name_of(behind.card), observers.config.role)
+    completer = observers.around(behind.completer, metrics, model=ports.name_of(behind.card))
+    draft, engine = behind.draft, None if behind.draft is None else behind.draft.engine
+    work = completer if engine is None else EdgeWork(completer, engine)
+    metrics.watch(work)
+    operation = Operation(work, may_drain=ports.server.ends_by_call)
+    service = GenerationServicer(completer, behind.card, behind.remote, operation)
+
+    def show(card: ModelCard) -> None:
+        service.card = replace(card, topology=GATEWAY if draft is None else DISTRIBUTED)
+        ports.show(card if draft is None else service.card)
+
+    fronts = ports.fronts(observers, metrics, [service], behind.is_serving)
+    show(behind.card)
+    following = asyncio.create_task(behind.follow(show, ports.report_upstream))
+    try:
+        with nullcontext() if engine is None else timeline(observers.config, engine):
+            host = Host(work, fronts, config=ports.server, metrics=metrics, operation=operation)
+            await host.run(until=stopped)
+    finally:
+        following.cancel()
+
+
+def _metrics(behind: Edge, name: str, role: str) -> Metrics:
+    metrics, draft = Metrics(name, role=role), behind.draft
+    metrics.watch_upstream(lambda: behind.fleet.replicas)
+    if draft is not None:
+        metrics.watch_graphs([draft.loaded.model])
+        metrics.watch_vocabulary(lambda: draft.worker.vocabulary_share)
+        metrics.watch_undrafted(lambda: draft.worker.num_undrafted)
+    return metrics
+
+
+class EdgeWork(DraftWork):
+    """Work of an edge with a draft: requests, which run at the target, and an engine that drafts for them."""
+
+    def __init__(self, completer: SupervisedCompleter, engine: DraftEngine) -> None:
+        super().__init__(engine)
+        self._completer = completer
+        self.num_slots = engine.num_slots
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that have started, with or without drafts."""
+        return self._completer.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._completer.num_waiting
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Take no new requests; let running ones, for which the engine still drafts, finish for `grace_s` seconds."""
+        await self._completer.stop(grace_s=grace_s)

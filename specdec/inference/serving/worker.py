@@ -1,0 +1,49 @@
+"""Life cycle of a draft worker of the pool, which drafts for the sessions that targets lend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specdec.inference.config import DialSecurity, ObserveConfig, ProposerConfig, ServerConfig, model_name
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.assembly import draft_engine, load_proposer, running
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.host import Host
+from specdec.inference.serving.observers import observed, timeline
+from specdec.inference.workers.calls.dialling import credentials_of
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.stream import Offer
+
+
+async def serve_worker(
+    proposer: ProposerConfig,
+    targets: Sequence[str],
+    server: ServerConfig,
+    observe: ObserveConfig,
+    *,
+    gamma: int,
+    security: DialSecurity,
+) -> None:
+    """Draft for the sessions of targets until a signal; the gRPC port, if there is one, reports the worker's health.
+
+    Raises:
+        ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.
+        RequestError: every target refuses this worker.
+    """
+    config = replace(server, grace_s=0.0, drain_delay_s=0.0)
+    ports = Ports(config, observe)
+    credentials_of(security)
+    loaded = await load_proposer(proposer)
+    metrics = Metrics(model_name(proposer.model.path if proposer.model else proposer.tokenizer_path), role="draft")
+    with observed(observe) as observers:
+        async with running(draft_engine(loaded, max_waiting=0)) as engine:
+            metrics.watch(engine)
+            metrics.watch_graphs([loaded.model])
+            learn = None if loaded.own is None else loaded.words_of
+            offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security, learn)
+            worker = PoolWorker(engine, targets, offer, metrics)
+            metrics.watch_vocabulary(lambda: worker.vocabulary_share)
+            fronts = ports.fronts(observers, metrics, [])
+            with timeline(observe, engine):
+                await Host(worker, fronts, config=config, metrics=metrics).run(until=worker.refused())
