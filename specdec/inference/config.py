@@ -179,6 +179,9 @@ class Loading(Checked):
         device: auto, cpu, cuda, cuda:N, neuron (%(default)s: CUDA where there is one; neuron: experimental, by backend
             torch on TorchNeuron).
         dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).
+        exact: compute each position always in the same rows, so that text depends to the bit on no draft, other
+            request or kept prefix (docs/speculation.md): auto: by backend torch in bfloat16 and float16, on a device with at
+            most 16 slots; always: in float32 and with more slots too, and on NxDI.
         sequence_length: limit of prompt and output together (default: the model's limit, at most 2048).
         beyond_positions: allow a --sequence_length above the positions that the model was trained for; its text may
             become worse there.
@@ -194,6 +197,7 @@ class Loading(Checked):
     backend: str = setting("auto", "--backend")
     device: str = setting("auto", "--device")
     dtype: str = setting("auto", "--dtype", choices=("auto", *DTYPES))
+    exact: str = setting("auto", "--exact", choices=("auto", "always", "never"))
     sequence_length: int | None = setting(None, "--sequence_length TOKENS", within=Range(2))
     beyond_positions: bool = setting(False, "--beyond_positions")
     num_slots: int = setting(8, "--batch N", within=BATCH)
@@ -255,8 +259,8 @@ class ProposerConfig:
 
     @property
     def model_with_branches(self) -> ModelConfig | None:
-        """Return the configuration of the draft model with slots for branches too."""
-        return self.model and replace(self.model, num_slots=self.num_slots * (1 + self.branches))
+        """Return the configuration of the draft model with slots for branches too; a draft need not be exact."""
+        return self.model and replace(self.model, num_slots=self.num_slots * (1 + self.branches), exact="never")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ Owns the measured costs by which it chooses. Does not know the decoder, slots, t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.model.slots import Windows
 from specdec.inference.request import Schedule
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
@@ -27,10 +28,11 @@ class Batching:
     Args:
         prompt_share: longest time that reading prompts may add to a pass, as a multiple of the pass.
         chunk_tokens: number of tokens of the parts in which the decoder reads prompts; 0: any number.
+        windows: windows of the decoder's passes, if it has them.
     """
 
-    def __init__(self, prompt_share: float, chunk_tokens: int) -> None:
-        self._chunk_tokens = chunk_tokens
+    def __init__(self, prompt_share: float, chunk_tokens: int, windows: Windows | None = None) -> None:
+        self._chunk_tokens, self._windows = chunk_tokens, windows
         self._passes = PassTimes()
         self._steps = PassTimes()  # whole steps without prompts, drafting and draft tokens included
         self._parts = PromptParts(prompt_share)
@@ -79,6 +81,7 @@ class Batching:
 
     def narrowed(self, turns: Turns) -> list[tuple[TargetSession, Turn]]:
         """Return the turns, with proposals cut to the number of tokens that pays most, except in synchronous rounds."""
+        turns = turns if self._windows is None else list(_within(self._windows, turns))
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
         available = [len(turn.proposal or turn.lookup) for _, turn in free]
         rates = [session.sources.rate(turn) for session, turn in free]
@@ -102,6 +105,19 @@ class Batching:
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
     return session.runs_ahead and turn.chooses and not turn.proposal and turn.gamma > 0
+
+
+def _within(windows: Windows, turns: Turns) -> Iterator[tuple[TargetSession, Turn]]:
+    """Yield the turns, with drafts that end at a window's end where a further window would be a further pass."""
+    num_spare = -sum(windows.count(turn.start, len(turn.token_ids)) for _, turn in turns) % windows.num
+    for session, turn in turns:
+        end, length = len(turn.token_ids), len(turn.proposal or turn.lookup) or turn.gamma
+        if session.runs_ahead or not turn.proposal:  # a round is verified whole
+            room = -end % windows.width + num_spare * windows.width
+            length = min(length, room)
+            turn = replace(_cut(turn, length), gamma=min(turn.gamma, room))
+        num_spare = max(0, num_spare + 1 - windows.count(end - 1, end + length))
+        yield session, turn
 
 
 def _cut(turn: Turn, width: int) -> Turn:

@@ -18,6 +18,7 @@ from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
+from specdec.inference.model.slots import PrefixKeeper, WindowedBackend
 from specdec.inference.request import GenerationRequest, Noise, Schedule
 from specdec.inference.speculation.tree import Branch
 
@@ -82,7 +83,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._decoder = decoder
         self._limits = limits
         self._grammars = grammars
-        self._batching = Batching(limits.prompt_share, decoder.prompt_chunk_tokens)
+        slots = decoder.slots if isinstance(decoder, PrefixKeeper) else None
+        windows = slots.windows if isinstance(slots, WindowedBackend) else None
+        self._batching = Batching(limits.prompt_share, decoder.prompt_chunk_tokens, windows)
         self._unread: WeakSet[TargetSession] = WeakSet()  # until their readers have left
         self.max_length, self.vocab_size = decoder.max_length, decoder.vocab_size
         self.seed_invariant = is_seed_invariant(decoder)

@@ -120,6 +120,35 @@ class CompiledBackend(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of positions, each of which begins at a multiple of its width.
+
+    Attributes:
+        width: positions of a window.
+        num: windows of one pass; more take another pass.
+    """
+
+    width: int
+    num: int
+
+    def count(self, start: int, end: int) -> int:
+        """Return how many windows the positions start .. end-1 are in."""
+        return (end - 1) // self.width - start // self.width + 1
+
+
+@runtime_checkable
+class WindowedBackend(Protocol):
+    """Backend that may compute spans as whole windows, so that logits are the same bits whatever else a pass has.
+
+    Attributes:
+        windows: windows of its passes; None if it runs spans as they come.
+    """
+
+    @property
+    def windows(self) -> Windows | None: ...
+
+
 @runtime_checkable
 class PrefixKeeper(Protocol):
     """Decoder or proposer with slots that keep their content, so that the next sequence can begin with it."""

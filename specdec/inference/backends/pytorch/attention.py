@@ -185,28 +185,44 @@ class SpanAttention:
 
 
 class SlotPass:
-    """A pass over spans: writes each span's keys and values to its slot, then attends to all of the slot so far."""
+    """A pass over spans: writes each span's keys and values to its slot, then attends to all of the slot so far.
 
-    def __init__(self, cache: SlotCache, spans: Sequence[Span], *, dtype: torch.dtype, device: torch.device) -> None:
+    Args:
+        num_filling: tokens after the last span that belong to none; their attention is zeros.
+    """
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        spans: Sequence[Span],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_filling: int = 0,
+    ) -> None:
         self._cache = cache
         self._spans = [SpanAttention(span, dtype=dtype, device=device) for span in spans]
-        self._widths = [span.num_tokens for span in self._spans]
+        self._num_filling = num_filling
+        self._widths = [*(span.num_tokens for span in self._spans), *([num_filling] if num_filling else [])]
 
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
     ) -> Tensor:
         layer = _layer_index(module)
-        if len(self._spans) == 1:
+        if len(self._widths) == 1:
             return self._attend_span(layer, self._spans[0], query, key, value, scaling=scaling, options=options)
         pieces = zip(
             self._spans,
             torch.split(query, self._widths, dim=2),
             torch.split(key, self._widths, dim=2),
             torch.split(value, self._widths, dim=2),
-            strict=True,
+            strict=False,
         )
         asked: dict[str, Any] = {"scaling": scaling, "options": options}
-        return torch.cat([self._attend_span(layer, span, q, k, v, **asked) for span, q, k, v in pieces], dim=1)
+        attended = [self._attend_span(layer, span, q, k, v, **asked) for span, q, k, v in pieces]
+        if self._num_filling:
+            attended.append(query.new_zeros(1, self._num_filling, query.shape[1], value.shape[3]))
+        return torch.cat(attended, dim=1)
 
     def _attend_span(
         self, layer: int, span: SpanAttention, query: Tensor, key: Tensor, value: Tensor, **asked: Any

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -25,10 +27,11 @@ from specdec.inference.backends.pytorch.runner import ModelRunner
 from specdec.inference.backends.pytorch.shapes import Buckets
 from specdec.inference.backends.pytorch.slot_cache import SlotCache
 from specdec.inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
+from specdec.inference.backends.pytorch.windows import WindowPasses, choose_windows
 from specdec.inference.backends.spans import check_spans
 from specdec.inference.config import COMPILE_POLICIES, ModelConfig
 from specdec.inference.errors import ConfigError
-from specdec.inference.model.slots import Array, GraphCounts, Span
+from specdec.inference.model.slots import Array, GraphCounts, Span, Windows
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class TorchBackend:
 
     Args:
         fixed: run all passes in fixed shapes; None runs them as they come, operator by operator.
+        windows: run spans as windows; `fixed` then has the one shape of such a pass. None: spans run as they come.
         device: device that the model moves to, after a test pass on its present device; None: it does not move.
 
     Attributes:
@@ -62,6 +66,7 @@ class TorchBackend:
         max_length: int,
         fixed: FixedShapes | None = None,
         device: torch.device | None = None,
+        windows: Windows | None = None,
     ) -> None:
         require_supported_config(model.config, max_length, windows=True)
         require_supported_model(model)
@@ -69,11 +74,18 @@ class TorchBackend:
         _move(model, device or model.device)
         self.vocab_size, self.num_slots, self.max_length = runner.vocab_size, num_slots, max_length
         self.arithmetic = f"torch {model.dtype} {model.device.type}{'' if fixed is None else fixed.maker.arithmetic}"
+        self.windows = windows
         kind = {"dtype": model.dtype, "device": model.device}
         num_spare = int(fixed is not None)
         cache = SlotCache(runner.layers, num_slots=num_slots, max_length=max_length, num_spare=num_spare, **kind)
         self.slot_bytes = cache.slot_bytes
-        self.passes: Passes = EagerPasses(runner, cache) if fixed is None else StaticPasses(runner, cache, fixed)
+        num_rows = 0 if windows is None else windows.num * windows.width
+        self.passes: Passes = (
+            EagerPasses(runner, cache, num_rows) if fixed is None else StaticPasses(runner, cache, fixed)
+        )
+        if windows is not None:
+            self.passes = WindowPasses(self.passes, windows, num_slots=num_slots, max_length=max_length)
+            self.arithmetic += f", {windows.num} windows of {windows.width}"
         keeps_linears = fixed is not None and fixed.maker.graphs_only
         if model.device.type == "cpu" and model.dtype == torch.float32 and not keeps_linears:
             _pack_linears(runner, SlotCache(runner.layers, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
@@ -145,12 +157,25 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     require_supported_config(model_config, max_length, windows=True)
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    windows = choose_windows(config, dtype, device)
     fixed = _fixed_shapes(config, device)
+    if fixed is not None and windows is not None:
+        one: dict[str, Any] = {
+            "widths": (windows.width,),
+            "prompts": (),
+            "batches": (windows.num,),
+            "shares_slots": True,
+        }
+        fixed = replace(fixed, buckets=replace(fixed.buckets, **one))
     first = torch.device("cpu") if fixed is not None and fixed.maker.graphs_only else device
-    model = load_weights(config.path, model_config, dtype=resolve_dtype(config.dtype, device), device=first)
+    model = load_weights(config.path, model_config, dtype=dtype, device=first)
+    sizes: dict[str, Any] = {"num_slots": config.num_slots, "max_length": max_length, "windows": windows}
     if fixed is not None:
         try:
-            return _warm(model, config.num_slots, max_length, fixed, device)
+            backend = TorchBackend(model, fixed=fixed, device=device, **sizes)
+            backend.warm_up()
+            return backend
         except ConfigError:
             raise
         except Exception as error:  # compilers raise errors of all kinds, such as for a layer that asks for sizes
@@ -160,16 +185,7 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
             if config.compile_policy != COMPILE_POLICIES[0]:
                 raise ConfigError(f"{message}; --compile never runs without graphs") from error
             logger.warning("%s; they run operator by operator", message)
-    return TorchBackend(model, num_slots=config.num_slots, max_length=max_length)
-
-
-def _warm(
-    model: PreTrainedModel, num_slots: int, max_length: int, fixed: FixedShapes, device: torch.device
-) -> TorchBackend:
-    """Return a backend with all of its passes made; if one cannot be made, free the memory of its slots."""
-    backend = TorchBackend(model, num_slots=num_slots, max_length=max_length, fixed=fixed, device=device)
-    backend.warm_up()
-    return backend
+    return TorchBackend(model, **sizes)
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:

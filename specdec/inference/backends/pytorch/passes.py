@@ -45,14 +45,19 @@ class Passes(Protocol):
 
 
 class EagerPasses:
-    """Passes of any shape, operator by operator; the tokens of all spans run as one row without padding."""
+    """Passes of any shape, operator by operator; the tokens of all spans run as one row.
+
+    Args:
+        num_rows: tokens of every pass, filled up with token 0, which attends to nothing; 0: no filling.
+    """
 
     graphs = GraphCounts(0, 0)
     widest_part = 0
 
-    def __init__(self, runner: ModelRunner, cache: SlotCache) -> None:
+    def __init__(self, runner: ModelRunner, cache: SlotCache, num_rows: int = 0) -> None:
         self._runner = runner
         self._cache = cache
+        self._num_rows = num_rows
         self.widest = cache.max_length
 
     def warm_up(self) -> None:
@@ -63,9 +68,12 @@ class EagerPasses:
         dtype, device = self._cache.keys[0].dtype, self._cache.keys[0].device
         token_ids = [token_id for span in spans for token_id in span.token_ids]
         positions = [position for span in spans for position in range(span.start, span.start + len(span.token_ids))]
-        inputs = torch.tensor([token_ids, positions]).to(device, non_blocking=True)  # [2, num_tokens]
-        slot_pass = SlotPass(self._cache, spans, dtype=dtype, device=device)
+        filling = [0] * (self._num_rows - len(token_ids))
+        inputs = torch.tensor([token_ids + filling, positions + filling]).to(device, non_blocking=True)  # [2, num_rows]
+        slot_pass = SlotPass(self._cache, spans, dtype=dtype, device=device, num_filling=len(filling))
         rows = wanted_rows(spans)
+        if rows and self._num_rows:
+            return self._runner.logits(inputs, slot_pass)[rows]
         if rows:
             return self._runner.logits(inputs, slot_pass, 0 if len(rows) == len(token_ids) else rows)
         self._runner.read(inputs, slot_pass)

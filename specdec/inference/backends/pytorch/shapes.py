@@ -16,7 +16,7 @@ class Shape:
     """The shape of one pass.
 
     Attributes:
-        batch: number of spans; if it is the number of all slots, row i of the pass is slot i.
+        batch: number of spans; if it is the number of all slots, row i of the pass is slot i, unless spans share slots.
         width: tokens of each span, padding included.
         length: positions that attention reads; no span ends after them.
         is_prompt: whether the tokens are a part of a prompt: they stand at the right, and only the last has logits.
@@ -37,12 +37,14 @@ class Buckets:
         prompts: tokens of the parts of wider spans, each alone in its pass, ascending and above `widths`.
         batches: numbers of spans below all slots, ascending.
         shortest: fewest positions that attention reads; further shapes read twice, four times, ... as many.
+        shares_slots: whether spans of a pass may share a slot; then the largest of `batches` is that of all passes.
     """
 
     widths: tuple[int, ...]
     prompts: tuple[int, ...]
     batches: tuple[int, ...] = ()
     shortest: int = 512
+    shares_slots: bool = False
 
 
 class Shapes:
@@ -51,7 +53,7 @@ class Shapes:
     def __init__(self, buckets: Buckets, *, num_slots: int, max_length: int) -> None:
         self.widths = _up_to(max_length, buckets.widths)
         self.prompts = [width for width in _up_to(max_length, buckets.prompts) if width > self.widths[-1]]
-        self.batches = _up_to(num_slots, (*buckets.batches, num_slots))
+        self.batches = _up_to(num_slots, buckets.batches if buckets.shares_slots else (*buckets.batches, num_slots))
         lengths = [min(buckets.shortest, max_length)]
         while lengths[-1] < max_length:
             lengths.append(min(2 * lengths[-1], max_length))

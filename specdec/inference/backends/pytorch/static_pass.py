@@ -43,11 +43,13 @@ class FixedShapes:
 class StaticPass:
     """Inputs of a pass of one fixed shape, and attention over them."""
 
-    def __init__(self, cache: SlotCache, shape: Shape, *, graphs_only: bool = False) -> None:
+    def __init__(
+        self, cache: SlotCache, shape: Shape, *, graphs_only: bool = False, shares_slots: bool = False
+    ) -> None:
         self._cache = cache
         self.shape = shape
         self._graphs_only = graphs_only
-        self._has_all_slots = shape.batch == cache.num_slots
+        self._has_all_slots = shape.batch == cache.num_slots and not shares_slots
         self._num_tokens = shape.batch * shape.width
         device = cache.keys[0].device
         # Each token's id, position, and place where its keys and values are written; then the spans' slots.
@@ -163,7 +165,7 @@ class StaticPasses:
     def __init__(self, runner: ModelRunner, cache: SlotCache, fixed: FixedShapes) -> None:
         self._runner = runner
         self.cache = cache
-        self.maker = fixed.maker
+        self.maker, self._shares_slots = fixed.maker, fixed.buckets.shares_slots
         self.shapes = Shapes(fixed.buckets, num_slots=cache.num_slots, max_length=cache.max_length)
         self.widest = self.shapes.widths[-1]
         self.widest_part = self.shapes.prompts[-1] if self.shapes.prompts else 0
@@ -231,7 +233,8 @@ class StaticPasses:
         return logits.index_select(0, rows.to(logits.device, non_blocking=True))
 
     def _make(self, shape: Shape) -> tuple[StaticPass, Run]:
-        static = StaticPass(self.cache, shape, graphs_only=self.maker.graphs_only)
+        kind = {"graphs_only": self.maker.graphs_only, "shares_slots": self._shares_slots}
+        static = StaticPass(self.cache, shape, **kind)
         static.fill([])
         self._made[shape] = static, self.maker.make(lambda: static.logits(self._runner))
         return self._made[shape]

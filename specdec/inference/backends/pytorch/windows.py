@@ -1,0 +1,108 @@
+"""Passes in windows: a position is always computed in the same rows of a pass that has always the same number of rows.
+
+In bfloat16 and float16 a row's last bits depend on how many rows a pass has, and on which rows stand beside it: a
+kernel is chosen by the number of rows, and attention's by the number of queries. Spans begin and end where draft tokens
+do, so a near-tie would fall otherwise with a draft than without. Both halves are needed: windows that begin at
+multiples of their width, and junk in place of windows that a pass lacks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.inference.backends.pytorch.passes import Passes
+from specdec.inference.config import ModelConfig
+from specdec.inference.model.slots import GraphCounts, Span, Windows
+
+logger = logging.getLogger(__name__)
+
+WIDTH = 16
+"""Positions of a window. Narrower ones cut proposals short more often, and read prompts in more passes."""
+
+MAX_WINDOWS = 16
+"""Most windows of a pass. As many rows, 256, are free where decoding is bound by memory; further sessions have another
+pass."""
+
+
+class WindowPasses:
+    """`Passes` whose spans are whole windows; a pass may have several windows of one slot, in order.
+
+    Args:
+        inner: passes that take `windows.num` windows, and fill up what is missing.
+    """
+
+    widest_part = 0
+
+    def __init__(self, inner: Passes, windows: Windows, *, num_slots: int, max_length: int) -> None:
+        self._inner, self._sizes = inner, windows
+        self._token_ids = np.zeros((num_slots, max_length), dtype=np.int32)  # that the slots' positions hold
+        self.widest = max_length
+
+    @property
+    def graphs(self) -> GraphCounts:
+        """Return how many graphs were made for passes."""
+        return self._inner.graphs
+
+    def warm_up(self) -> None:
+        """Make every pass that there will be, if they are made ahead; overwrites slots."""
+        self._inner.warm_up()
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """Copy keys, values and token ids of the positions start .. end-1 from one slot to another."""
+        self._token_ids[destination_slot, start:end] = self._token_ids[source_slot, start:end]
+        self._inner.fork(source_slot, destination_slot, start, end)
+
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """Run the windows of the spans; return logits in the order of the spans, as `Passes.forward` does."""
+        windows = [window for span in spans for window in self._windows(span)]
+        size = self._sizes.num
+        return torch.cat([self._run(windows[first : first + size]) for first in range(0, len(windows), size)])
+
+    def _windows(self, span: Span) -> Iterator[tuple[Span, range]]:
+        """Write a span's tokens; yield its windows, each with the rows whose logits the span wants.
+
+        Rows behind the span are junk, which later spans overwrite. A slot's last window may be narrower: always so.
+        """
+        tokens, end, width = self._token_ids[span.slot], span.start + len(span.token_ids), self._sizes.width
+        tokens[span.start : end] = span.token_ids
+        for start in range(span.start - span.start % width, end, width):
+            token_ids = tokens[start : start + width].tolist()
+            wanted = range(max(end - span.num_logits, start) - start, min(end - start, width))
+            yield Span(span.slot, start, token_ids, len(token_ids)), wanted
+
+    def _run(self, windows: Sequence[tuple[Span, range]]) -> Tensor:
+        """Run one pass: the output layer sees all of its rows, or none, since its kernel too follows their number."""
+        spans = [span for span, _ in windows]
+        rows, end = [], 0
+        for span, wanted in windows:
+            rows += [end + row for row in wanted]
+            end += len(span.token_ids)
+        if not rows:
+            spans = [Span(span.slot, span.start, span.token_ids, 0) for span in spans]
+        logits = self._inner.forward(spans)  # [rows of the windows, vocab_size], or [0, vocab_size]
+        return logits[torch.tensor(rows, dtype=torch.long, device=logits.device)]
+
+
+def choose_windows(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Windows | None:
+    """Return the windows of a model's passes, as `--exact` says, and log what they cost or what is lost without them.
+
+    Returns:
+        None: passes run spans as they come.
+    """
+    if config.exact == "never" or (config.exact == "auto" and dtype not in (torch.bfloat16, torch.float16)):
+        return None
+    windows, num_slots = Windows(WIDTH, min(config.num_slots, MAX_WINDOWS)), config.num_slots
+    if config.exact == "auto" and device.type != "cpu" and num_slots > MAX_WINDOWS + 1:  # one may be a spare slot
+        lost = "one token in 100 may depend on drafts, on other requests and on kept prefixes"
+        cost = f"--exact always prevents it, and takes a pass for every {MAX_WINDOWS} requests"
+        logger.warning("model %s with %d slots in %s: %s; %s", config.name, num_slots, dtype, lost, cost)
+        return None
+    cost = "; on a CPU one request then waits as long for a pass as all" if device.type == "cpu" else ""
+    text = "model %s: every pass has %d windows of %d positions, so its text depends on no draft (--exact never: ends it)%s"
+    logger.info(text, config.name, windows.num, windows.width, cost)
+    return windows
