@@ -103,6 +103,6 @@ def choose_windows(config: ModelConfig, dtype: torch.dtype, device: torch.device
         logger.warning("model %s with %d slots in %s: %s; %s", config.name, num_slots, dtype, lost, cost)
         return None
     cost = "; on a CPU one request then waits as long for a pass as all" if device.type == "cpu" else ""
-    text = "model %s: every pass has %d windows of %d positions, so its text depends on no draft (--exact never: ends it)%s"
+    text = "model %s: every pass has %d windows of %d positions: its text depends on no draft (--exact never ends it)%s"
     logger.info(text, config.name, windows.num, windows.width, cost)
     return windows
