@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
@@ -26,6 +27,8 @@ from specdec.inference.request import (
     SamplingParams,
     Schedule,
 )
+from specdec.inference.sampling.choice import choose_tokens
+from specdec.inference.sampling.penalties import TokensBefore
 from specdec.inference.workers.calls.convert import sampling_from_message, sampling_to_message
 
 NAMES = {field.name for field in fields(SamplingParams)} - {"noise"}  # a request has no part in it
@@ -44,6 +47,22 @@ def another_value(name: str) -> Any:
 
 def test_every_number_has_a_range() -> None:
     assert NAMES - set(RANGES) == {"logit_bias"}
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_each_changes_the_choice(name: str) -> None:
+    """Another value of a parameter changes tokens, beside values of the others that leave it something to do.
+
+    Regression: a parameter that every format accepted, and no arithmetic read, passed all tests.
+    """
+    rows, plain = 64, SamplingParams(temperature=0.9, seed=1)
+    logits = np.random.default_rng(5).normal(size=(rows, 32)).astype(np.float32)
+    before = [TokensBefore.of((1, 2, 3, 7, 7, 9), output_start=2)] * rows
+
+    def chosen(sampling: SamplingParams) -> list[int]:
+        return choose_tokens(logits, [sampling] * rows, range(6, 6 + rows), before)
+
+    assert chosen(replace(plain, **{name: another_value(name)})) != chosen(plain)
 
 
 def test_the_protocol_carries_every_one() -> None:
