@@ -171,16 +171,40 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenAudit:
+    """Comparison of a token of an output with the target's own choice at its place.
+
+    Attributes:
+        token_id: token of the output.
+        choice: token that the target chooses there, by the request's parameters and seed.
+        margin: score of the choice less the token's; scores are logits, or with sampling processed logits plus noise. 0
+            for the choice; infinite if truncation or a grammar removes the token.
+        rank: 1 plus the number of tokens with a higher score.
+    """
+
+    token_id: int
+    choice: int
+    margin: float
+    rank: int
+
+    @property
+    def is_choice(self) -> bool:
+        return self.token_id == self.choice
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """First event of a `TokenSource`: the request has a slot, and its first pass is done.
 
     Attributes:
         num_cached_tokens: prompt tokens that the slot held already, from an earlier request.
         prompt_logprobs: one per prompt token but the first, if the request asked for them.
+        audits: one per committed token of the request, if it asked for them.
     """
 
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    audits: tuple[TokenAudit, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -208,6 +232,8 @@ class Started:
         provenance: origin of the output.
         defaults: the server's values for parameters that the request left open; None if it left none open.
         adapter: adapter that the output is computed with, as the request names it.
+        audits: one per token of the output that the request gave to be audited; fewer if its grammar refuses one, which
+            is the last then.
     """
 
     num_prompt_tokens: int
@@ -219,6 +245,7 @@ class Started:
     provenance: Provenance = UNKNOWN
     defaults: RequestDefaults | None = None
     adapter: str = ""
+    audits: tuple[TokenAudit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,6 +302,7 @@ class GenerationRequest(Options):
         max_new_tokens: upper limit of output tokens, >= 1; generation also ends where the context is full.
         stop_at_eos: the sequence also ends after any end-of-sequence token of the target; with a grammar it must.
         num_committed_tokens: number of the prompt's last tokens that are output of an earlier stream (resume).
+        audits: compare each of these tokens with the target's choice; the first event has the result.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -312,6 +313,7 @@ class GenerationRequest(Options):
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     stop_at_eos: bool = False
     num_committed_tokens: int = 0
+    audits: bool = False
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens

@@ -188,6 +188,7 @@ REFUSED_FIELDS: dict[str, Any] = {
     "prompt_logprobs": 0,
     "grammar": ANY_JSON_OBJECT,
     "adapter": "poet",
+    "audits": True,
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specdec.inference.caller import request_id
-from specdec.inference.commit import Commit, FinishReason, Opened, Timings, TokenEvent, TokenLogprobs
+from specdec.inference.commit import Commit, FinishReason, Opened, Timings, TokenAudit, TokenEvent, TokenLogprobs
 from specdec.inference.engine.prefixes import Prefix
 from specdec.inference.model.decoder import Matcher, Turn, Verdict
 from specdec.inference.request import MAX_GAMMA, GenerationRequest, Schedule
@@ -147,6 +147,7 @@ class TargetSession:
         self._was_asked = False  # for the target's own token, by an empty proposal
         self._num_helps = 0  # changes of the pool worker
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
+        self._audits: list[TokenAudit] = []  # likewise
         self._clock = Clock()
 
     def follow(self, schedule: Schedule | None) -> None:
@@ -182,8 +183,10 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """Return the reusable prefix: all tokens but the last, whose logits are needed; empty for a scored prompt."""
+        """Return the reusable prefix: all tokens but the last, whose logits are needed, or those that are scored."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
+        if self.request.audits:
+            length = min(length, self.request.output_start - 1)
         return Prefix(self.token_ids, length, self.request.cache_salt)
 
     @property
@@ -198,6 +201,7 @@ class TargetSession:
         """Let the next passes compute all tokens of the slot again, after a failed step; see `EngineSession`."""
         self._num_cached = self.num_cached_tokens = 0
         self._prompt_logprobs.clear()
+        self._audits.clear()
         self._suspect_at = len(self.token_ids)
 
     @property
@@ -285,19 +289,21 @@ class TargetSession:
             logprobs=request.logprobs,
             scored=self._scored(end),
             prompt_logprobs=request.prompt_logprobs or 0,
+            audits=request.audits,
             grammar=self._grammar,
             tally=self._tally,
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Return the prompt tokens that a pass up to position `end` gives log-probabilities to.
+        """Return the prompt tokens that a pass up to position `end` gives log-probabilities to, or compares.
 
         Each row of logits scores the token after it. The result is empty after the first commit: a prompt that is read
         again is not scored again.
         """
-        if self.request.prompt_logprobs is None or len(self.token_ids) > len(self.request.prompt_token_ids):
+        request, length = self.request, len(self.request.prompt_token_ids)
+        if (request.prompt_logprobs is None and not request.audits) or len(self.token_ids) > length:
             return ()
-        return self.token_ids[self._num_cached + 1 : min(end + 1, self.request.output_start)]
+        return self.token_ids[self._num_cached + 1 : min(end + 1, length if request.audits else request.output_start)]
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
         """Apply a pass's verdict and queue the commit; return the finish reason if the session ends with it, else None.
@@ -308,6 +314,7 @@ class TargetSession:
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
         self._clock.computed(started, ended)
         self._prompt_logprobs.extend(verdict.prompt_logprobs)
+        self._audits.extend(verdict.audits)
         if not turn.chooses:
             if self._lookup_limit:
                 self.sources.lookup.read(self.token_ids)
@@ -342,8 +349,9 @@ class TargetSession:
             hold_us=hold_us,
         )
         if position == len(self.request.prompt_token_ids):
-            self.commits.put(Opened(self.num_cached_tokens, tuple(self._prompt_logprobs)))
+            self.commits.put(Opened(self.num_cached_tokens, tuple(self._prompt_logprobs), tuple(self._audits)))
             self._prompt_logprobs.clear()
+            self._audits.clear()
         self.commits.put(commit)
         self._clock.restart(ended)
         return reason

@@ -8,7 +8,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -52,6 +52,7 @@ from specdec.inference.gateway.answers.stream import (
     StreamShape,
     whole_answer,
 )
+from specdec.inference.gateway.bodies.audit import AuditBody
 from specdec.inference.gateway.bodies.responses import ResponsesBody
 from specdec.inference.gateway.bodies.schema import (
     ChatBody,
@@ -66,6 +67,7 @@ from specdec.inference.gateway.door.port import HttpPort, Probes
 from specdec.inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.workers.calls.access import Access
+from specdec.inference.workers.completing.audit import audited
 from specdec.inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ PAGE_POLICY = (
     "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
 )
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts."""
-SPOKEN = "POST /v1/chat/completions, /v1/completions and /v1/responses, GET /v1/models"
+SPOKEN = "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/audit, GET /v1/models"
 """Paths that the error for an unknown path lists."""
 MAX_NAMES = 20
 """Most adapters that the error for an unknown model name lists."""
@@ -175,6 +177,24 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         chat = body.chat()
         requests, name, reader = _chat(gateway, chat)
         return await _answer(gateway, request, chat, requests, ResponsesFormat(name, reader, body))
+
+    @app.post("/v1/audit", responses=FAILURES, response_model=None)
+    async def audit(body: AuditBody, request: Request) -> JsonAnswer:
+        """Report for each token of an output whether it is the model's own choice."""
+        asked = body.asked()
+        if isinstance(asked, ChatBody):
+            requests, name, _ = _chat(gateway, asked)
+        else:
+            card = _named(asked.model, gateway.card)
+            requests, name = completion_requests(asked, card), card.name
+        if body.index >= len(requests):
+            raise ApiError(
+                400, f"index {body.index} is not below {len(requests)}, the number of choices", param="index"
+            )
+        one = replace(requests[body.index], deadline=asyncio.get_running_loop().time() + _deadline_s(request, gateway))
+        work = audited(gateway.completer, gateway.codec, one, body.output, body.near_tie)
+        done = await unless_disconnected(request, work)
+        return JsonAnswer({"object": "audit", "model": name, **done.as_json()})
 
     @app.get("/v1/models")
     async def models() -> ModelList:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts, TokenLogprobs
+from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts, TokenAudit, TokenLogprobs
 from specdec.inference.errors import InvalidRequestError, SpecDecError
 from specdec.inference.model.slots import Array
 from specdec.inference.request import GenerationRequest, SamplingParams
@@ -68,6 +68,7 @@ class Turn:
         scored: prompt tokens for which log-probabilities are wanted: those after `start` that this pass can score.
         prompt_logprobs: number of best tokens for which log-probabilities are wanted at the position of each scored
             token.
+        audits: True if the scored tokens from `output_start` on are compared with the target's choices instead.
         grammar: the grammar that binds the output; None: any output is allowed.
         lookup: proposal for a turn without draft tokens, from prompt lookup: the tokens that followed an earlier
             occurrence of the last ones.
@@ -86,6 +87,7 @@ class Turn:
     logprobs: int | None = None
     scored: Sequence[int] = ()
     prompt_logprobs: int = 0
+    audits: bool = False
     grammar: Matcher | None = None
     lookup: Sequence[int] = ()
     tally: Tally | None = None
@@ -107,6 +109,7 @@ class Verdict:
         draft_us: microseconds that the decoder's own draft took.
         logprobs: log-probabilities of each of these tokens, if the turn asked for them.
         prompt_logprobs: log-probabilities of each scored prompt token.
+        audits: comparison of each scored token from the first output token on, if the turn asked for them.
         error: why the sequence cannot go on; None if it can. With an error there are no tokens.
         own: counts of the draft tokens that the target proposed itself, by lookup or grammar.
         rejected_token_ids: draft tokens that were rejected; empty if a device does not return them.
@@ -118,6 +121,7 @@ class Verdict:
     draft_us: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    audits: tuple[TokenAudit, ...] = ()
     error: SpecDecError | None = None
     own: OwnDrafts = NO_OWN_DRAFTS
     rejected_token_ids: tuple[int, ...] = ()

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 
 import array_api_compat
 
+from specdec.inference.commit import TokenAudit
 from specdec.inference.model.slots import Array
 from specdec.inference.request import Noise, SamplingParams
 from specdec.inference.sampling.noise import LAWS, uniform_noise
@@ -37,6 +38,8 @@ from specdec.inference.sampling.truncation import process_logits
 
 # Noise by the libraries' logarithms differs from ours by less than 1e-9, and sums of scores and noise by rounding.
 _ROUGH_MARGIN = 1e-8
+ALL = 0
+"""Count of best tokens that stands for all of them."""
 
 
 def choose_tokens(
@@ -132,8 +135,34 @@ def rank_tokens(
     return _best(logits + 0.0 if scores is logits else scores, count)  # the cheapest copy that both libraries make
 
 
+def audit_tokens(
+    logits: Array,
+    sampling: Sequence[SamplingParams],
+    positions: Sequence[int],
+    before: Sequence[TokensBefore],
+    token_ids: Sequence[int],
+) -> tuple[TokenAudit, ...]:
+    """Compare one given token per row of logits with the row's choice.
+
+    Args:
+        logits, sampling, positions, before: as for `choose_tokens`.
+        token_ids: one per row.
+    """
+    xp = array_api_compat.array_namespace(logits)
+    if adjusts(sampling, before):
+        logits = _adjusted(logits, sampling, positions, before)
+    scores, rows = _scored(logits, sampling, positions, count=ALL), list(range(len(token_ids)))
+    own, choices = scores[rows, list(token_ids)], _argmax(scores)
+    margins = (scores[rows, choices] - own).tolist()
+    ranks = (xp.sum(xp.astype(scores > own[:, None], xp.int64), axis=-1) + 1).tolist()
+    return tuple(map(TokenAudit, token_ids, choices, margins, ranks))
+
+
 def _scored(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return scores with noise for sampled rows, at least for the best `count` tokens, and logits for greedy rows."""
+    """Return scores with noise for sampled rows, at least for the best `count` tokens, and logits for greedy rows.
+
+    A count of `ALL` stands for all tokens.
+    """
     groups = [[row for row, each in enumerate(sampling) if each.noise is law and not each.greedy] for law in Noise]
     if not any(groups):
         return logits
@@ -189,7 +218,7 @@ def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, 
     If all rows are truncated, or by stock vLLM's rule, the mask has all remaining tokens. Otherwise noise from the
     library's own logarithm selects them, which is fast, and off by far less than the margin.
     """
-    if sampling[0].noise is Noise.VLLM or all(params.truncates for params in sampling):
+    if count == ALL or sampling[0].noise is Noise.VLLM or all(params.truncates for params in sampling):
         return scores > -math.inf
     xp = array_api_compat.array_namespace(scores)
     token_ids = xp.arange(scores.shape[-1], dtype=xp.int64, device=array_api_compat.device(scores))

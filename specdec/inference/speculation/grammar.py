@@ -45,7 +45,7 @@ _ANYTHING = Allowed()
 
 def allowed_by_grammar(turn: Turn) -> Allowed:
     """Return the grammar's masks for the rows that verify a turn's proposal."""
-    if turn.grammar is None or not turn.chooses:
+    if turn.grammar is None or not turn.chooses or turn.audits:  # an output that is audited may not fit its grammar
         return _ANYTHING
     try:
         return Allowed(turn.grammar.masks(turn.token_ids[turn.output_start :], turn.proposal))
@@ -87,7 +87,7 @@ def fit(turn: Turn) -> Fitted:
     """Return a turn with its final proposal: from prompt lookup if it has none, cut and extended by the grammar."""
     is_lookup = turn.chooses and not turn.proposal and bool(turn.lookup)
     turn = replace(turn, proposal=turn.lookup) if is_lookup else turn
-    if turn.grammar is None or not turn.chooses:
+    if turn.grammar is None or not turn.chooses or turn.audits:
         return Fitted(turn, is_lookup=is_lookup)
     try:
         return _fitted(turn, turn.grammar, is_lookup)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import array_api_compat
 
-from specdec.inference.commit import TokenLogprobs
 from specdec.inference.errors import InternalError
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
 from specdec.inference.request import SamplingParams
-from specdec.inference.sampling.choice import choose_tokens
+from specdec.inference.sampling.choice import audit_tokens, choose_tokens
 from specdec.inference.sampling.logprobs import token_logprobs
 from specdec.inference.sampling.penalties import TokensBefore, rows_before, rows_within
 from specdec.inference.speculation.grammar import Allowed, allowed_by_grammar, fit
@@ -48,7 +48,7 @@ class SlotDecoder:
             return decide(turns, logits)
         scores, logits = _scores(turns, logits)
         verdicts = decide(turns, logits)
-        return [replace(verdict, prompt_logprobs=score) for verdict, score in zip(verdicts, scores, strict=True)]
+        return [replace(verdict, **score) for verdict, score in zip(verdicts, scores, strict=True)]
 
 
 def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
@@ -70,17 +70,39 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
     return _with_logprobs(turns, verdicts, logits)
 
 
-def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogprobs, ...]], Array]:
-    """Return the log-probabilities of each turn's scored prompt tokens, and the other rows of logits."""
-    scores: list[tuple[TokenLogprobs, ...]] = []
+def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[dict[str, Any]], Array]:
+    """Return what each turn's scored tokens add to its verdict, by field, and the other rows of logits."""
+    scores: list[dict[str, Any]] = []
     kept: list[int] = []
     end = 0
     for turn in turns:
         start, end = end, end + _num_logits(turn)
         rows = logits[start : start + len(turn.scored)]  # [num_scored, vocab_size]
-        scores.append(token_logprobs(rows, turn.scored, turn.prompt_logprobs) if turn.scored else ())
+        scores.append(_score(turn, rows) if turn.scored else {})
         kept.extend(range(end - _num_choices(turn), end))
     return scores, logits[kept]
+
+
+def _score(turn: Turn, rows: Array) -> dict[str, Any]:
+    """Return the scores of a turn's tokens after `start`, by the verdict's field; rows: float32 [num_scored, vocab]."""
+    if not turn.audits:
+        return {"prompt_logprobs": token_logprobs(rows, turn.scored, turn.prompt_logprobs)}
+    start = max(turn.start + 1, turn.output_start)  # position of the first token that is audited
+    skipped = start - turn.start - 1
+    tokens, before_it = turn.scored[skipped:], turn.token_ids[turn.output_start : start]
+    if not tokens or (turn.grammar is not None and not turn.grammar.goes_on(before_it)):  # it has refused one
+        return {}
+    begun = replace(turn, token_ids=turn.token_ids[:start], proposal=tokens, chooses=True, audits=False, tally=None)
+    allowed = allowed_by_grammar(begun)
+    if allowed.error is not None:
+        return {"error": allowed.error}
+    before = rows_before(begun, tokens)[: len(tokens)]
+    if allowed.masks is not None:
+        masks = [mask for mask in allowed.masks[: len(tokens)] if mask is not None]  # a refused token is the last
+        before = rows_within(before[: len(masks)], masks)
+    tokens, rows = tokens[: len(before)], rows[skipped : skipped + len(before)]
+    positions = range(start, start + len(tokens))
+    return {"audits": audit_tokens(rows, [turn.sampling] * len(tokens), positions, before, tokens)}
 
 
 def rows_not_finite(logits: Array) -> list[int]:

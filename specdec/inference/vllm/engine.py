@@ -139,6 +139,10 @@ class VllmEngine(Sessions):
     def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> VllmSession:
         """Queue a request; its session decodes without draft tokens until `begin_help` is called."""
         check_prompt(request.prompt_token_ids, max_length=self.max_length, vocab_size=self.vocab_size)
+        if request.audits:
+            raise InvalidRequestError(
+                "audit: vLLM gives no scores of its choices; a target of backend torch or onnx does"
+            )
         if self._is_stopping:
             raise UnavailableError(STOPPING)
         if self.broken is not None:

@@ -81,6 +81,8 @@ class CompletionRequest(Options):
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
         ids_only: give token ids without their text; `stop` must be empty then.
+        audit: output to compare with the target's own choices, token by token; Started has the result, and
+            `max_new_tokens` may be 0. None: no output is audited.
         resume: committed tokens to continue after; all else is as in the first server's request. None: a new request.
 
     Raises:
@@ -98,12 +100,15 @@ class CompletionRequest(Options):
     unsaid: frozenset[str] = frozenset()
     resume: Resume | None = None
     ids_only: bool = False
+    audit: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_stops(self.stop)
         if self.ids_only and self.stop:
             raise InvalidRequestError("stop: with ids_only there is no text to look for it", field="stop")
-        if self.max_new_tokens == 0 and not self.echo:
+        if self.audit == ():
+            raise InvalidRequestError("audit: the output has no token", field="audit")
+        if self.max_new_tokens == 0 and not self.echo and self.audit is None:
             message = "max_new_tokens 0 is below 1: without echo there is nothing to answer"
             raise InvalidRequestError(message, field="max_new_tokens")
 

@@ -119,7 +119,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., version: _Optional[str] = ..., after_reasoning: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest", "include_rejected", "draft_session", "ids_only", "adapter")
+    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest", "include_rejected", "draft_session", "ids_only", "adapter", "audit")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class GenerateRequest(_message.Message):
     DRAFT_SESSION_FIELD_NUMBER: _ClassVar[int]
     IDS_ONLY_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -166,7 +167,8 @@ class GenerateRequest(_message.Message):
     draft_session: bytes
     ids_only: bool
     adapter: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., include_rejected: bool = ..., draft_session: _Optional[bytes] = ..., ids_only: bool = ..., adapter: _Optional[str] = ...) -> None: ...
+    audit: bool
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., include_rejected: bool = ..., draft_session: _Optional[bytes] = ..., ids_only: bool = ..., adapter: _Optional[str] = ..., audit: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")
@@ -179,7 +181,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("num_prompt_tokens", "seed", "prompt_text", "prompt_logprobs", "has_grammar", "num_cached_tokens", "model_id", "grammar_version", "prompt_digest", "defaults", "adapter")
+    __slots__ = ("num_prompt_tokens", "seed", "prompt_text", "prompt_logprobs", "has_grammar", "num_cached_tokens", "model_id", "grammar_version", "prompt_digest", "defaults", "adapter", "audits")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +193,7 @@ class Started(_message.Message):
     PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    AUDITS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     seed: int
     prompt_text: str
@@ -202,7 +205,20 @@ class Started(_message.Message):
     prompt_digest: str
     defaults: RequestDefaults
     adapter: str
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_text: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., has_grammar: bool = ..., num_cached_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., grammar_version: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
+    audits: _containers.RepeatedCompositeFieldContainer[TokenAudit]
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_text: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., has_grammar: bool = ..., num_cached_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., grammar_version: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ..., adapter: _Optional[str] = ..., audits: _Optional[_Iterable[_Union[TokenAudit, _Mapping]]] = ...) -> None: ...
+
+class TokenAudit(_message.Message):
+    __slots__ = ("token_id", "choice", "margin", "rank")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    choice: int
+    margin: float
+    rank: int
+    def __init__(self, token_id: _Optional[int] = ..., choice: _Optional[int] = ..., margin: _Optional[float] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "text")

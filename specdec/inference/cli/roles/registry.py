@@ -11,6 +11,7 @@ from specdec.inference.cli.flags import add_group, read
 from specdec.inference.cli.roles import (
     alone,
     artifacts,
+    audit,
     compile,
     demo,
     doctor,
@@ -64,6 +65,7 @@ ROLES = {
     "vllm_config": Role(
         "Print what `vllm serve` takes to be helped by a pool.", vllm_config.VllmConfigSettings, vllm_config.run
     ),
+    "audit": Role("Check whether a text is a model's own choice, token by token.", audit.AuditSettings, audit.run),
     "compile": Role("Compile models ahead of time for backend neuron.", compile.CompileSettings, compile.run),
     "artifacts": Role(
         "List, verify, clean or await a folder of compiled models.", artifacts.ArtifactSettings, artifacts.run

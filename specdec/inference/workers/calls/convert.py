@@ -20,6 +20,7 @@ from specdec.inference.commit import (
     Started,
     TextEvent,
     Timings,
+    TokenAudit,
     TokenLogprobs,
 )
 from specdec.inference.errors import InvalidRequestError
@@ -93,6 +94,7 @@ MAX_ADAPTERS = 1024
 """Most adapters that are taken from a server's model card."""
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens", "adapter")
+_AUDIT = ("token_id", "choice", "margin", "rank")
 _PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias", "noise")]
 _MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
@@ -263,9 +265,12 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         grammar=grammar_to_message(request.grammar),
         draft_session=bytes.fromhex(request.draft_session),
         **_prompt_to_message(request.prompt),
+        audit=request.audit is not None,
         **_to_message(request, _COMPLETION),
     )
-    if request.resume is not None:
+    if request.audit is not None:
+        message.committed_token_ids.CopyFrom(pb.TokenIds(ids=request.audit))
+    elif request.resume is not None:
         origin = request.resume.provenance
         message.committed_token_ids.CopyFrom(pb.TokenIds(ids=request.resume.token_ids))  # none, too, must be there
         message.model_id, message.prompt_digest = origin.model_id, origin.prompt_digest
@@ -283,7 +288,7 @@ def _draft_session(message: pb.GenerateRequest) -> str:
 
 
 def _wanted_resume(message: pb.GenerateRequest) -> completion.Resume | None:
-    if not message.HasField("committed_token_ids"):
+    if message.audit or not message.HasField("committed_token_ids"):
         return None
     provenance = Provenance(message.model_id, message.grammar.version, message.prompt_digest)
     return completion.Resume(tuple(message.committed_token_ids.ids), provenance)
@@ -341,6 +346,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         stop=tuple(message.stop),
         grammar=_wanted_grammar(message),
         resume=_wanted_resume(message),
+        audit=tuple(message.committed_token_ids.ids) if message.audit else None,
         draft_session=_draft_session(message),
         **_from_message(message, _COMPLETION),
     )
@@ -351,6 +357,7 @@ def event_to_message(event: TextEvent) -> pb.GenerateResponse:
         started = pb.Started(
             prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
             defaults=None if event.defaults is None else _defaults_to_message(event.defaults),
+            audits=(pb.TokenAudit(**_to_message(each, _AUDIT)) for each in event.audits),
             **_to_message(event, _STARTED),
             **_to_message(event.provenance, _PROVENANCE),
         )
@@ -372,6 +379,7 @@ def event_from_message(message: pb.GenerateResponse) -> TextEvent:
             prompt_logprobs=all_logprobs(begun.prompt_logprobs),
             defaults=_defaults_from_message(begun.defaults) if begun.HasField("defaults") else None,
             provenance=Provenance(**_from_message(begun, _PROVENANCE)),
+            audits=tuple(TokenAudit(**_from_message(each, _AUDIT)) for each in begun.audits),
             **_from_message(begun, _STARTED),
         )
     if kind == "finished":

@@ -32,7 +32,7 @@ from specdec.inference.text.grammar_source import grammar_version
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completing.reading import Reader
 from specdec.inference.workers.completing.writing import Text, check_rest, with_text
-from specdec.inference.workers.completion import CompletionRequest, Resume
+from specdec.inference.workers.completion import CompletionRequest
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class LocalCompleter:
         """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request."""
         job = await self._prepared(request)
         request, wants_tokens = job.request, job.request.max_new_tokens != 0
-        if not wants_tokens and request.prompt_logprobs is None:  # no pass is needed
+        if not wants_tokens and request.prompt_logprobs is None and request.audit is None:  # no pass is needed
             yield job.started
             yield Finished(FinishReason.LENGTH)
             return
@@ -125,7 +125,7 @@ class LocalCompleter:
             text = "max_tokens %d is above the context of %d tokens, which leaves %d: the answer ends there"
             logger.info(text, generation.max_new_tokens, context, num_left)
         started = self._started(request, generation, None if request is given else self._reader.defaults)
-        return _Job(request, self._rest(generation, request.resume), started)
+        return _Job(request, self._rest(generation, request), started)
 
     def _started(
         self, request: CompletionRequest, generation: GenerationRequest, defaults: RequestDefaults | None
@@ -154,14 +154,17 @@ class LocalCompleter:
             _digest(generation.prompt_token_ids),
         )
 
-    def _rest(self, generation: GenerationRequest, resume: Resume | None) -> GenerationRequest:
-        """Return the request, or its unanswered rest if another server has begun the answer.
+    def _rest(self, generation: GenerationRequest, request: CompletionRequest) -> GenerationRequest:
+        """Return the request, or its unanswered rest if another server has begun the answer, or it gives an output.
 
         Raises:
             IncompatibleDraftError: this server would continue with other tokens.
             InvalidRequestError: nothing is left to generate.
         """
-        if resume is None:
+        if request.audit is not None:
+            check_token_ids(request.audit, vocab_size=self._generator.vocab_size)
+            return replace(generation.resumed(request.audit), audits=True)
+        if (resume := request.resume) is None:
             return generation
         resume.provenance.require_same(self._provenance(generation))
         check_token_ids(resume.token_ids, vocab_size=self._generator.vocab_size)
@@ -172,7 +175,8 @@ class LocalCompleter:
     async def _opened(self, job: _Job, opened: Opened) -> Started:
         """Return the Started event, completed with the Opened event's facts about the first pass."""
         scores = () if job.generation.prompt_logprobs is None else await self._of_prompt(job.generation, opened)
-        return replace(job.started, prompt_logprobs=scores, num_cached_tokens=opened.num_cached_tokens)
+        num_cached = opened.num_cached_tokens
+        return replace(job.started, prompt_logprobs=scores, num_cached_tokens=num_cached, audits=opened.audits)
 
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
         """Return the prompt tokens' log-probabilities, with texts; the first token, which follows none, gets 0.
