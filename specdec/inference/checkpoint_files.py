@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,9 +23,24 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
 """Names of tokenizers' files; a model has at least one of them, which Transformers can read or convert."""
 READ_QUANTIZED = ("mxfp4",)
 """Methods of quantization whose weights can be read: Transformers turns them into bfloat16."""
+INDEX = "model.safetensors.index.json"
+MAX_SHOWN = 80
+"""Most characters of a field's value that an error message repeats."""
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 """Largest header in bytes that the safetensors format allows."""
+MAX_COUNT, MAX_SIZE = 1 << 12, 1 << 30
+"""Largest number of layers, heads or experts, and largest other size, that a config.json may name: libraries make lists
+of so many elements before they look at the weights."""
+_COUNTS = re.compile(r".*(layers?|heads?|experts)")
+_SIZES = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "head_dim", "num_hidden_layers"), 1),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1),
+    **dict.fromkeys(("intermediate_size", "sliding_window"), 0),
+}
+"""Fields of config.json that are integers, with the least of each; null leaves one to the family."""
+_LFS = b"version https://git-lfs"
 COMPLETE = "a download that ended early looks like this: complete it"
+OWN = "take the model's own"
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,40 @@ class CheckpointFiles:
         if stored is None:
             raise self._fault(_absence(self.path))
         inner = stored.get("text_config")
-        return {**stored, **inner} if isinstance(inner, dict) else stored
+        fields = {**stored, **inner} if isinstance(inner, dict) else stored
+        for name, value in fields.items():
+            least, limit = _SIZES.get(name, 0), MAX_COUNT if _COUNTS.fullmatch(name) else MAX_SIZE
+            is_wrong = name in _SIZES and not _is_size(value, least, limit)
+            if is_wrong or (limit == MAX_COUNT and isinstance(value, int) and value > limit):
+                shown = json.dumps(value)[:MAX_SHOWN]
+                raise self._fault(f"config.json: {name} must be an integer in {least}..{limit}, not {shown}; {OWN}")
+        return fields
+
+    @cached_property
+    def generation_config(self) -> Mapping[str, Any]:
+        """Return the fields of generation_config.json; none without the file.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
+        name = "generation_config.json"
+        return self._object(name) if (self.path / name).is_file() else {}
+
+    @property
+    def eos_token_ids(self) -> frozenset[int] | None:
+        """End-of-sequence ids by generation_config.json, else by config.json; None if neither names any.
+
+        Raises:
+            ConfigError: they are no token ids.
+        """
+        for name, stored in (("generation_config.json", self.generation_config), ("config.json", self.config)):
+            if (eos := stored.get("eos_token_id")) is not None:
+                ids = eos if isinstance(eos, list) else [eos]
+                if not all(_is_integer(each, 0, MAX_SIZE) for each in ids):
+                    shown = json.dumps(eos)[:MAX_SHOWN]
+                    raise self._fault(f"{name}: eos_token_id must be a token id or a list of them, not {shown}; {OWN}")
+                return frozenset(ids)
+        return None
 
     @property
     def num_positions(self) -> float:
@@ -66,13 +115,18 @@ class CheckpointFiles:
     def quantization(self) -> str | None:
         """Method by which the weights are quantized; None if they are not."""
         stored = self.config.get("quantization_config")
-        return str(stored.get("quant_method", "no method named")) if isinstance(stored, dict) else None
+        return str(stored.get("quant_method", "no method named"))[:MAX_SHOWN] if isinstance(stored, dict) else None
 
     @property
     def num_parameters(self) -> int:
         """Number of elements of all weights, by the headers of their files."""
-        shapes = (each["shape"] for file in self._weights() for each in self._header(file).values())
-        return sum(math.prod(shape) for shape in shapes)
+        return sum(map(math.prod, self.shapes.values()))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all weights by name, by the headers of their files."""
+        entries = (entry for file in self._weights() for entry in self._header(file).items())
+        return {name: tuple(tensor["shape"]) for name, tensor in entries}
 
     @property
     def weight_bytes(self) -> int:
@@ -85,6 +139,7 @@ class CheckpointFiles:
 
     def require_weights(self) -> None:
         """Raise ConfigError unless the backends onnx and torch can read the weights; read only headers."""
+        _ = self.eos_token_ids
         if (self.path / "adapter_config.json").is_file():  # where PEFT is installed, it may name another directory
             raise self._fault("an adapter (LoRA) lies beside it: merge the two first, as PEFT's merge_and_unload does")
         if self.quantization is not None and self.quantization not in READ_QUANTIZED:
@@ -116,11 +171,14 @@ class CheckpointFiles:
     def _weights(self) -> Collection[Path]:
         """Return the files of weights, as Transformers chooses them; files that an index names may be missing."""
         whole = self.path / "model.safetensors"
-        if whole.is_file() or not (self.path / "model.safetensors.index.json").is_file():
+        if whole.is_file() or not (self.path / INDEX).is_file():
             return [whole] if whole.is_file() else []
-        named = self._object("model.safetensors.index.json").get("weight_map")
-        if not isinstance(named, dict):
-            raise self._fault(f"model.safetensors.index.json has no weight_map; {COMPLETE}")
+        index = self._object(INDEX)
+        named = index.get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            raise self._fault(f"{INDEX} has no weight_map with the file of each weight; {COMPLETE}")
+        if not isinstance(index.get("metadata"), dict):
+            raise self._fault(f'{INDEX} has no metadata: add "metadata": {{}} to it, which Transformers asks for')
         return [self.path / name for name in sorted({*named.values()})]
 
     def _header(self, file: Path) -> Mapping[str, Any]:
@@ -130,12 +188,15 @@ class CheckpointFiles:
             ConfigError: the header is damaged, or the file ends before its last tensor.
         """
         with file.open("rb") as content:
-            length = int.from_bytes(content.read(8), "little")
+            start = content.read(8)
+            length = int.from_bytes(start, "little")
+            if _LFS.startswith(start) and start:
+                raise self._fault(f"{file.name} is a pointer of Git LFS: get the file itself by `git lfs pull`")
             try:
                 header = json.loads(content.read(length) if 0 < length <= MAX_HEADER_BYTES else b"")
                 tensors = {name: each for name, each in header.items() if name != "__metadata__"}
-                end = 8 + length + max((each["data_offsets"][1] for each in tensors.values()), default=0)
-            except (ValueError, AttributeError, TypeError, LookupError) as exc:
+                end = 8 + length + max(map(_end_of, tensors.values()), default=0)
+            except (ValueError, AttributeError, TypeError, LookupError, RecursionError) as exc:
                 raise self._fault(f"the header of {file.name} is damaged; {COMPLETE}") from exc
         if (size := file.stat().st_size) < end:
             raise self._fault(f"{file.name} has {size} bytes of {end}, by its header; {COMPLETE}")
@@ -144,14 +205,31 @@ class CheckpointFiles:
     def _object(self, name: str) -> dict[str, Any]:
         try:
             stored = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (ValueError, OSError) as exc:
+        except (ValueError, OSError, RecursionError) as exc:
             raise self._fault(f"{name} is not JSON ({exc}); {COMPLETE}") from exc
         if not isinstance(stored, dict):
-            raise self._fault(f"{name} is not a JSON object; take the model's own")
+            raise self._fault(f"{name} is not a JSON object; {OWN}")
         return stored
 
     def _fault(self, reason: str) -> ConfigError:
         return ConfigError(f"model {self.path}: {reason}")
+
+
+def _is_size(value: Any, least: int, limit: int) -> bool:
+    """Return whether a field of config.json may be a size: an integer in a range, one for each layer, or null."""
+    return value is None or isinstance(value, list | dict) or _is_integer(value, least, limit)
+
+
+def _is_integer(value: Any, least: int, limit: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= limit
+
+
+def _end_of(tensor: Any) -> int:
+    """Return the end of a tensor's bytes; raise ValueError if its shape has more elements than the bytes could hold."""
+    (begin, end), shape = tensor["data_offsets"], tensor["shape"]
+    if min(begin, *shape, 0) < 0 or math.prod(shape) > 8 * (end - begin):
+        raise ValueError(f"shape {shape} has not {end - begin} bytes")
+    return int(end)
 
 
 def _absence(path: Path) -> str:

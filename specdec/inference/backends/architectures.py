@@ -63,7 +63,7 @@ def require_supported_config(config: Config, max_length: int, *, windows: bool =
     Args:
         windows: True if the backend applies sliding windows.
     """
-    for reason in _reasons(config, max_length, windows=windows):
+    for reason in reasons(config, max_length, windows=windows):
         raise UnsupportedModelError(f"{architecture_name(config)} is not supported: {reason}")
 
 
@@ -102,7 +102,8 @@ def forward_arguments(model: PreTrainedModel) -> Collection[str]:
     return inspect.signature(model.forward).parameters
 
 
-def _reasons(config: Config, max_length: int, *, windows: bool) -> Iterator[str]:
+def reasons(config: Config, max_length: int, *, windows: bool) -> Iterator[str]:
+    """Yield the reasons against a model; see `require_supported_config`."""
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder"
     config = config.get_text_config()

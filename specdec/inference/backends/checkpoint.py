@@ -5,15 +5,20 @@ Owns the translation of Transformers' exceptions and warnings into one clear lin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from specdec.inference.checkpoint_files import CheckpointFiles
+from specdec.inference.backends.architectures import DEFAULT_LENGTH, reasons
+from specdec.inference.checkpoint_files import OWN, CheckpointFiles
 from specdec.inference.errors import ConfigError
 
 MAX_REASON_LENGTH = 300
@@ -25,9 +30,48 @@ def load_config(path: Path) -> PretrainedConfig:
     Raises:
         ConfigError: the file cannot be read, or names an architecture that Transformers does not know.
     """
-    with _blaming(path):
+    CheckpointFiles(path).require_model()  # before a forged number fills the memory
+    with _blaming(path, "config.json"):
         # Unless trust_remote_code is False, Transformers asks on the terminal whether to run the checkpoint's own code.
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        _ = [*reasons(config, DEFAULT_LENGTH, windows=True)]  # here an odd field has a file to blame
+        return config
+
+
+def require_fitting(path: Path, model_config: PretrainedConfig) -> None:
+    """Raise ConfigError if the weights are not those of the model that config.json describes; read only headers.
+
+    Where Transformers renames or joins weights as it loads them, only their shapes are compared, where names agree.
+    """
+    files = CheckpointFiles(path)
+    if files.quantization is not None:
+        return
+    with _blaming(path, "config.json"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(deepcopy(model_config), trust_remote_code=False)
+    wanted, stored = model.state_dict(keep_vars=True), files.shapes
+    for name in sorted(wanted.keys() & stored.keys()):
+        if (shape := tuple(wanted[name].shape)) != stored[name]:
+            found = f"{name} has the shape {list(stored[name])} in the files, and {list(shape)} by config.json"
+            raise ConfigError(f"model {path}: {found}; take both from one model")
+    if stored.keys() <= wanted.keys():
+        _require_all(path, [*_absent(model, wanted, stored.keys())])
+
+
+def _absent(model: PreTrainedModel, wanted: Mapping[str, Any], stored: Collection[str]) -> Iterator[str]:
+    """Yield the names of weights that are not stored, under their own name or that of a weight they are tied to."""
+    tied = defaultdict[int, bool](bool)
+    for name, weight in wanted.items():
+        tied[id(weight)] |= name in stored
+    ignored = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    for name, weight in wanted.items():
+        if not tied[id(weight)] and not any(re.search(pattern, name) for pattern in ignored):
+            yield name
+
+
+def _require_all(path: Path, missing: Sequence[str]) -> None:
+    if missing:
+        shown = f"{len(missing)} weights are missing, such as {min(missing)}"
+        raise ConfigError(f"model {path}: {shown}; take them and config.json from one model")
 
 
 def load_weights(
@@ -40,10 +84,11 @@ def load_weights(
     """
     disable_progress_bar()  # a server's log is not a terminal
     CheckpointFiles(path).require_weights()
+    require_fitting(path, model_config)
     quantization = getattr(model_config, "quantization_config", None)
     if isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4":
         quantization["dequantize"] = True  # gpt-oss; packed experts need kernels that only some GPUs have
-    with _blaming(path):
+    with _blaming(path, "its weights"):
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
             config=model_config,
@@ -55,19 +100,19 @@ def load_weights(
             output_loading_info=True,
         )
     # Transformers fills missing weights with noise and only warns.
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise ConfigError(f"model {path}: {len(missing)} weights are missing, such as {missing[0]}")
+    _require_all(path, [*report["missing_keys"]])
     return model.to(device)
 
 
 @contextmanager
-def _blaming(path: Path) -> Iterator[None]:
+def _blaming(path: Path, what: str) -> Iterator[None]:
     """Turn any exception of Transformers in the block into a ConfigError of one line that names the checkpoint."""
     try:
         yield
+    except ConfigError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())[:MAX_REASON_LENGTH] or type(error).__name__
         if "contains custom code" in reason or "trust_remote_code" in reason:
             reason = "it has custom code, which is never run here; take a model that Transformers knows by itself"
-        raise ConfigError(f"model {path}: {reason}") from error
+        raise ConfigError(f"model {path}: {what}: {reason}; {OWN}") from error

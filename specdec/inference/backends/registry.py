@@ -91,7 +91,7 @@ def examine(config: ModelConfig) -> Fit:
         ConfigError: the model would not be served; the message says what to change.
     """
     from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
-    from specdec.inference.backends.checkpoint import load_config
+    from specdec.inference.backends.checkpoint import load_config, require_fitting
     from specdec.inference.backends.onnx.shape import HEAD_MULTIPLE
 
     files = CheckpointFiles(config.path)
@@ -100,6 +100,7 @@ def examine(config: ModelConfig) -> Fit:
     stored = load_config(config.path)
     length = resolve_length(stored, config.sequence_length)
     require_supported_config(stored, length, windows=True)
+    require_fitting(config.path, stored)
     backend, reason = _chosen(config, stored)
     is_onnx, dtype = backend == "onnx", _dtype_of(backend, config)
     text = stored.get_text_config()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -353,7 +352,7 @@ class DefaultSettings:
         file = model / "generation_config.json"
         if self.generation_config == "none" or not file.is_file():
             return self.given
-        stored = json.loads(file.read_text())
+        stored = CheckpointFiles(model).generation_config
         names = [each.name for each in fields(RequestDefaults)]
         try:
             theirs = RequestDefaults(**{name: stored[name] for name in names if stored.get(name) is not None})

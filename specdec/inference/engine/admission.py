@@ -88,6 +88,11 @@ class Admission(Generic[HolderT]):
         return tuple(self._waiting)
 
     @property
+    def is_awaited(self) -> bool:
+        """Return whether an account without a slot waits; other threads may read it too."""
+        return not {*self._waiting.values()} <= {*self._held.values()}
+
+    @property
     def contradiction(self) -> str:
         """Describe how slots, holders, kept prefixes and queue contradict one another; empty if they agree."""
         held = [holder.slot for holder in self.running if holder.slot is not None]

@@ -1,44 +1,82 @@
-"""Compilation of grammars off the event loop: one at a time, with a time limit and a bounded queue."""
+"""Compilation of grammars off the event loop: a new one is tried out first, one at a time, in a bounded queue."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from specdec.inference.engine.threads import Threads
-from specdec.inference.errors import CapacityError
+from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import Grammar
 from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
 
-COMPILE_TIMEOUT_S = 10.0
-"""Seconds that a request waits for its grammar. The compiler's own limits are counted in work and in CPU time, so only
-a busy machine exceeds this."""
-MAX_COMPILING = 16
-_RETRY_AFTER_S = 0.5
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 64
+"""Requests that wait for a new grammar, as many as wait for a slot by default; a target has its own number."""
+MAX_KNOWN = 64
+"""Grammars whose trial is remembered; each has up to 262,144 characters."""
+_Trial = asyncio.Future[InvalidRequestError | None]
 
 
 class Grammars:
-    """Compilation of grammars on one thread of its own, one at a time, for the requests of one model.
+    """Compilation of grammars for the requests of one model: trials of new ones on one thread, known ones on another.
 
-    All calls must come from the same event loop.
+    A trial takes up to seconds, and what follows it a millisecond or so. An equal grammar is tried once for all that
+    ask for it, at the turn of the account that comes first. All calls must come from the same event loop.
 
     Args:
         compiler: compiler for the model's tokenizer.
+        num_places: most requests that wait on either thread.
     """
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    def __init__(self, compiler: GrammarCompiler, num_places: int = MAX_WAITING) -> None:
         self._compiler = compiler
-        self._threads = Threads("grammars", num_threads=1, num_places=MAX_COMPILING)
+        self._known: dict[Grammar, _Trial] = {}
+        self._trials = Threads("new grammars", num_threads=1, num_places=num_places)
+        self._others = Threads("grammars", num_threads=1, num_places=num_places)
+
+    async def warm_up(self) -> None:
+        """Make what all grammars share, so that the first request does not wait for it."""
+        try:
+            await self._trials.run(self._compiler.warm_up)
+        except Exception:  # of a tokenizer that the library cannot read; all else is served
+            logger.exception("this tokenizer allows no structured output")
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
         """Compile a grammar; return a matcher for an output that has no tokens yet.
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: `MAX_COMPILING` other grammars are waiting or being compiled, or the machine is too busy.
+            CapacityError: all places are taken, or the trial was ended since another account waits.
         """
+        trial = self._known.get(grammar) or self._remember(grammar)
+        if not trial.done() and (matcher := await self._tried(grammar, trial)) is not None:
+            return matcher
+        if (fault := trial.result()) is not None:
+            raise InvalidRequestError(fault.message, field=fault.field)
+        return await self._others.run(self._compiler.compile, grammar)
+
+    def _remember(self, grammar: Grammar) -> _Trial:
+        if len(self._known) >= MAX_KNOWN:
+            del self._known[next(iter(self._known))]  # who waits for it has a place of its own
+        return self._known.setdefault(grammar, asyncio.get_running_loop().create_future())
+
+    async def _tried(self, grammar: Grammar, trial: _Trial) -> GrammarMatcher | None:
+        """Wait for a trial, in a place of one's own; return None if another request's was first."""
+        work = self._trials.run(self._compiler.compile, grammar, self._trials.is_awaited)
+        turn = asyncio.ensure_future(work)
         try:
-            async with asyncio.timeout(COMPILE_TIMEOUT_S):
-                return await self._threads.run(self._compiler.compile, grammar)
-        except TimeoutError:
-            message = f"other grammars are being compiled, this one was not ready after {COMPILE_TIMEOUT_S:g} s"
-            raise CapacityError(message, retry_after_s=_RETRY_AFTER_S) from None
+            await asyncio.wait([trial, turn], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            turn.add_done_callback(lambda each: each.cancelled() or each.exception())  # read, for asyncio
+            turn.cancel()
+        if trial.done():
+            return None
+        try:
+            matcher = turn.result()
+        except InvalidRequestError as exc:
+            trial.set_result(exc)
+            return None
+        trial.set_result(None)
+        return matcher

@@ -54,6 +54,10 @@ class Threads:
             num_slots=num_threads, max_waiting=num_places - num_threads, what=f"threads for {work}"
         )
 
+    def is_awaited(self) -> bool:
+        """Return whether a job waits whose account has none at work; any thread may ask."""
+        return self._admission.is_awaited
+
     async def run(self, work: Callable[..., _Out], *arguments: object) -> _Out:
         """Return the result of `work`, run on a thread; a job that is cancelled meanwhile keeps its thread to its end.
 

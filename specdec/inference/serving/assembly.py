@@ -151,7 +151,9 @@ async def target_engine(
     )
     eos, caching = loaded.tokenizer.eos_token_ids, model.prefix_caching
     limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share, num_spare)
-    grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size))
+    compiler = GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size)
+    grammars = Grammars(compiler, num_places=max_waiting + loaded.decoder.num_slots)
+    await grammars.warm_up()
     async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
         yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic, loaded.vocabulary_share, loaded.models)
 

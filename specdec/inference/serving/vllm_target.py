@@ -87,7 +87,10 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     try:
         async with _llm(config, model.flags) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)
-            grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
+            compiler = GrammarCompiler(tokenizer, words.get_vocab_size())
+            num_slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+            grammars = Grammars(compiler, server.max_waiting + num_slots)
+            await grammars.warm_up()
             engine = VllmEngine(llm, mailbox, limits, grammars)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
             engine.adapters, digests = await _adapters(llm, model)

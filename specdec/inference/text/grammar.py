@@ -39,16 +39,25 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self.eos_token_ids = frozenset(each for each in tokenizer.eos_token_ids if each < vocab_size)
 
-    def compile(self, grammar: Grammar) -> GrammarMatcher:
+    def warm_up(self) -> None:
+        """Make the library's tokenizer, which takes up to a second of a large vocabulary."""
+        if self.eos_token_ids:
+            _ = self._words
+
+    def compile(self, grammar: Grammar, is_awaited: Callable[[], bool] = lambda: False) -> GrammarMatcher:
         """Return a matcher at the beginning of an output; its first mask, most of the work, is computed already.
+
+        Args:
+            is_awaited: as for `try_out`.
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
+            CapacityError: its trial was ended for others.
         """
         if not self.eos_token_ids:
             raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
         try:
-            try_out(source_of(grammar))
+            try_out(source_of(grammar), is_awaited)
             compiled = self.another(grammar)
             compiled.masks((), ())
         except (ValueError, RecursionError) as exc:
@@ -75,7 +84,7 @@ class GrammarCompiler:
 
     @cached_property
     def _words(self) -> LLTokenizer:
-        """The library's tokenizer, made at the first grammar: servers without grammars pay nothing."""
+        """The library's tokenizer, with a trie of all tokens."""
         from llguidance import LLTokenizer
 
         num_ids = max(self._vocab_size, self._tokenizer.num_ids)  # of Gemma 3, small models lack the last id

@@ -11,30 +11,41 @@ import atexit
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 
-from specdec.inference.errors import InternalError
+from specdec.inference.errors import CapacityError, InternalError
 from specdec.inference.text.grammar_source import parser_limits
 
 TRIAL_CPU_S, TRIAL_BYTES = 3, 1 << 30
+TRIAL_WALL_S = 5.0
+"""Seconds after which a trial is ended if others wait: on busy cores, its CPU time takes many times as long."""
+MAX_KNOWN = 64
+_POLL_MS = 100
+_results: dict[str, bool] = {}
 _lock = threading.Lock()
 _process: subprocess.Popen[str] | None = None
 
 
-def try_out(source: str) -> None:
+def try_out(source: str, is_awaited: Callable[[], bool] = lambda: False) -> None:
     """Compile a grammar, in llguidance's own form, in a process of its own, where it can do no harm.
+
+    Args:
+        is_awaited: function that returns whether others wait, so that the trial ends after `TRIAL_WALL_S`.
 
     Raises:
         ValueError: the grammar takes too much time or memory.
+        CapacityError: the trial was ended for others.
         InternalError: the trial failed for another reason, which is not the grammar's fault.
     """
     try:
-        passes = _passes(source)
+        passes = _passes(source, is_awaited)
     except OSError as exc:
         raise InternalError(f"a grammar cannot be tried out: {exc}") from exc
     if not passes:
@@ -42,20 +53,29 @@ def try_out(source: str) -> None:
         raise ValueError(f"too complex: too many ways for expressions to hold at once (the limit is {limits})")
 
 
-@lru_cache(maxsize=64)
-def _passes(source: str) -> bool:
-    global _process
+def _passes(source: str, is_awaited: Callable[[], bool]) -> bool:
+    if (known := _results.get(source)) is not None:  # without the lock, which another trial may hold
+        return known
     with _lock:
-        if _process is None or _process.poll() is not None:
-            _ended()
-            _process = _started()
-            if not _answers(_process, ""):
-                raise OSError(f"its process ended at once, with status {_ended()}")
-        if _answers(_process, json.dumps([TRIAL_CPU_S, source])):
-            return True
-        if _ended() == -signal.SIGKILL:
-            raise OSError("the process that does it was killed")
-        return False
+        if source not in _results:
+            if len(_results) >= MAX_KNOWN:
+                del _results[next(iter(_results))]
+            _results[source] = _survives(source, is_awaited)
+        return _results[source]
+
+
+def _survives(source: str, is_awaited: Callable[[], bool]) -> bool:
+    global _process
+    if _process is None or _process.poll() is not None:
+        _ended()
+        _process = _started()
+        if not _answers(_process, "", lambda: False):
+            raise OSError(f"its process ended at once, with status {_ended()}")
+    if _answers(_process, json.dumps([TRIAL_CPU_S, source]), is_awaited):
+        return True
+    if _ended() == -signal.SIGKILL:
+        raise OSError("the process that does it was killed")
+    return False
 
 
 def _started() -> subprocess.Popen[str]:
@@ -65,11 +85,25 @@ def _started() -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=path, text=True)
 
 
-def _answers(process: subprocess.Popen[str], line: str) -> bool:
-    """Send the process a line of input; return whether the process still runs afterwards."""
+def _answers(process: subprocess.Popen[str], line: str, is_awaited: Callable[[], bool]) -> bool:
+    """Send the process a line of input; return whether the process still runs afterwards.
+
+    Raises:
+        CapacityError: it did not answer within `TRIAL_WALL_S`, and others wait; it is ended.
+    """
     with suppress(BrokenPipeError):
         print(line, file=process.stdin, flush=True)
-    return bool(process.stdout and process.stdout.readline())
+    if process.stdout is None:
+        return False
+    deadline, output = time.monotonic() + TRIAL_WALL_S, select.poll()
+    output.register(process.stdout)
+    while not output.poll(_POLL_MS):
+        if time.monotonic() > deadline and is_awaited():
+            process.kill()
+            _ended()
+            message = f"the machine is busy: the trial of this grammar did not end within {TRIAL_WALL_S:g} s"
+            raise CapacityError(f"{message}, and other requests wait", retry_after_s=TRIAL_WALL_S)
+    return bool(process.stdout.readline())
 
 
 @atexit.register

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from specdec.inference.errors import InternalError
+from specdec.inference.errors import CapacityError, InternalError
 from specdec.inference.text.grammar_source import brief, parser_limits, source_of_schema
 from specdec.inference.text.grammar_trial import try_out
 from specdec.inference.text.json_schema import BY_NAME
@@ -24,7 +24,7 @@ def fault_of_schema(schema: Any) -> tuple[str, str]:
     try:
         message = _message_of(schema)
         return (_path(schema, message), message) if message else ("", "")
-    except InternalError:  # this server's fault, not the schema's
+    except (InternalError, CapacityError):  # this server's fault, not the schema's
         return "", ""
     except (ValueError, RecursionError) as exc:
         return "", brief(str(exc))
@@ -34,7 +34,7 @@ def _message_of(schema: Any) -> str:
     from llguidance import LLMatcher
 
     source = source_of_schema(schema)
-    try_out(source)
+    try_out(source, is_awaited=lambda: True)  # the place of a fault is worth no one's wait
     return brief(LLMatcher.validate_grammar(source, limits=parser_limits()))
 
 

@@ -306,6 +306,8 @@ def _load(path: Path, *, whole: bool = False) -> Any:
         return plain if plain is not None else _load_with_transformers(path)
     except Exception as exc:  # whatever a broken directory makes the libraries raise
         reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
+        if (path / "tokenizer.model").is_file() and not (path / "tokenizer.json").is_file():
+            reason += "; tokenizer.model alone needs `pip install sentencepiece`, or a tokenizer.json beside it"
         raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({reason})") from exc
 
 
@@ -326,9 +328,6 @@ def fingerprint(vocabulary: dict[str, int]) -> str:
 
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:
     """Return the end-of-sequence ids from generation_config.json, else config.json, else the tokenizer."""
-    for name in ("generation_config.json", "config.json"):
-        file = path / name
-        eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-        if eos is not None:
-            return frozenset(eos if isinstance(eos, list) else [eos])
+    if (named := CheckpointFiles(path).eos_token_ids) is not None:
+        return named
     return frozenset() if tokenizer_eos is None else frozenset([tokenizer_eos])

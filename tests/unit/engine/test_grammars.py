@@ -3,42 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
 from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.caller import Caller, request_context
 from specdec.inference.commit import Commit
-from specdec.inference.engine import grammars as module
-from specdec.inference.engine.grammars import MAX_COMPILING, Grammars
+from specdec.inference.engine.grammars import MAX_WAITING, Grammars
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind
 from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.text import grammar_trial
 from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
 from tests.support.answers import commits_of, each_commit
 from tests.support.grammars import COMPILER, TOKENIZER
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model
-from tests.support.scripted import ScriptedDecoder
+from tests.support.scripted import ScriptedDecoder, until
 
 WORDS = Grammar(GrammarKind.REGEX, "(the|a)[0-9]{3}")
 REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, grammar=WORDS)
 
 
 class SlowCompiler(GrammarCompiler):
-    """Compiler that waits until the test lets it go on."""
+    """Compiler that waits until the test lets it go on; `slow` is the only grammar that waits, None: all do."""
+
+    slow: Grammar | None = None
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER, DEFAULT_VOCAB_SIZE)
         self.let = threading.Event()
 
-    def compile(self, grammar: Grammar) -> GrammarMatcher:
-        self.let.wait(20)
-        return super().compile(grammar)
+    def compile(self, grammar: Grammar, is_awaited: Callable[[], bool] = lambda: False) -> GrammarMatcher:
+        if self.slow in (None, grammar):
+            self.let.wait(60)
+        return super().compile(grammar, is_awaited)
 
 
 @pytest_asyncio.fixture
@@ -65,29 +71,138 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
     assert (await compiling).goes_on(())
 
 
-async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grammars that wait for a compiling thread have limits of number and time; the error beyond them allows a retry.
+def grammar_of(i: int) -> Grammar:
+    return Grammar(GrammarKind.CHOICE, json.dumps([f"burst{i}a", f"burst{i}b"]))
 
-    Regression: a busy machine refused valid grammars with INVALID_ARGUMENT, after which clients did not
-    retry.
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the source of each grammar is added that is compiled in the trial process."""
+    tried, survives = list[str](), grammar_trial._survives
+
+    def note(source: str, is_awaited: Callable[[], bool]) -> bool:
+        tried.append(source)
+        return survives(source, is_awaited)
+
+    monkeypatch.setattr(grammar_trial, "_survives", note)
+    monkeypatch.setattr(grammar_trial, "_results", {})
+    return tried
+
+
+async def test_a_burst_with_a_few_grammars_is_answered(trials: list[str]) -> None:
+    """A burst of requests with grammars is answered where the queue has room, and equal grammars are tried once.
+
+    Regression: every request took one of 16 places for compiling, whatever its grammar, and 82 of 200 were refused.
     """
-    monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 0.05)
+    backend = TorchBackend(tiny_model("llama", seed=1), num_slots=8, max_length=60)
+    limits = EngineLimits(max_waiting=192, eos_token_ids=frozenset([EOS_TOKEN_ID]))
+    grammars = Grammars(COMPILER, num_places=200)
+    async with running(TargetEngine(SlotDecoder(backend), limits, grammars)) as engine:
+        asked = [replace(REQUEST, max_new_tokens=2, grammar=grammar_of(i % 7)) for i in range(200)]
+        answers = await asyncio.gather(*(commits(engine, each) for each in asked))
+    assert all(answers)
+    assert len(trials) == 7
+
+
+async def test_a_known_grammar_waits_for_no_trial() -> None:
     compiler = SlowCompiler()
     grammars = Grammars(compiler)
-    asking = [grammars.matcher(WORDS) for _ in range(MAX_COMPILING + 1)]
-    *slow, last = await asyncio.gather(*asking, return_exceptions=True)
-    assert all(isinstance(error, CapacityError) and "after 0.05 s" in str(error) for error in slow)
-    assert isinstance(last, CapacityError)
-    assert f"{MAX_COMPILING - 1} requests wait" in str(last)
     compiler.let.set()
-    monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 10.0)
+    await grammars.matcher(WORDS)
+    compiler.slow, compiler.let = grammar_of(1), threading.Event()
+    trial = asyncio.create_task(grammars.matcher(grammar_of(1)))
     async with asyncio.timeout(60):
-        while True:
-            try:
-                assert (await grammars.matcher(WORDS)).goes_on(())
-                return
-            except CapacityError:
-                await asyncio.sleep(0.01)
+        for _ in range(2 * MAX_WAITING):
+            assert (await grammars.matcher(WORDS)).goes_on(())
+    assert not trial.done()
+    compiler.let.set()
+    assert (await trial).goes_on(())
+
+
+async def test_equal_grammars_are_ready_together_whoever_asked_first() -> None:
+    """A request whose grammar another request has tried goes on at once, though its own turn is far off."""
+    compiler = SlowCompiler()
+    grammars = Grammars(compiler)
+    compiler.slow, order = grammar_of(0), list[int]()
+
+    async def ask(i: int) -> None:
+        await grammars.matcher(grammar_of(i))
+        order.append(i)
+
+    tasks = [asyncio.create_task(ask(i)) for i in (1, 0, 2, 1)]
+    await until(lambda: len(order) == 2)
+    assert order == [1, 1]
+    compiler.let.set()
+    await asyncio.gather(*tasks)
+    assert sorted(order) == [0, 1, 1, 2]
+
+
+async def test_a_fault_is_the_same_for_all_that_ask(trials: list[str]) -> None:
+    grammars, wrong = Grammars(COMPILER), Grammar(GrammarKind.REGEX, "(a")
+    errors = await asyncio.gather(*(grammars.matcher(wrong) for _ in range(20)), return_exceptions=True)
+    errors += await asyncio.gather(grammars.matcher(wrong), return_exceptions=True)
+    assert {type(error) for error in errors} == {InvalidRequestError}
+    assert len({str(error) for error in errors}) == 1
+    assert len(trials) == 1
+
+
+async def test_a_request_that_gives_up_leaves_its_place() -> None:
+    """A wait ends with the request; its place is free again, and others that ask for the grammar still get it."""
+    compiler = SlowCompiler()
+    grammars = Grammars(compiler, num_places=2)
+    compiler.slow = WORDS
+    first = asyncio.create_task(grammars.matcher(WORDS))
+    for _ in range(3):
+        gone = asyncio.create_task(grammars.matcher(WORDS))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+    last = asyncio.create_task(grammars.matcher(WORDS))
+    await asyncio.sleep(0.01)
+    with pytest.raises(CapacityError, match="threads for new grammars are busy and 1 requests wait"):
+        await grammars.matcher(grammar_of(1))
+    first.cancel()
+    compiler.let.set()
+    assert (await asyncio.wait_for(last, 60)).goes_on(())
+
+
+BOMB = "start: T\nT: " + " & ".join(f"/(.|\\n)*[c-z]{{{i}}}(.|\\n)*/" for i in range(1, 40))
+
+
+async def test_a_trial_ends_for_another_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that takes too long while another account waits is ended, and the error allows a retry.
+
+    Regression: limits were of CPU time alone, so on a busy machine one grammar of another account cost 12 s and a
+    refusal. Here the bomb may take 60 s of CPU.
+    """
+    monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 60)
+    monkeypatch.setattr(grammar_trial, "TRIAL_BYTES", 8 << 30)
+    monkeypatch.setattr(grammar_trial, "TRIAL_WALL_S", 0.5)
+    grammars, bomb = Grammars(COMPILER), Grammar(GrammarKind.GRAMMAR, BOMB)
+
+    async def ask(account: str, grammar: Grammar) -> object:
+        with request_context(Caller(account), "id"):
+            return await grammars.matcher(grammar)
+
+    bombing = asyncio.create_task(ask("mallory", bomb))
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(ask("alice", grammar_of(9)), 50)
+    with pytest.raises(CapacityError, match=r"the machine is busy: .* within 0.5 s"):
+        await bombing
+
+
+async def test_the_words_are_ready_before_the_first_request() -> None:
+    """What all grammars share is made at the start, and a tokenizer that cannot have it ends no server.
+
+    Regression: the first request on a busy machine waited for it, and was told that other grammars were compiled.
+    """
+    compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
+    await Grammars(compiler).warm_up()
+    assert "_words" in vars(compiler)
+    broken = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
+    vars(broken)["eos_token_ids"] = frozenset([1 << 40])
+    await Grammars(broken).warm_up()
+    assert "_words" not in vars(broken)
 
 
 async def test_a_matcher_that_refuses_what_it_allowed_is_internal(

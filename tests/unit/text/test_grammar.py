@@ -325,7 +325,7 @@ def test_a_trial_that_cannot_be_held_is_no_fault_of_the_grammar(monkeypatch: pyt
 
 
 def test_a_trial_reports_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_trial, "_passes", lambda _: False)
+    monkeypatch.setattr(grammar_trial, "_passes", lambda *_: False)
     with pytest.raises(ValueError, match=r"the limit is 3 s of a core, 1024 MiB"):
         grammar_trial.try_out('start: "a"')
 

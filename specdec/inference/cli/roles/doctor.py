@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from specdec.inference.backends.registry import Fit, available_memory, examine
-from specdec.inference.cli.models import NGRAM, NO_DRAFT, LoadingSettings, Models
+from specdec.inference.cli.models import NGRAM, NO_DRAFT, DefaultSettings, LoadingSettings, Models
 from specdec.inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -82,8 +82,13 @@ async def run(settings: DoctorSettings) -> int:
 
 def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
     """Print how a model would be served, and return its `Fit`; if it is unfit, print the reason and return None."""
+    from specdec.inference.text.tokenizer import Tokenizer
+
     try:
         fit = examine(loading.target(path, num_threads=usable_cores(), neuron=loading.neuron))
+        Tokenizer.load(path)
+        if kind == "target":
+            DefaultSettings().of(path)
     except SpecDecError as error:
         _show(kind, f"NOT served: {error}")
         return None
