@@ -40,5 +40,6 @@ class Grammars:
             async with asyncio.timeout(COMPILE_TIMEOUT_S):
                 return await self._threads.run(self._compiler.compile, grammar)
         except TimeoutError:
-            message = f"other grammars are being compiled, this one was not ready after {COMPILE_TIMEOUT_S:g} s"
+            fault = f"the grammar was not ready after {COMPILE_TIMEOUT_S:g} s"
+            message = f"{fault}: other grammars were being compiled before it, or the machine is busy"
             raise CapacityError(message, retry_after_s=_RETRY_AFTER_S) from None

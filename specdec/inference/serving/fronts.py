@@ -40,13 +40,20 @@ async def _always() -> bool:
     return True
 
 
-class GrpcFront(Server):
-    """gRPC port of a server, which logs its addresses; it implements `Front`."""
+POOL = "pool"
+"""Role whose server lends draft workers, and refuses clients."""
 
-    def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate) -> None:
+
+class GrpcFront(Server):
+    """gRPC port of a server, which logs its addresses; it implements `Front`.
+
+    Args:
+        answers: whether the server answers requests of clients.
+    """
+
+    def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate, *, answers: bool) -> None:
         self._host = config.host
         self._moves = config.drain == "move"
-        answers = any(isinstance(servicer, GenerationServicer) for servicer in servicers)
         self._answers_anyone = answers and config.on_loopback and config.security == OPEN
         where = address(config.host, config.port)
         try:
@@ -116,7 +123,8 @@ class Ports:
                 card, codec = servicer.card.named(self._http.served_model_name), servicer.codec
                 completer, spans = servicer.completer, observers.spans
                 fronts.append(self.http_front(Gateway(completer, card, metrics, is_healthy, self._http, spans, codec)))
-        front = GrpcFront(self.server, servicers, self._gate(observers))
+        answers = any(isinstance(each, GenerationServicer) for each in servicers) and observers.config.role != POOL
+        front = GrpcFront(self.server, servicers, self._gate(observers), answers=answers)
         if changes is not None:
             front.follow(changes)
         return [*fronts, front]

@@ -18,10 +18,12 @@ import threading
 from contextlib import suppress
 from functools import lru_cache
 
-from specdec.inference.errors import InternalError
+from specdec.inference.errors import CapacityError, InternalError
 from specdec.inference.text.grammar_source import parser_limits
 
 TRIAL_CPU_S, TRIAL_BYTES = 3, 1 << 30
+TRIAL_WALL_S = 5.0
+"""Seconds after which a trial ends even if busy cores gave it less CPU time: the grammars of others wait for it."""
 _lock = threading.Lock()
 _process: subprocess.Popen[str] | None = None
 
@@ -31,6 +33,7 @@ def try_out(source: str) -> None:
 
     Raises:
         ValueError: the grammar takes too much time or memory.
+        CapacityError: the machine is too busy for the trial.
         InternalError: the trial failed for another reason, which is not the grammar's fault.
     """
     try:
@@ -51,9 +54,17 @@ def _passes(source: str) -> bool:
             _process = _started()
             if not _answers(_process, ""):
                 raise OSError(f"its process ended at once, with status {_ended()}")
-        if _answers(_process, json.dumps([TRIAL_CPU_S, source])):
+        late = threading.Timer(TRIAL_WALL_S, _process.kill)
+        late.start()
+        passes = _answers(_process, json.dumps([TRIAL_CPU_S, source]))
+        is_late = not late.is_alive()
+        late.cancel()
+        if passes:
             return True
         if _ended() == -signal.SIGKILL:
+            if is_late:
+                fault = f"the machine is too busy to try this grammar out within {TRIAL_WALL_S:g} s"
+                raise CapacityError(fault, retry_after_s=TRIAL_WALL_S)
             raise OSError("the process that does it was killed")
         return False
 
