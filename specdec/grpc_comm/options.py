@@ -16,8 +16,8 @@ MAX_CONNECTIONS = 4096
 MAX_STREAMS_PER_CONNECTION = 256
 """Limit of calls on a connection; further ones wait at the client. Our clients have some tens on one channel."""
 MAX_PENDING_CALLS = 65_536
-"""Limit of calls that have arrived and not begun. Above it gRPC itself ends calls by CANCELLED, without words or a hint;
-its default is 1,000, of which `Guard` would see none."""
+"""Limit of calls that have arrived and not begun. Above it, and its default is 1,000, gRPC itself ends calls by CANCELLED,
+without words or a hint; `Guard` never sees these."""
 
 Options: TypeAlias = Sequence[tuple[str, int]]
 
