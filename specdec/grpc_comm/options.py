@@ -16,8 +16,8 @@ MAX_CONNECTIONS = 4096
 MAX_STREAMS_PER_CONNECTION = 256
 """Limit of calls on a connection; further ones wait at the client. Our clients have some tens on one channel."""
 MAX_PENDING_CALLS = 65_536
-"""Limit of calls that have arrived and not begun. Above it, and its default is 1,000, gRPC itself ends calls by CANCELLED,
-without words or a hint; `Guard` never sees these."""
+"""Limit of calls that have arrived and not begun; gRPC's default is 1,000. Above it gRPC ends calls by CANCELLED, with
+neither words nor a hint, and `Guard` never sees them."""
 
 Options: TypeAlias = Sequence[tuple[str, int]]
 
