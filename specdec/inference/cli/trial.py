@@ -90,9 +90,8 @@ def _require_chain(folder: Path) -> None:
             own.verify_directly_issued_by(ca)
         except (ValueError, TypeError, InvalidSignature) as exc:
             way = "remove the folder and start again; clients then need its new ca.pem"
-            raise ConfigError(
-                f"--tls_self_signed {folder}: {authority.name} has not issued {path.name}: {way}"
-            ) from exc
+            fault = f"--tls_self_signed {folder}: {authority.name} has not issued {path.name}"
+            raise ConfigError(f"{fault}: {way}") from exc
 
 
 def _make(folder: Path, host: str) -> None:
