@@ -21,8 +21,9 @@ export PYTHONDONTWRITEBYTECODE :=
         images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas hostile-short suites-short trainium-report gpu-report \
         vllm-gpu-report bench bench-capacity bench-load bench-peers bench-vllm proto clean
 
-# The environment of tests and checks, in .venv.
+# The environment of tests and checks, in .venv, with the command .venv/bin/specdec, which runs this checkout.
 install: $(STAMP)
+	@$(COMMAND)
 
 # These lines: of each goal, what the comment above it has before its first stop or colon.
 help:
@@ -47,6 +48,9 @@ PURELIB = python -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 BESIDE = $(NEW_VENV) --without-pip $(@D) && $(BIN)/$(PURELIB) > $$($(@D)/bin/$(PURELIB))/ours.pth
 COMPILE = $(BIN)/python -c "import transformers.generation.utils"
 
+# Installs the command if it is missing. Not into an environment that is linked here: its command is another checkout's.
+COMMAND = test -x $(BIN)/specdec || test -L $(VENV) || $(BIN)/python $(PIP) --quiet --no-deps --editable .
+
 $(STAMP): requirements.txt requirements/dev.txt
 	@cat $^ | cmp -s - $@ || { $(INSTALL) requirements/dev.txt && $(COMPILE) && cp requirements.txt $(RUNTIME) && cat $^ > $@; }
 	@touch $@
@@ -57,6 +61,7 @@ $(RUNTIME): requirements.txt
 
 # Two servers at work, in a minute. Installs the packages that a server runs with, without those of tests and checks.
 demo: $(RUNTIME)
+	@$(COMMAND)
 	$(BIN)/python -m specdec demo
 
 # Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Three processes on

@@ -75,6 +75,8 @@ class Gate:
 
 
 OPEN = Gate()
+AGAIN_S = 1.0
+"""Seconds after which a call that was refused in a crowd has a fair chance."""
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -171,7 +173,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """
         if len(self._waiting) >= MAX_WAITING:
             text = f"{MAX_WAITING} later calls wait for their first message too"
-            next(iter(self._waiting)).end(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+            next(iter(self._waiting)).end(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text, AGAIN_S))
         late = Status(grpc.StatusCode.DEADLINE_EXCEEDED, f"no first message came for {FIRST_MESSAGE_S:g} s")
         async with Limit(late, FIRST_MESSAGE_S, self._waiting):
             return await context.read()

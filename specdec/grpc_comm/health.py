@@ -109,7 +109,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """Write the present status, then each change of it until the client leaves."""
         if len(self._watchers) >= MAX_WATCHERS:
             text = f"{MAX_WATCHERS} others watch this server's health"
-            raise StatusError(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+            raise StatusError(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text, retry_after_s=60.0))
         changed, sent = asyncio.Event(), None
         self._watchers.add(changed)
         try:

@@ -15,6 +15,9 @@ MAX_CONNECTIONS = 4096
 """Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
 MAX_STREAMS_PER_CONNECTION = 256
 """Limit of calls on a connection; further ones wait at the client. Our clients have some tens on one channel."""
+MAX_PENDING_CALLS = 65_536
+"""Limit of calls that have arrived and not begun; gRPC's default is 1,000. Above it gRPC ends calls by CANCELLED, with
+neither words nor a hint, and `Guard` never sees them."""
 
 Options: TypeAlias = Sequence[tuple[str, int]]
 
@@ -48,6 +51,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     # A balancer of connections moves work from an old server to a new one only when clients connect again. gRPC spreads
     # the age by 10 % either way, so that not all reconnect at once. The grace has no end: no running stream is cut.
     # Idle connections end by their age too, so that no idle timeout is needed.

@@ -133,8 +133,11 @@ def is_audited() -> bool:
 
 
 def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
-    """Write the audit line of the current request or of one of its choices, without any text, token id or secret."""
-    now = _CURRENT.get()
+    """Write the audit line of the current request or of one of its choices, without any text, token id or secret.
+
+    Only fields have an equals sign: in words after the status, which may repeat a peer's path, it is escaped.
+    """
+    now, status = _CURRENT.get(), status.replace("=", "\\x3d")
     now.is_audited, who = True, now.caller
     line = "request=%s peer=%s caller=%s user=%s model=%s tokens=%d seconds=%.3f status=%s"
     _log.info(line, now.request_id, now.peer, who.name or "-", who.user or "-", model, num_tokens, seconds, status)
@@ -154,12 +157,20 @@ class NamesRequests(logging.Filter):
         return True
 
 
+MAX_LINE_CHARACTERS = 4096
+
+
 class OneLine(logging.Formatter):
-    """Formatter that escapes control characters, so that no text of a peer can end a line of the log, or forge one."""
+    """Formatter that escapes control characters and cuts long lines.
+
+    No text of a peer can end a line of the log, forge one, or fill the disk by a few of them.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line of a record, without control characters; its traceback, which follows, is not changed."""
         text = record.message
+        if len(text) > MAX_LINE_CHARACTERS:
+            text = record.message = f"{text[:MAX_LINE_CHARACTERS]}... ({len(text)} characters)"
         if not text.isprintable():
             record.message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
         return super().formatMessage(record)

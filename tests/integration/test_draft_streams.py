@@ -6,6 +6,7 @@ A private worker drafts for requests of its own connection and account, a worker
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,12 +24,14 @@ from specdec.grpc_comm.tls import ServerTls
 from specdec.inference.config import DialSecurity
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.request import Schedule
+from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting import service, stream
 from specdec.inference.workers.drafting.stream import AssistStream, Offer
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
 from tests.support.certificates import pki
 from tests.support.edges import Edge, edge
+from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of
 from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, end_of, proposing, raw_worker
 from tests.support.scripted import ScriptedProposer, tokens_at, until
@@ -171,6 +174,24 @@ async def test_a_private_worker_names_sessions_as_requests_do(kind: str, name: s
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "must be draft_session of its request, in 32 hexadecimal digits" in text
         assert len(text) < 300
+
+
+def sent_tokenizers() -> list[pb.Attached]:
+    """Return the messages in this process that carry a tokenizer."""
+    return [each for each in gc.get_objects() if type(each) is pb.Attached and each.tokenizer]
+
+
+async def test_a_tokenizer_is_sent_to_workers_of_the_pool_alone_and_not_kept() -> None:
+    """Regression: each stream kept its copy, 8 MB for a large vocabulary, and a client could have 512 of them."""
+    async with serving(tokenizer=Tokenizer(tiny_tokenizer(), frozenset())) as target:
+        asked = {"takes_tokenizer": True, "tokenizer_fingerprint": "another"}
+        with pytest.raises(grpc.aio.AioRpcError, match="vocabulary"):
+            async with raw_worker(target.address, **asked):
+                pass
+        async with raw_worker(target.address, is_private=False, **asked) as worker:
+            await worker.call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=3)))
+            await until(lambda: [each.num_slots for each in target.pool._workers] == [3])
+            assert not sent_tokenizers()
 
 
 class CallBalancer(grpc.GenericRpcHandler):

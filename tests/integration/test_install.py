@@ -210,3 +210,28 @@ def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) 
         capture_output=True, text=True, env=variables(PYTHONPATH=str(tmp_path)), timeout=60,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
+
+
+def test_make_brings_the_command_of_its_checkout(tmp_path: Path) -> None:
+    """`make install` ends with the command `specdec`, which runs this checkout, and leaves a linked environment alone.
+
+    Regression: every page says `specdec ...`, and a clone had no such command after `make demo` or `make install`.
+    """
+    checkout, own = tmp_path / "checkout", shutil.ignore_patterns(".*", "build", "reports", "*.egg-info")
+    shutil.copytree(ROOT, checkout, symlinks=True, ignore=own)
+    made = tmp_path / "env"
+    venv.create(made, with_pip=False)
+    (next(made.glob("lib/python*/site-packages")) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    files = [checkout / name for name in ("requirements.txt", "requirements/dev.txt")]
+    (made / ".installed").write_text("".join(file.read_text() for file in files))  # nothing is to be installed
+    offline = "PIP=-m pip install --disable-pip-version-check --no-build-isolation --no-index"
+    make = ("make", "--directory", checkout, "install", offline)
+    (checkout / ".venv").symlink_to(made)
+    subprocess.run(make, check=True)
+    assert not (made / "bin" / "specdec").exists()
+    subprocess.run([*make, f"VENV={made}"], check=True)
+    said = subprocess.run([made / "bin" / "specdec", "--version"], cwd=tmp_path, check=True, capture_output=True)
+    assert said.stdout.decode().startswith("specdec ")
+    where = [made / "bin" / "python", "-c", "import specdec; print(specdec.__file__)"]
+    found = subprocess.run(where, cwd=tmp_path, check=True, capture_output=True).stdout.decode()
+    assert Path(found.strip()) == checkout / "specdec" / "__init__.py"

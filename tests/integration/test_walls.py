@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.grpc_comm import guard
 from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.errors import Status, status_of
 from specdec.grpc_comm.guard import Gate
 from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
@@ -37,7 +38,7 @@ from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
 from tests.support.ports import listening
-from tests.support.raw_worker import after, end_of, raw_worker
+from tests.support.raw_worker import OWN_CONNECTION, after, end_of, raw_worker
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
@@ -71,6 +72,7 @@ async def serving(
     stall_timeout_s: float = 60.0,
     auth_file: Path | None = None,
     credentials: grpc.ServerCredentials | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> AsyncGenerator[Target, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=num_slots), EngineLimits(max_waiting=0))
     engine.start()
@@ -78,7 +80,7 @@ async def serving(
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
     gate = Gate(credentials, admit=admission(Access(auth_file)), stall_timeout_s=stall_timeout_s)
-    async with listening(VerificationServicer(pool, WORDS), generation, gate=gate) as server:
+    async with listening(VerificationServicer(pool, WORDS, tokenizer), generation, gate=gate) as server:
         try:
             yield Target(server, engine, pool)
         finally:
@@ -246,6 +248,31 @@ async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
             call.cancel()
         assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert (await watching) < SLOW_S
+
+
+async def test_a_burst_ends_in_answers_or_in_refusals_with_a_hint() -> None:
+    """Of 2,000 requests at once, each is answered, or refused with the time after which to try again.
+
+    Regression: above 1,000 gRPC's own limit ended calls by CANCELLED, without words, before this project saw them;
+    clients took the server for lost.
+    """
+    request = pb.GenerateRequest(**PROMPT, max_new_tokens=2)
+    async with serving() as target, AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(dialled(target, [*OWN_CONNECTION])) for _ in range(10)]
+        for channel in channels:
+            await channel.channel_ready()
+
+        async def outcome(channel: grpc.aio.Channel) -> Status | None:
+            try:
+                return [each async for each in rpc.GenerationServiceStub(channel).Generate(request)] and None
+            except grpc.aio.AioRpcError as exc:
+                return status_of(exc)
+
+        ends = await asyncio.gather(*(outcome(channel) for channel in channels for _ in range(200)))
+    refused = [end for end in ends if end is not None]
+    assert len(refused) < len(ends)
+    assert {end.code for end in refused} <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert all(end.retry_after_s for end in refused)
 
 
 async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
+import os
 import re
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -52,13 +55,48 @@ def make_trial(folder: Path, host: str) -> None:
 
     Raises:
         OSError: the folder has no certificates, and they cannot be written.
+        ConfigError: certificates that were made here are not of the CA beside them.
     """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone_in(folder):
+        if all((folder / name).is_file() for name in _FILES):
+            _add_names(folder, host)
+            if (folder / _CA_KEY).is_file():
+                _require_chain(folder)
+        else:
+            _make(folder, host)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Generator[None, None, None]:
+    """Hold a lock on the folder during the block: servers that start together must not write two chains into it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _require_chain(folder: Path) -> None:
+    """Raise ConfigError if the CA in the folder has not issued the certificates beside it."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    authority, *issued = [folder / name for name in ("ca.pem", "server.pem", "client.pem")]
+    for path in issued:
+        try:
+            own, ca = (x509.load_pem_x509_certificate(each.read_bytes()) for each in (path, authority))
+            own.verify_directly_issued_by(ca)
+        except (ValueError, TypeError, InvalidSignature) as exc:
+            way = "remove the folder and start again; clients then need its new ca.pem"
+            fault = f"--tls_self_signed {folder}: {authority.name} has not issued {path.name}"
+            raise ConfigError(f"{fault}: {way}") from exc
+
+
+def _make(folder: Path, host: str) -> None:
     import trustme
 
-    if all((folder / name).is_file() for name in _FILES):
-        _add_names(folder, host)
-        return
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = trustme.CA(organization_name="specdec trial")
     _write_key(folder / _CA_KEY, authority.private_key_pem)
     authority.cert_pem.write_to_path(folder / "ca.pem")

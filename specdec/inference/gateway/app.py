@@ -83,9 +83,10 @@ LIBRARY = Path(__file__).with_name("markdown-it.umd.min.js")
 """Parser of Markdown, which becomes a script of the page; markdown-it.LICENSE.txt names its origin."""
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts."""
+"""Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts; no
+other page may frame it."""
 SPOKEN = "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/audit, GET /v1/models"
 """Paths that the error for an unknown path lists."""
 MAX_NAMES = 20
@@ -355,11 +356,15 @@ def _add_page(app: FastAPI) -> None:
     document = PAGE.read_text(encoding="utf-8").replace("/* markdown-it */", library)
     scripts = re.findall("<script>(.*?)</script>", document, re.DOTALL)
     hashes = [f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts]
-    policy = PAGE_POLICY.format(scripts=" ".join(hashes))
+    headers = {
+        "Content-Security-Policy": PAGE_POLICY.format(scripts=" ".join(hashes)),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
-        return HTMLResponse(document, headers={"Content-Security-Policy": policy})
+        return HTMLResponse(document, headers=headers)
 
 
 def _add_failures(app: FastAPI) -> None:
@@ -379,6 +384,12 @@ def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(RecursionError)
     async def on_depth(_: Request, error: RecursionError) -> JsonAnswer:
         return ApiError(400, "the body is nested too deeply", code="invalid_value").answer()
+
+    @app.exception_handler(UnicodeEncodeError)
+    async def on_half_a_pair(_: Request, error: UnicodeEncodeError) -> JsonAnswer:
+        """Refuse a body that quotes half of a surrogate pair where Pydantic cannot even write its error."""
+        half = error.object[error.start : error.end]
+        return ApiError(400, f"{half!a} is half of a surrogate pair, which is no text", code="invalid_value").answer()
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:

@@ -40,13 +40,20 @@ async def _always() -> bool:
     return True
 
 
-class GrpcFront(Server):
-    """gRPC port of a server, which logs its addresses; it implements `Front`."""
+POOL = "pool"
+"""Role whose server lends draft workers, and refuses clients."""
 
-    def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate) -> None:
+
+class GrpcFront(Server):
+    """gRPC port of a server, which logs its addresses; it implements `Front`.
+
+    Args:
+        answers: whether the server answers requests of clients.
+    """
+
+    def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate, *, answers: bool) -> None:
         self._host = config.host
         self._moves = config.drain == "move"
-        answers = any(isinstance(servicer, GenerationServicer) for servicer in servicers)
         self._answers_anyone = answers and config.on_loopback and config.security == OPEN
         where = address(config.host, config.port or 0)
         try:
@@ -119,7 +126,8 @@ class Ports:
                 self._web = HttpFront(gateway, self.server, self._tls, self._access)
                 fronts.append(self._web)
         if self.server.port is not None:
-            self._grpc = GrpcFront(self.server, servicers, self._gate(observers))
+            answers = any(isinstance(each, GenerationServicer) for each in servicers) and observers.config.role != POOL
+            self._grpc = GrpcFront(self.server, servicers, self._gate(observers), answers=answers)
             fronts.append(self._grpc)
         return fronts
 

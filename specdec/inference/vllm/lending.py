@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from specdec.inference.commit import Opened, TokenEvent
 from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InvalidRequestError, NotFoundError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.observe.metrics import Metrics
-from specdec.inference.request import GenerationRequest
+from specdec.inference.request import GenerationRequest, check_logit_bias
 from specdec.inference.vllm.frames import FrameError, FromCore, Gone, Has, Passed, Served, Wanted
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.session import Sessions, VllmSession
@@ -144,7 +145,10 @@ class LendingEngine(Sessions):
 
     def _begin(self, core: int, name: str, wanted: Wanted) -> None:
         try:
-            session = VllmSession(CoreRequest.of(name, wanted))
+            request = CoreRequest.of(name, wanted)
+            check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
+            check_logit_bias(request.sampling, vocab_size=self.vocab_size)
+            session = VllmSession(request)
         except (InvalidRequestError, TypeError, ValueError) as exc:
             raise FrameError(f"request {name} cannot be: {exc}") from exc
         session.id, session.rank = name, core

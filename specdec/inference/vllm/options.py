@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specdec.inference.config import DEFAULT_GAMMA
+from specdec.inference.config import DEFAULT_GAMMA, model_name
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
 from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
@@ -27,7 +27,7 @@ from specdec.inference.vllm.translation import KEY, SOCKET
 HOOKS = {
     "vllm.engine.arg_utils:AsyncEngineArgs": (
         "add_cli_args from_cli_args create_engine_config skip_tokenizer_init async_scheduling "
-        "scheduler_cls worker_cls speculative_config generation_config"
+        "scheduler_cls worker_cls speculative_config generation_config served_model_name"
     ),
     "vllm.config.vllm:VllmConfig": "use_v2_model_runner additional_config model_config parallel_config",
     "vllm.config.model:ModelConfig": "logits_processors logprobs_mode is_hybrid is_attention_free",
@@ -55,6 +55,8 @@ OURS: Mapping[str, str] = {
 ADAPTERS = "--lora-modules"
 """Flag for LoRA adapters, which vLLM's own server has and its engine has not."""
 PACKAGE = __name__.rpartition(".")[0]
+METHOD = "ngram"
+"""Speculation method in vLLM's configuration, whose lookup this project switches off."""
 WORKER = f"{PACKAGE}.worker.Worker"
 """Class of this project for vLLM's workers, which extends vLLM's own class for the platform."""
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
@@ -169,6 +171,7 @@ def engine_config(model: VllmModel) -> Any:
     if adapters and not args.enable_lora:
         raise ConfigError(f"{ADAPTERS}: adapters need --enable-lora too")
     args.skip_tokenizer_init, args.generation_config = True, "vllm"
+    args.served_model_name = model_name(model.path)  # in vLLM's metrics, as in ours
     for name, value in parts(model.gamma).items():
         setattr(args, name, value)
     with refusals(flags):
@@ -196,7 +199,7 @@ def parts(gamma: int) -> dict[str, Any]:
         "scheduler_cls": f"{PACKAGE}.scheduler.DraftScheduler",
         "worker_cls": WORKER,
         # Without a method a runner verifies nothing. Both runners know this one, whose lookup we switch off.
-        "speculative_config": {"method": "ngram", "num_speculative_tokens": max(1, gamma)},
+        "speculative_config": {"method": METHOD, "num_speculative_tokens": max(1, gamma)},
     }
 
 
@@ -213,8 +216,12 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.val
 
 def require_kept(config: Any) -> None:
     """Raise ConfigError, which names the setting, if vLLM would use a feature that makes its answers inexact."""
-    model = config.model_config
+    model, speculation = config.model_config, config.speculative_config
+    method = None if speculation is None else speculation.method
     faults = {
+        f"speculation method {method}: its drafts would never be asked for; leave --speculative-config to us": (
+            method != METHOD
+        ),
         f"model {model.model}: layers with a state (Mamba and others) give wrong text on V1, and are untried on V2": (
             model.is_hybrid or model.is_attention_free
         ),

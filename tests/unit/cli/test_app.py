@@ -140,3 +140,11 @@ def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:
         "specdec.audit", logging.INFO, "", 0, "refused: %s", ("a\nINFO caller=root \x1b[2J",), None
     )
     assert OneLine("%(name)s %(message)s").format(record) == "specdec.audit refused: a\\nINFO caller=root \\x1b[2J"
+
+
+def test_a_line_of_the_log_has_an_end() -> None:
+    """Regression: a name of 100 kB, which a hostile target chose, was a line of 100 kB."""
+    record = logging.LogRecord("specdec", logging.WARNING, "", 0, "session %s", ("x" * 100_000,), None)
+    line = OneLine("%(message)s").format(record)
+    assert len(line) < 5000
+    assert line.endswith("... (100008 characters)")

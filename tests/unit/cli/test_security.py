@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from specdec.grpc_comm.channel import HandshakeError, check_handshake
 from specdec.grpc_comm.guard import Gate
@@ -17,6 +20,7 @@ from specdec.inference.caller import Right
 from specdec.inference.cli.app import main, prepared
 from specdec.inference.cli.roles.registry import settings_of
 from specdec.inference.cli.roles.target import TargetSettings
+from specdec.inference.cli.trial import make_trial
 from specdec.inference.config import ServerConfig
 from specdec.inference.errors import ConfigError
 from specdec.inference.workers.calls.access import Access
@@ -167,3 +171,30 @@ def test_an_invalid_host_name_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(socket, "getfqdn", lambda: name)
     server("--tls_self_signed", tmp_path)
     ServerTls(tmp_path / "server.pem", tmp_path / "server.key")
+
+
+def test_servers_that_start_together_agree_on_their_certificates(tmp_path: Path) -> None:
+    """Servers that make trial certificates in one folder at the same time have one chain there.
+
+    Regression: each made a CA, and some left a server.pem that ca.pem does not verify, which later starts kept.
+    """
+    for number in range(5):
+        folder = tmp_path / str(number)
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda _, folder=folder: make_trial(folder, "127.0.0.1"), range(8)))
+        authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+        for name in ("server", "client"):
+            own = x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes())
+            own.verify_directly_issued_by(authority)
+            key = load_pem_private_key((folder / f"{name}.key").read_bytes(), None)
+            assert key.public_key() == own.public_key()
+
+
+def test_a_broken_chain_of_trial_certificates_is_named(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        make_trial(tmp_path / name, "127.0.0.1")
+    (tmp_path / "one" / "server.pem").write_bytes((tmp_path / "other" / "server.pem").read_bytes())
+    with pytest.raises(ConfigError, match=r"ca\.pem has not issued server\.pem: remove the folder"):
+        server("--tls_self_signed", tmp_path / "one")
+    (tmp_path / "one" / "trial_ca.key").unlink()
+    server("--tls_self_signed", tmp_path / "one")  # an operator's, who may have a longer chain

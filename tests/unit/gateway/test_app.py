@@ -435,6 +435,9 @@ async def test_paths_beside_generation() -> None:
         assert not re.search(r"""(src|href)=["']?\w+:""", page.text.replace('href="data:,"', "")), "all is served here"
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert "script-src 'sha256-" in page.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert page.headers["referrer-policy"] == "no-referrer"
         assert "https://" not in page.text
         missing = await client.get("/nothing")
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
@@ -587,6 +590,26 @@ async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
     assert told["type"] == "invalid_request_error"
     assert told["param"] == "model" or "half of a surrogate pair" in told["message"]
     assert not completer.requests
+
+
+ODD_TYPES = {
+    "tools": ("/v1/chat/completions", f'{{"messages": [], "tools": [{{"type": {HALF}}}]}}'),
+    "tool_choice": ("/v1/chat/completions", f'{{"messages": [], "tool_choice": {{"type": {HALF}}}}}'),
+    "content": ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": [{{"type": {HALF}}}]}}]}}'),
+    "input": ("/v1/responses", f'{{"input": [{{"type": {HALF}}}]}}'),
+    "a name in input": ("/v1/responses", f'{{"input": [{{"type": "function_call", "name": {HALF}}}]}}'),
+    "effort": ("/v1/chat/completions", f'{{"messages": [], "reasoning_effort": {HALF}}}'),
+    "a field": ("/v1/chat/completions", f'{{"messages": [], {HALF}: 1}}'),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), ODD_TYPES.values(), ids=ODD_TYPES)
+async def test_half_a_surrogate_pair_is_no_name_of_a_kind_either(path: str, body: str) -> None:
+    """Regression: an unknown type was quoted in an error that nothing could encode, and the answer was 500."""
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        response = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

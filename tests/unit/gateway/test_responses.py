@@ -177,6 +177,10 @@ async def test_a_failure_has_a_status_or_is_the_last_event() -> None:
     refused = await ask(ScriptedCompleter([], error=UnavailableError("gone")))
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
     failing = ScriptedCompleter(PASSES, error=UnavailableError("gone"))
-    last = events(await ask(failing, stream=True))[-1]
+    streamed = events(await ask(failing, stream=True))
+    last = streamed[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {"code": "unavailable", "message": "gone"}
+    (item,) = last["response"]["output"]
+    assert item["status"] == "incomplete", "it was in_progress for ever"
+    assert [each["item"] for each in streamed if each["type"] == "response.output_item.done"] == [item]

@@ -419,10 +419,12 @@ def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) 
         Access(path)
 
 
-async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -> None:
-    """A user's name that is too long is refused.
+@pytest.mark.parametrize("user", ["a" * 65, "root caller=x status=OK"])
+async def test_a_user_whose_name_no_account_can_have_is_refused(trust: Pki, auth_file: Path, user: str) -> None:
+    """A user's name must be one that an auth file may have.
 
-    Regression: long names of users were cut, so two names with the same beginning were one account.
+    Regression: long names were cut, so two names with the same beginning were one account; names with spaces wrote
+    further fields into audit lines.
     """
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with (
@@ -432,8 +434,8 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
         with request_context(Caller("a" * 64), ""):
             assert [event async for event in gateway.complete(CompletionRequest("x"))]
         with (
-            request_context(Caller("a" * 65), ""),
-            pytest.raises(InvalidRequestError, match="x-specdec-user has 65 characters, the limit is 64"),
+            request_context(Caller(user), ""),
+            pytest.raises(InvalidRequestError, match="must be 1 to 64 letters, digits and"),
         ):
             await anext(gateway.complete(CompletionRequest("x")))
 

@@ -136,7 +136,7 @@ async def test_a_server_that_others_cannot_reach_logs_it(
     Regression: a target on loopback logged "serving", and a draft on another machine could not reach it.
     """
     caplog.set_level("INFO")
-    front = GrpcFront(ServerConfig(host, 0, security=PortSecurity(insecure=True)), [], OPEN)
+    front = GrpcFront(ServerConfig(host, 0, security=PortSecurity(insecure=True)), [], OPEN, answers=False)
     await front.open()
     await front.close()
     assert f"serving on {host}:{front.port}" in caplog.text

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from specdec.inference.engine.pool import DraftPool
 from specdec.inference.errors import ConfigError
+from specdec.inference.observe.metrics import Metrics
 from specdec.inference.vllm import mailbox as module
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
@@ -36,6 +38,7 @@ from specdec.inference.vllm.frames import (
     to_core,
 )
 from specdec.inference.vllm.group import members
+from specdec.inference.vllm.lending import LendingEngine
 from specdec.inference.vllm.link import Link, Place
 from specdec.inference.vllm.mailbox import Mailbox, require_private
 from specdec.inference.vllm.translation import SOCKET
@@ -210,6 +213,27 @@ async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> 
     third = Mailbox("", tmp_path)
     await third.open()
     await third.close()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted([5, 300], 1, 5, 4, {}),
+        Wanted([2**40], 0, 5, 4, {}),
+        Wanted([5], 1, 5, 4, {"logit_bias": [[300, 1.0]]}),
+        Wanted([5], 2**40, 5, 4, {}),
+        Wanted([], 0, 5, 4, {}),
+    ],
+    ids=["unknown token", "no token id", "unknown biased token", "output before its prompt", "no token"],
+)
+async def test_a_request_that_cannot_be_closes_its_link(mailbox: Mailbox, wanted: Wanted) -> None:
+    """Regression: token ids of no vocabulary passed, and the task that helped the request died unseen."""
+    mailbox.hello = structs.replace(HELLO, served=SERVED)
+    engine = LendingEngine(mailbox)
+    await engine.served()
+    engine.lend(DraftPool(engine), Metrics("m", role="pool"))
+    with pytest.raises(FrameError, match="request a cannot be"):
+        engine.receive(0, Has("a", wanted))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -160,9 +160,13 @@ class ResponsesFormat:
         chat = figures([choice], n=1)
         return {**self._fields, **end, **chat, "usage": self._usage(chat["usage"])}
 
+    def cut(self) -> Iterator[JsonEvent]:
+        """Complete an item that a failure cuts off; yield the events for the client."""
+        yield from self._items.complete("incomplete")
+
     def failed(self, error: ApiError) -> dict[str, Any]:
         """Return the response object after a failure, with the output so far and the error."""
-        fault = {"code": error.code or "server_error", "message": error.message}
+        fault = {"code": error.code or "server_error", "message": error.body()["error"]["message"]}
         return {**self._fields, "status": "failed", "output": self._items.items, "error": fault}
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
@@ -218,7 +222,8 @@ class ResponsesStream(AnswerStream):
         return end + self._encoded_events([{"type": f"response.{response['status']}", "response": response}])
 
     def _failure(self, error: ApiError) -> bytes:
-        return self._encoded_events([{"type": "response.failed", "response": self._answer.failed(error)}])
+        end = self._encoded_events(self._answer.cut())
+        return end + self._encoded_events([{"type": "response.failed", "response": self._answer.failed(error)}])
 
     def _encoded_events(self, events: Iterable[JsonEvent]) -> bytes:
         numbered = ({**event, "sequence_number": next(self._numbers)} for event in events)

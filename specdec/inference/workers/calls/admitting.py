@@ -14,11 +14,11 @@ from specdec.grpc_comm.secured import AUTHORIZATION
 from specdec.inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
 from specdec.inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
 from specdec.inference.workers.calls.access import ASSIST, DRAIN, Access, rights_of_call
+from specdec.inference.workers.calls.auth_file import NAME
 from specdec.inference.workers.calls.status import code_name
 
 REQUEST_ID = "x-request-id"
 USER = "x-specdec-user"
-MAX_USER_CHARACTERS = 64
 ASK_AGAIN_S = 5.0
 """Seconds between two checks that the caller of a running `Assist` stream is still allowed to make that call."""
 _NOTED = (ASSIST, DRAIN)
@@ -39,15 +39,15 @@ def admission(access: Access) -> Admit:
 
 
 def _for_user(who: Caller, user: str) -> Caller:
-    """Return the caller together with the user for which it sends the request. Too long a name is refused, not cut.
+    """Return the caller together with the user for which it sends the request.
 
     Raises:
-        InvalidRequestError: the name is too long.
+        InvalidRequestError: the name is not one that an auth file may have; audit lines are read by spaces.
     """
     if not who.speaks_for_others:
         return who
-    if len(user) > MAX_USER_CHARACTERS:
-        raise InvalidRequestError(f"{USER} has {len(user)} characters, the limit is {MAX_USER_CHARACTERS}")
+    if user and not NAME.fullmatch(user):
+        raise InvalidRequestError(f"{USER} {user!r:.80} must be 1 to 64 letters, digits and .@:/_-")
     return replace(who, user=user)
 
 
@@ -59,7 +59,7 @@ def _admitted(
 
     Raises:
         UnauthenticatedError, ForbiddenError: the caller may not make this call.
-        InvalidRequestError: the name of the user is too long.
+        InvalidRequestError: the name of the user is not valid.
     """
     try:
         who = _for_user(identify(), user)

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _KEYS = {"name", "roles", "limits", "speaks_for_others"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[\w.@:/-]{1,64}")
+NAME = re.compile(r"[\w.@:/-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _successor(role: Any, name: str) -> Any:
 
 
 def _name(value: Any, what: str) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ValueError(f"{what} {value!r} is none of 1 to 64 letters, digits and .@:/_-")
     return value
 

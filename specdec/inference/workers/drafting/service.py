@@ -132,6 +132,7 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, attach
     tasks: list[asyncio.Task[None]] = []
     try:
         await call.write(pb.AssistResponse(attached=attached))
+        del attached  # its tokenizer takes megabytes, and the stream lasts for days
         jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
         tasks += map(asyncio.create_task, jobs)
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -216,10 +217,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         attach = message.attach
         if not attach.is_private:
             require_any({Right.WORKER}, caller())
-        attached = await self._attached(attach)
         worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
         with self._place(call.peer) if attach.is_private else nullcontext():
-            await serve_worker(worker, self._pool, call, attached)
+            await serve_worker(worker, self._pool, call, await self._attached(attach))
 
     @contextmanager
     def _place(self, peer: str) -> Generator[None, None, None]:
@@ -254,7 +254,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise IncompatibleDraftError(f"{fault}, the target 1 to {PROTOCOL_VERSION}")
         attached = pb.Attached(pass_us=self._pool.pass_us, noise=noise_to_message(self._noise))
         words = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
-        if words.fingerprint != self._vocabulary.fingerprint and attach.takes_tokenizer and self._tokenizer is not None:
+        takes_it = attach.takes_tokenizer and not attach.is_private  # a private worker reads its requests as we do
+        if words.fingerprint != self._vocabulary.fingerprint and takes_it and self._tokenizer is not None:
             packed = await asyncio.to_thread(self._tokenizer.packed)
             if len(packed) <= MAX_PACKED_BYTES:
                 attached.tokenizer = packed

@@ -24,6 +24,7 @@ from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import (
     CapacityError,
     HandshakeError,
+    InvalidRequestError,
     RequestError,
     SpecDecError,
     UnavailableError,
@@ -51,6 +52,9 @@ REFUSED_S = 60.0
 """Mean wait before a target that refused the worker is dialled again."""
 MAX_OUTBOX = 256
 """Limit of messages queued for a target. When it is reached, proposals wait for room and other messages are dropped."""
+
+MAX_NAME_CHARACTERS = 256
+"""Longest name of a session that a target may choose: it stands in messages, and in lines of the log."""
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
@@ -255,6 +259,10 @@ class AssistStream:
     def _handle(self, message: pb.AssistResponse) -> None:
         kind = message.WhichOneof("message")
         if kind == "open":
+            if (length := len(message.open.session_id)) > MAX_NAME_CHARACTERS:
+                raise InvalidRequestError(
+                    f"a session's name has {length} characters, the limit is {MAX_NAME_CHARACTERS}"
+                )
             self.close(message.open.session_id)
             with request_context(ANYBODY, harmless_id(message.open.request_id)):
                 self._try(message.open.session_id, partial(self._open, message.open))

@@ -22,7 +22,7 @@ from specdec.inference.caller import ANYBODY, NamesRequests, request_context
 from specdec.inference.config import DialSecurity
 from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.engine.target_session import TargetSession
-from specdec.inference.errors import HandshakeError, IncompatibleDraftError, InternalError
+from specdec.inference.errors import HandshakeError, IncompatibleDraftError, InternalError, InvalidRequestError
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import GenerationRequest
 from specdec.inference.serving.processes import free_port
@@ -197,6 +197,20 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(3, 7)])
         await until(lambda: worker._engine.num_running == 1)
         assert worker.fault is None
+
+
+async def test_a_session_of_an_endless_name_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """A target whose session has a name of 100 kB is refused, and dialled again later.
+
+    Regression: the name was a line of the log, 16 of which a minute made 1.6 MB.
+    """
+    target = Target()
+    async with listening(target) as server, asyncio.timeout(60):
+        worker = pool_worker(f"127.0.0.1:{server.port}")
+        target.opens("x" * 100_000)
+        with pytest.raises(InvalidRequestError, match="has 100000 characters, the limit is 256"):
+            await worker.refused()
+    assert not any("xxx" in record.getMessage() for record in caplog.records)
 
 
 async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined() -> None:
