@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.report import machine, print_json, print_table, write
 from specdec.comparison.report.diff import Change, Results, compare, differing_conditions, omissions, read_results
 from specdec.comparison.report.markdown import commit
-from specdec.comparison.run.host_load import load_average
 from specdec.inference.config import ROOT
+from specdec.inference.observe.host_load import load_average
 
 FILE = ROOT / "docs" / "since.json"
 FIRST = "41a4973"

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.report import machine, write
 from specdec.comparison.report.markdown import commit
-from specdec.comparison.run.host_load import load_average
 from specdec.inference.config import ROOT
+from specdec.inference.observe.host_load import load_average
 
 FILE = ROOT / "docs" / "performance.json"
 SET = {

@@ -36,8 +36,8 @@ from benchmarks.peers.walk import DRAFTS, walking_pair
 from benchmarks.report import machine, print_json, print_table, write
 from scripts.wide_heads import widen
 from specdec.comparison.report.markdown import commit
-from specdec.comparison.run.host_load import load_average
 from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+from specdec.inference.observe.host_load import load_average
 from specdec.inference.serving.hub import is_hub_id, model_directory
 
 PLANS = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.peers.race import PLAIN
 from benchmarks.report import machine
 from scripts.device_report.steps import Step
-from specdec.comparison.run.host_load import load_average
+from specdec.inference.observe.host_load import load_average
 
 DRAFTED = ("1 worker, 0 ms", "draft_model 4", "draft_model 8")
 WAYS = {

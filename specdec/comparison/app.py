@@ -21,7 +21,6 @@ from specdec.comparison.report.files import in_full, prepare_directory, write_re
 from specdec.comparison.report.findings import Findings, find, json_of
 from specdec.comparison.report.markdown import page_part, write_part
 from specdec.comparison.report.table import load_table, print_tables
-from specdec.comparison.run.host_load import LoadMeter
 from specdec.comparison.run.load import require_clients
 from specdec.comparison.run.measurement import measure
 from specdec.comparison.run.progress import Progress
@@ -35,6 +34,7 @@ from specdec.comparison.study.laboratory import conduct_study
 from specdec.comparison.study.report import json_of as json_of_study
 from specdec.comparison.study.report import write_study
 from specdec.inference.errors import ConfigError, SpecDecError
+from specdec.inference.observe.host_load import LoadMeter
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ from specdec.comparison.plan.config import (
 from specdec.comparison.plan.grid import Sample, walk
 from specdec.comparison.plan.record import RequestRecord, Round
 from specdec.comparison.report.findings import Findings, find
-from specdec.comparison.run.host_load import HostLoad
 from specdec.inference.commit import Timings
+from specdec.inference.observe.host_load import HostLoad
 from specdec.inference.request import Schedule
 
 STEP_S, PASS_S, VERIFY_S = 0.002, 0.020, 0.024

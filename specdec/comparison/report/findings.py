@@ -18,8 +18,8 @@ from specdec.comparison.report.agreement import Agreement, check_agreement
 from specdec.comparison.report.bootstrap import Ratio
 from specdec.comparison.report.service import LATENCIES, Service
 from specdec.comparison.report.summary import CellSummary, Summarizer, spread_of
-from specdec.comparison.run.host_load import HostLoad, busy_warning
 from specdec.inference.config import NOT_EMULATED, model_name
+from specdec.inference.observe.host_load import HostLoad, busy_warning
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from specdec.comparison.plan.grid import Cell, Sample
 from specdec.comparison.report.agreement import check_agreement
 from specdec.comparison.report.service import describe, values_of
 from specdec.comparison.run.connections import connected
-from specdec.comparison.run.host_load import HostLoad, LoadMeter
 from specdec.comparison.run.measurement import Measurement
 from specdec.comparison.run.progress import Progress
 from specdec.comparison.run.topologies import deployment
 from specdec.comparison.study.search import Budget
+from specdec.inference.observe.host_load import HostLoad, LoadMeter
 
 FIRST = 8
 """Number of streams in the first probe."""

@@ -17,7 +17,6 @@ from specdec.comparison.plan.config import ALONE, ComparisonConfig, Contender
 from specdec.comparison.plan.grid import Sample
 from specdec.comparison.report.agreement import check_agreement
 from specdec.comparison.report.summary import CellSummary, Summarizer, spread_of
-from specdec.comparison.run.host_load import LoadMeter, busy_at_start
 from specdec.comparison.run.measurement import measure
 from specdec.comparison.run.progress import Progress
 from specdec.comparison.run.topologies import deployment
@@ -27,6 +26,7 @@ from specdec.comparison.study.journal import FILE, Journal
 from specdec.comparison.study.report import Study
 from specdec.comparison.study.search import Budget, Speeds, conduct
 from specdec.comparison.study.space import Conditions, Group
+from specdec.inference.observe.host_load import LoadMeter, busy_at_start
 
 Samples: TypeAlias = dict[Conditions, list[Sample]]
 

@@ -11,8 +11,8 @@ from specdec.comparison.plan.config import ComparisonConfig, Contender
 from specdec.comparison.plan.roles import MARGIN, TIE, service_toml
 from specdec.comparison.report.files import write_page
 from specdec.comparison.report.findings import emulation_of, measured_conditions
-from specdec.comparison.run.host_load import HostLoad, busy_warning
 from specdec.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
+from specdec.inference.observe.host_load import HostLoad, busy_warning
 
 
 @dataclass(frozen=True, slots=True)
