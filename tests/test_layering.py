@@ -61,7 +61,8 @@ FLOORS = {
 """Layers within a package, lowest first: each may import itself and lower ones; modules in no layer may import all."""
 SEEN_BY_COMPARISON = (
     *(f"specdec.inference.{module}" for module in FOUNDATION),
-    *("specdec.inference.observe.stats", "specdec.inference.text.chat", "specdec.inference.text.tokenizer"),
+    *("specdec.inference.observe.stats", "specdec.inference.observe.host_load"),
+    *("specdec.inference.text.chat", "specdec.inference.text.tokenizer"),
     *(
         "specdec.inference.workers.completion",
         "specdec.inference.workers.calls.convert",
