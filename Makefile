@@ -118,11 +118,13 @@ test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not release" --numprocesses 2 --dist loadscope --no-loadscope-reorder $(LONG)
 
 # Tests before a release, some forty minutes: rolling restarts and losses under load, servers that hang, and on NXDI_SOURCES what
-# `make test-nxdi` leaves out.
+# `make test-nxdi` leaves out. NXDI_08_SOURCES is such a folder with NxDI 0.8, for Trn1 (tag v2.28.0 of NxD), by default 0.8 in it.
+NXDI_08_SOURCES ?= $(wildcard $(NXDI_SOURCES)/0.8)
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
 	$(MAKE) suites-short test-oldest
 	$(if $(NXDI_SOURCES),$(MAKE) test-nxdi ARGS="-m long")
+	$(if $(NXDI_08_SOURCES),$(MAKE) test-nxdi NXDI_SOURCES=$(NXDI_08_SOURCES))
 	$(MAKE) ray-test ARGS=release
 	$(MAKE) test-vllm ARGS=release
 	$(MAKE) test-vllm VLLM_VERSION=0.29.0

@@ -25,8 +25,16 @@ from specdec.inference.cli.roles.fused_client import ClientSettings
 from specdec.inference.cli.roles.fused_target import PairSettings, fused_config
 from specdec.inference.cli.roles.registry import settings_from
 from specdec.inference.commit import Delta
-from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ConnectionConfig, ObserveConfig, usable_cores
+from specdec.inference.config import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    ConnectionConfig,
+    ObserveConfig,
+    usable_core_ids,
+    usable_cores,
+)
 from specdec.inference.errors import ConfigError
+from specdec.inference.observe.host_load import LoadMeter
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.settings import group, same
 from specdec.inference.workers.calls.fleet import connected
@@ -65,6 +73,9 @@ class _Asking:
 
 class _Async:
     """Base of the asynchronous classes; `_open` of a subclass makes the completer."""
+
+    _IS_WHOLE = True
+    """True if this process does all the work, False if servers do."""
 
     def __init__(self, settings: Any, concurrency: int) -> None:
         self._settings = settings
@@ -108,18 +119,25 @@ class _Async:
 
     @with_parameters
     async def compare(self, prompt: Prompt, **parameters: Any) -> Comparison:
-        """Complete a prompt with the draft and by the target alone, one after the other, with the same seed.
+        """Complete a prompt with the draft and by the target alone, in turn, several times, with the same seed.
 
         Raises:
-            ConfigError: `gamma` is given; without a draft, `LLM` has nothing to compare.
+            ConfigError: `gamma` is given.
         """
         if "gamma" in parameters:
             raise ConfigError("compare sets gamma itself: 0 for the target alone")
         (warm,) = await self.generate(prompt, **parameters)  # first passes build what later ones use
         chosen = {**parameters, "seed": warm.seed}
-        (drafted,) = await self.generate(prompt, **chosen)
-        (alone,) = await self.generate(prompt, **chosen, gamma=0)
-        return Comparison([drafted], [alone])
+
+        async def run(is_drafted: bool) -> Result:
+            (result,) = await self.generate(prompt, **chosen, **({} if is_drafted else {"gamma": 0}))
+            return result
+
+        await run(False)
+        meter = LoadMeter(usable_core_ids(), is_whole=self._IS_WHOLE)
+        comparison = await Comparison.of(run)
+        comparison.load = meter.read()
+        return comparison
 
     @with_parameters
     async def stream(self, prompt: Prompt, **parameters: Any) -> AsyncGenerator[Delta, None]:
@@ -163,6 +181,8 @@ class AsyncLLM(_Async):
 
 class AsyncClient(_Async):
     """Connection to servers of one model. See `Client`."""
+
+    _IS_WHOLE = False
 
     def __init__(self, target: str = "127.0.0.1", **settings: Any) -> None:
         read = settings_from(_Asking, {**settings, "target_host": target}, name="Client")
@@ -220,7 +240,7 @@ class _Blocking:
 
     @with_parameters
     def compare(self, prompt: Prompt, **parameters: Any) -> Comparison:
-        """Complete a prompt with the draft and by the target alone, one after the other, with the same seed."""
+        """Complete a prompt with the draft and by the target alone, in turn, several times, with the same seed."""
         self._check()
         return self._run(self._inner.compare(prompt, **parameters))
 

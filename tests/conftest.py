@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nxdi import nxdi, on_double, on_real, pytest_addoption, pytest_configure  # noqa: F401
+from tests.support.nxdi import cpu_mode, nxdi, on_double, on_real, pytest_addoption, pytest_configure  # noqa: F401
 
 # Packed weights of models that live as long as a test belong neither into the user's cache nor into the next run's.
 _CACHE = tempfile.mkdtemp(prefix="specdec-tests-")

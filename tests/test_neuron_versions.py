@@ -16,6 +16,7 @@ PAGE = (ROOT / "docs" / "neuron.md").read_text(encoding="utf-8")
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OLDEST_NODE = Version("1.34.2")
 """Oldest Kubernetes for nodes: AWS supports no resource claims on 1.34.0 and 1.34.1 (Kubernetes issue 133920)."""
+NODES = "EKS node AMI, Kubernetes 1.34 and 1.35"
 IMAGES = re.compile(r"pytorch-inference-neuronx:2\.9\.0-neuronx-py312-sdk([\d.]+)-ubuntu24\.04")
 
 Row = dict[str, str]
@@ -62,7 +63,8 @@ def test_the_node_has_the_driver_of_the_image() -> None:
     Regression: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims.
     """
     cluster = yaml.safe_load((KUBERNETES / "cluster" / "cluster.yaml").read_text())["metadata"]["version"]
-    releases = re.findall(r"v\d{8}", TABLE[base()][f"EKS node AMI, Kubernetes {cluster}"])
+    assert cluster in re.findall(r"1\.\d+", NODES)
+    releases = re.findall(r"v\d{8}", TABLE[base()][NODES])
     assert releases[0] <= nodes("base") <= releases[-1]
     assert nodes("drafts") == nodes("base")
 
@@ -74,7 +76,7 @@ def test_each_row_fits_together(sdk: str) -> None:
     assert fault(row) == ""
     assert sdk.startswith(row["AMI"].removeprefix("SDK "))
     assert Version(row["NxDI"]).release >= OLDEST_NXDI
-    assert min(map(Version, re.findall(r"1\.34\.\d+", row["EKS node AMI, Kubernetes 1.34"]))) >= OLDEST_NODE
+    assert min(map(Version, re.findall(r"1\.34\.\d+", row[NODES]))) >= OLDEST_NODE
 
 
 def test_a_mixture_that_does_not_start_is_noticed() -> None:
@@ -104,7 +106,9 @@ def test_the_drivers_chart_is_pinned_and_knows_the_claims() -> None:
     Regression: the claims named an API version of the private beta, and the chart's version was not pinned.
     """
     walk = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
-    assert re.search(r"neuron-helm-chart --version \d+\.\d+\.\d+ ", walk)
+    (chart,) = re.findall(r"neuron-helm-chart --version (\d+\.\d+\.\d+) ", walk)
+    assert [row["SDK"] for row in TABLE.values() if row["Helm chart"] == chart] == ["2.31.1"]
+    assert f"Chart {chart} is that of SDK 2.31 " in walk
     (said,) = re.findall(r"`(neuron\.aws\.com/v\w+)`", walk)
     for name in ("xl", "xxl"):
         claim = yaml.safe_load((KUBERNETES / "components" / "claims" / name / "claim.yaml").read_text())

@@ -85,7 +85,7 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Current:
-    """Request that is being served, its caller, id and peer; `is_audited` is True once its audit line is written."""
+    """Request that is served, with its caller, id and peer; `is_audited` is True once its audit line is written."""
 
     caller: Caller
     request_id: str

@@ -18,6 +18,7 @@ import pytest
 import specdec
 from examples import library
 from specdec.inference import VERSION
+from specdec.inference.cli.prompts.results import NUM_PAIRS
 from specdec.inference.config import ROOT
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.request import SamplingParams
@@ -170,6 +171,8 @@ def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
     comparison = llm.compare("a house", max_new_tokens=20, temperature=0.9)
     assert comparison.is_exact
     assert comparison.drafted[0].stats.num_draft_tokens > 0 == comparison.alone[0].stats.num_draft_tokens
+    assert len(comparison.speed_ups) == len(comparison.drafted) == NUM_PAIRS
+    assert comparison.load is not None
     assert "the same tokens" in repr(comparison)
     assert comparison._repr_html_().count("<td") == 2
     comparison.alone[0].token_ids[-1] += 1

@@ -7,6 +7,7 @@ import importlib.machinery
 import logging
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterable
 from importlib import metadata
@@ -34,7 +35,16 @@ def arm() -> None:
     sys.path.extend(str(folder) for folder in folders)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if "RANK" not in os.environ:  # a launcher of several ranks has chosen theirs
+        os.environ["MASTER_PORT"] = str(_free_port())
     sys.meta_path.insert(0, _Changes(folders[0]))
+
+
+def _free_port() -> int:
+    """Return a port for this process's group of one: NxDI's CPU mode takes 29500 in every process of a machine."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
 
 
 class _Changes(importlib.abc.MetaPathFinder):

@@ -48,6 +48,11 @@ class HostLoad:
             return self.before > self.num_cores
         return self.other_cores > MAX_OTHERS * self.num_cores
 
+    @property
+    def warning(self) -> str:
+        """Return why figures of this time are unreliable; empty if the machine was quiet."""
+        return f"The machine was busy: {self}. Repeat this on a quiet machine." if self.is_busy else ""
+
 
 def busy_warning(load: HostLoad, spread: float) -> str:
     """Return why a run's figures are unreliable; empty if the machine was quiet. `spread` is as in `MAX_SPREAD`."""

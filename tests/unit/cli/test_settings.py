@@ -153,16 +153,16 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return README's table below a heading, its second cells by its first ones, without links in parentheses."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition(heading)[2]
+    """Return the commands' page's table below a heading, second cells by first ones, without links in parentheses."""
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}
 
 
-def test_the_readme_lists_every_role() -> None:
-    """README lists every role. Regression: the role `artifacts` was missing in README."""
+def test_the_page_of_commands_lists_every_role() -> None:
+    """The page of commands lists every role. Regression: the role `artifacts` was missing in the table."""
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
-    assert table_of("## Roles and flags") == known
+    assert table_of("## Roles") == known
 
 
 GUIDES = [ROOT / name for name in ("README.md", "docs/first_steps.md", "docs/commands.md", "docs/speculation.md")]
@@ -200,6 +200,23 @@ def test_commands_of_guides_are_accepted(line: str) -> None:
         return
     settings_of(command, arguments)
     assert "--attach" not in arguments or "--token_file" in arguments
+
+
+def test_the_readme_shows_where_things_are() -> None:
+    """README names the parts of the repository, which exist, and both ways to start a role.
+
+    Regression: it had none of Protobuf, `inference/`, `protos/` and `requirements.txt`, and its examples had the
+    installed command alone.
+    """
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## In the repository")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w./]+)`", table)
+    assert {"main.py", "inference/", "grpc_comm/", "protos/", "tests/", "requirements/neuron.txt"} <= set(named)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    lines = re.findall(r"^python main\.py --role (.*)$", text, re.M)
+    for role, *arguments in (shlex.split(line, comments=True) for line in lines):
+        settings_of(role, arguments)
+    assert lines
 
 
 def test_the_readme_is_short() -> None:

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import hashlib
 import json
+import re
 import shlex
 import time
 from collections.abc import AsyncGenerator
@@ -124,14 +125,21 @@ class TestInBrowser:
     async def test_reasoning_is_shown_above_the_answer(self, browser: Page) -> None:
         """The page shows a model's reasoning above its answer.
 
-        Regression: the page showed content alone, so a model that reasons seemed to answer nothing.
+        Regression: the page showed content alone, so a model that reasons seemed to answer nothing. Later it showed
+        the reasoning in grey, without a word of what it was, and without the colours of drafts.
         """
         completer = ScriptedCompleter([["<think>", "It is "], ["even.", "</think>"], ["Yes", "."]])
         async with page_of(completer, browser, reasoning_parser="think"):
             await send(browser, mode="chat")
             await browser.until(finished())
             parts = "[...document.querySelector('.answer').children].map((each) => each.textContent)"
-            assert await browser.run(parts) == ["It is even.", "Yes."]
+            assert await browser.run(parts) == ["ThinkingIt is even.", "Yes."]
+            kinds = "[...document.querySelectorAll('.thought span')].map((each) => each.className)"
+            assert set(await browser.run(kinds)) == {"drafted", "own"}
+            shade = "(name) => getComputedStyle(document.querySelector(name)).backgroundColor"
+            assert len(set(await browser.run(f"['.thought .drafted', '.legend .drafted'].map({shade})"))) == 1
+            await browser.run("document.querySelector('.thought summary').click()")
+            assert not await browser.run("document.querySelector('.thought').open")
             colours = "['.thought', '#model'].map((name) => getComputedStyle(document.querySelector(name)).color)"
             assert len(set(await browser.run(colours))) == 1
 
@@ -177,7 +185,7 @@ class TestInBrowser:
             assert await text_of(browser, "output") == "prompta b c d "
             assert await browser.run("[...seen]") == [REJECTED]
             await browser.until("document.querySelectorAll('#output del').length === 0")
-            kinds = "[...document.querySelectorAll('.tokens span')].map((each) => each.className)"
+            kinds = "[...document.querySelectorAll('#output .tokens span')].map((each) => each.className)"
             assert await browser.run(kinds) == ["prompt", "drafted", "own", "drafted", "own"]
             assert (
                 await browser.run(f"[...{at('target_lane')}.children].map((each) => each.textContent)") == ["1/2"] * 2
@@ -199,16 +207,72 @@ class TestInBrowser:
 
     @pytest.mark.parametrize(("is_faulty", "found"), [(False, "identical: 6 of 6"), (True, "NOT identical: 2 of 6")])
     async def test_the_race_compares_tokens(self, browser: Page, is_faulty: bool, found: str) -> None:
+        """The race warms both ways up, runs each twice in alternating order, and gives a range.
+
+        Regression: the first request of a fresh server was always the one without drafts, and the page said "14.06
+        times as fast" where later races had 0.5 to 4.
+        """
         completer = FaultyCompleter([["a ", "b "]] * 3, gap_s=0.05)
         completer.is_faulty = is_faulty
         async with page_of(completer, browser):
             await browser.run(f"{at('seed')}.value = ''; {at('temperature')}.value = 1; {at('start_race')}.click()")
             await browser.until(f"{at('verdict')}.textContent !== ''")
             assert found in await text_of(browser, "verdict")
-            without, with_drafts = completer.requests
-            assert (without.gamma, with_drafts.gamma) == (0, None)
-            assert without.seed == with_drafts.seed == int(await text_of(browser, "seed_used"))
-            assert without.cache_salt != with_drafts.cache_salt, "the second run would find the prompt read already"
+            assert re.match(r"\d+\.\d( to \d+\.\d)? times as fast · ", await text_of(browser, "verdict"))
+            assert [each.gamma for each in completer.requests] == [0, None, 0, None, None, 0]
+            assert {each.seed for each in completer.requests} == {int(await text_of(browser, "seed_used"))}
+            salts = {each.cache_salt for each in completer.requests}
+            assert len(salts) == 6, "a later run would find the prompt read already"
+            shown = "getComputedStyle(document.getElementById('output')).display"
+            assert await browser.run(shown) == "none", "an empty box between race and figures"
+
+    async def test_unequal_times_of_equal_runs_are_said(self, browser: Page) -> None:
+        completer = UnsteadyCompleter([["a ", "b "]] * 3)
+        async with page_of(completer, browser):
+            await browser.run(f"{at('start_race')}.click()")
+            await browser.until(f"{at('verdict')}.textContent !== ''")
+            words = await text_of(browser, "verdict")
+            assert re.search(r"Equal runs differ by a factor of \d+\.\d: the machine is busy, repeat this$", words)
+
+    async def test_a_race_without_draft_tokens_is_refused(self, browser: Page) -> None:
+        """Regression: with 0 draft tokens the race ran with the default number, and said "2.79 times as fast"."""
+        completer = ScriptedCompleter([["a "]])
+        async with page_of(completer, browser):
+            await browser.run(f"{at('gamma')}.value = 0; {at('start_race')}.click()")
+            await browser.until(f"{at('failure')}.textContent.startsWith('“Draft tokens” is 0')")
+            assert completer.requests == []
+
+    async def test_a_wait_for_the_first_token_is_shown(self, browser: Page) -> None:
+        """Regression: while a server had not begun to answer, nothing on the page moved."""
+        completer = ScriptedCompleter([["a "]], gap_s=600)
+        async with page_of(completer, browser):
+            await send(browser)
+            await browser.until(f"{at('waiting')}.textContent === 'waiting for the first token, 2 s'")
+            await browser.run(f"{at('go')}.click()")
+            await browser.until(finished("stopped"))
+            assert await text_of(browser, "waiting") == ""
+
+    async def test_a_server_that_is_gone_is_named(self, browser: Page) -> None:
+        """Regression: the page said "Failed to fetch"."""
+        async with page_of(ScriptedCompleter([["a "]]), browser) as address:
+            pass
+        await send(browser)
+        words = f"the server at {address.split('/')[2]} does not answer; is it running?"
+        await browser.until(f"{at('failure')}.textContent === {json.dumps(words)}")
+
+    @pytest.mark.parametrize(("mode", "num_requests"), [("chat", 1), ("text", 0)])
+    async def test_enter_sends_in_a_chat(self, browser: Page, mode: str, num_requests: int) -> None:
+        completer = ScriptedCompleter([["yes"]])
+        async with page_of(completer, browser):
+            await browser.run(
+                f"{at('mode')}.value = {json.dumps(mode)}; {at('mode')}.dispatchEvent(new Event('change'))"
+            )
+            press = f"{at('prompt')}.dispatchEvent(new KeyboardEvent('keydown', {{ key: 'Enter', bubbles: true%s }}))"
+            await browser.run(press % ", shiftKey: true")
+            await browser.run(press % "")
+            if num_requests:
+                await browser.until(finished())
+            assert len(completer.requests) == num_requests
 
     async def test_hostile_output_stays_text(self, browser: Page) -> None:
         """Output, as tokens or Markdown, runs no script, loads nothing, and links only to addresses that it shows."""
@@ -285,6 +349,15 @@ class FaultyCompleter(ScriptedCompleter):
         async for event in super().complete(request):
             is_other = self.is_faulty and request.gamma != 0 and isinstance(event, Delta) and event.position > 4
             yield replace(event, token_ids=(8, 8)) if is_other and isinstance(event, Delta) else event
+
+
+class UnsteadyCompleter(ScriptedCompleter):
+    """Completer whose fourth and later requests, of which the first two only warm a race up, take much longer."""
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
+        self._gap_s = 0.5 if len(self.requests) > 3 else 0.05
+        async for event in super().complete(request):
+            yield event
 
 
 def pull_the_plug(front: HttpFront) -> None:

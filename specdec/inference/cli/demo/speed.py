@@ -20,10 +20,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from specdec.inference.cli.prompts.output import coloured
-from specdec.inference.cli.prompts.results import Comparison, Result
+from specdec.inference.cli.prompts.results import NUM_PAIRS, Comparison, Result, span_of
 from specdec.inference.cli.prompts.source import read_prompts
 from specdec.inference.commit import Delta
 from specdec.inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
+from specdec.inference.observe.host_load import LoadMeter
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.processes import Start, free_port, server_process
 from specdec.inference.workers.calls.fleet import connected
@@ -31,7 +32,6 @@ from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completion import Completer, CompletionRequest
 
 MAX_NEW_TOKENS = 96
-NUM_REPEATS = 3
 SEED = 1
 PROSE = SamplingParams(temperature=0.8)
 STRUCTURED = SamplingParams()  # greedy
@@ -47,6 +47,7 @@ async def run(start: Start) -> int:
     port, draft_port = free_port(), free_port()
     target_flags = ("--port", str(port), "--threads", "1")
     draft_flags = ("--port", str(port), "--serve", str(draft_port), "--threads", "1")
+    meter = LoadMeter(cores, is_whole=True)
     async with AsyncExitStack() as stack:
         for name, flags, its_port, core in (
             ("target", target_flags, port, target_core),
@@ -55,10 +56,11 @@ async def run(start: Start) -> int:
             process = server_process(name, name, *flags, port=its_port, cores=[core], start=start)
             await stack.enter_async_context(process)
         alone, drafted = [await completer_of(stack, each) for each in (port, draft_port)]
-        for completer in (drafted, alone):
-            await complete(completer, prompts[0], STRUCTURED)  # first passes build what later ones use
+        await complete(alone, prompts[0], STRUCTURED)  # first passes build what later ones use
         comparisons = [await _compare(prompt, drafted, alone) for prompt in prompts]
     console.print(table_of(comparisons))
+    if warning := meter.read().warning:
+        console.print(f"[yellow]{warning}[/yellow]\n")
     return _verdict(comparisons)
 
 
@@ -75,13 +77,15 @@ def sampling_of(prompt: str) -> SamplingParams:
 
 
 async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Comparison:
-    comparison, sampling = Comparison(), sampling_of(prompt)
+    sampling = sampling_of(prompt)
     console.print(f"\n[bold]{escape(prompt)}[/bold]", end="")
-    for repeat in range(NUM_REPEATS):
-        comparison.drafted.append(await complete(drafted, prompt, sampling, show=repeat == 0))
-        comparison.alone.append(await complete(alone, prompt, sampling, gamma=0))
+    await complete(drafted, prompt, sampling, show=True)  # warms it up too
     console.print()
-    return comparison
+
+    async def run(is_drafted: bool) -> Result:
+        return await (complete(drafted, prompt, sampling) if is_drafted else complete(alone, prompt, sampling, gamma=0))
+
+    return await Comparison.of(run)
 
 
 async def complete(
@@ -118,12 +122,13 @@ def _figures(comparisons: Sequence[Comparison]) -> list[str]:
     runs = [result.stats for comparison in comparisons for result in comparison.drafted]
     num_tokens = sum(stats.num_output_tokens for stats in runs)
     num_drafted = sum(stats.num_draft_tokens for stats in runs)
+    rounds = zip(*(comparison.speed_ups for comparison in comparisons), strict=True)
     num_passes = sum(stats.num_verified_proposals for stats in runs)
     return [
         f"{num_tokens / sum(stats.end_to_end_s for stats in runs):.0f}",
         f"{sum(stats.num_accepted_tokens for stats in runs) / max(1, num_drafted):.2f}",
         f"{sum(stats.num_tokens_of_proposals for stats in runs) / max(1, num_passes):.2f}",
-        f"{statistics.geometric_mean(comparison.speed_up for comparison in comparisons):.2f}x",
+        f"{span_of([*map(statistics.geometric_mean, rounds)], '-')}x",
         f"{sum(stats.wire_bytes for stats in runs) / num_tokens:.0f}",
         "yes" if all(comparison.is_exact for comparison in comparisons) else "NO",
     ]
@@ -137,8 +142,8 @@ def _verdict(comparisons: Sequence[Comparison]) -> int:
     console.print(
         f"choice: patterns greedily, prose at temperature {PROSE.temperature:g} (T) with seed {SEED}.\n"
         "accepted: share of draft tokens. tok/pass: committed tokens per verifying\n"
-        "target pass. speed-up: median of the repeats. B/tok: bytes on the wire per\n"
-        "token. exact: every token is the target's own."
+        f"target pass. speed-up: least and greatest of {NUM_PAIRS} pairs of runs. B/tok: bytes on\n"
+        "the wire per token. exact: every token is the target's own."
     )
     console.print(next_steps(), soft_wrap=True, markup=False)
     return 0

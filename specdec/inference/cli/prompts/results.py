@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, TokenLogprobs
 from specdec.inference.errors import SpecDecError
+from specdec.inference.observe.host_load import HostLoad
 from specdec.inference.observe.stats import RequestStats
 from specdec.inference.workers.calls.status import code_name
 
 DRAFTED = "background: rgba(46, 160, 67, 0.25)"
 """Style of accepted draft tokens."""
 MAX_SHOWN_CHARACTERS = 40
+NUM_PAIRS = 4
+"""Runs of a comparison with a draft, and as many by the target alone."""
 
 
 @dataclass(slots=True, repr=False)
@@ -94,10 +97,27 @@ class Result:
 
 @dataclass(slots=True, repr=False)
 class Comparison:
-    """Runs of one prompt with a draft and by the target alone, each pair made one after the other."""
+    """Runs of one prompt with a draft and by the target alone, each pair made one after the other.
+
+    Attributes:
+        load: load of this host meanwhile; None if it was not measured.
+    """
 
     drafted: list[Result] = field(default_factory=list)
     alone: list[Result] = field(default_factory=list)
+    load: HostLoad | None = None
+
+    @classmethod
+    async def of(cls, run: Callable[[bool], Awaitable[Result]]) -> Comparison:
+        """Make `NUM_PAIRS` pairs of runs: alone, drafted, drafted, alone, and so on; `run` is warm already.
+
+        What grows slowly, such as the heat of a processor or another program's load, then slows both alike.
+        """
+        comparison = cls()
+        for number in range(2 * NUM_PAIRS):
+            is_drafted = number % 4 in (1, 2)
+            (comparison.drafted if is_drafted else comparison.alone).append(await run(is_drafted))
+        return comparison
 
     @property
     def is_exact(self) -> bool:
@@ -105,10 +125,15 @@ class Comparison:
         return len({tuple(result.token_ids) for result in (*self.drafted, *self.alone)}) == 1
 
     @property
-    def speed_up(self) -> float:
-        """Return the speed-up: for each pair the ratio of both times, of which the median is taken."""
+    def speed_ups(self) -> list[float]:
+        """Return the speed-up in each pair: the ratio of both times."""
         pairs = zip(self.drafted, self.alone, strict=True)
-        return statistics.median(alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs)
+        return [alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs]
+
+    @property
+    def speed_up(self) -> float:
+        """Return the median of the speed-ups; they are figures only as far as `load` was low."""
+        return statistics.median(self.speed_ups)
 
     def __repr__(self) -> str:
         return f"Comparison({self._summary()}: {self.drafted[0]!r})"
@@ -123,7 +148,14 @@ class Comparison:
         return f"<b>{self._summary()}</b><table><tr>{cells}</tr></table>"
 
     def _summary(self) -> str:
-        return f"{self.speed_up:.2f} times as fast, {'the same' if self.is_exact else 'OTHER'} tokens"
+        busy = "" if self.load is None else self.load.warning
+        tokens = "the same" if self.is_exact else "OTHER"
+        return f"{span_of(self.speed_ups, ' to ')} times as fast, {tokens} tokens{busy and f'. {busy}'}"
+
+
+def span_of(values: Sequence[float], joint: str) -> str:
+    """Return the least and the greatest of some figures, with one decimal; one figure if these are equal."""
+    return joint.join(dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values))))
 
 
 def _cut(value: Any) -> str:

@@ -21,17 +21,21 @@ from specdec.inference.config import (
     MIN_VOCABULARY_SHARE,
     SERVICE_FLAGS,
     ObserveConfig,
+    usable_core_ids,
     usable_cores,
 )
 from specdec.inference.errors import ConfigError, SpecDecError
+from specdec.inference.observe.host_load import LoadMeter
 from specdec.inference.request import MAX_GAMMA
 from specdec.inference.settings import REQUIRED, group, setting
 
 SHARES = (0.5, 0.7, 0.9)
 """Probabilities that a draft token is accepted, if those before it were, for which the bound is shown."""
-READ_BYTES = 1 << 28
-"""Size of the matrix that is read to measure the memory's bandwidth; no cache holds it."""
-NUM_READINGS = 5
+MAX_READ_BYTES = 1 << 28
+"""Most bytes of the matrix that is read to measure a bandwidth; hardly a cache holds more."""
+PART_BYTES = 1 << 22
+READING_S, GAIN = 1.0, 0.95
+"""Reading ends when it has become no faster for so many seconds, by this factor."""
 BUNDLED_SHARE = "0.7 to 1 in lists and code, 0.3 in prose, as `specdec demo` shows"
 
 
@@ -75,7 +79,7 @@ async def run(settings: DoctorSettings) -> int:
     if len(fits) < len(paths) or (len(paths) > 1 and not _are_pair(paths["target"], paths["draft"])):
         return 1
     _show_memory(list(fits.values()), loading.num_slots)
-    _show_speed(fits["target"], fits.get("draft"))
+    _show_speed(fits["target"], fits.get("draft"), settings.models)
     _show("serve", _command(settings))
     return 0
 
@@ -92,7 +96,8 @@ def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
     except SpecDecError as error:
         _show(kind, f"NOT served: {error}")
         return None
-    shown = f"{fit.architecture}, {fit.num_parameters / 1e6:,.0f} million parameters"
+    millions = fit.num_parameters / 1e6
+    shown = f"{fit.architecture}, {millions:,.{0 if millions >= 1 else 2}f} million parameters"
     _show(kind, f"{shown}: served by our engine over backend {fit.backend} in {fit.dtype}: {fit.reason}")
     return fit
 
@@ -132,16 +137,22 @@ def _show_memory(fits: list[Fit], num_slots: int) -> None:
     _show("memory", f"{shown}: {_size(needed)} in all, {_size(free)} are available here{way}")
 
 
-def _show_speed(target: Fit, draft: Fit | None) -> None:
-    """Print the least time of a pass that reads all weights from this machine's memory once."""
-    bandwidth = _bandwidth()
+def _show_speed(target: Fit, draft: Fit | None, models: ExaminedModels) -> None:
+    """Print the least time of a pass that reads all weights once, from this machine's memory or caches."""
+    meter = LoadMeter(usable_core_ids(), is_whole=True)
+    bandwidth = _bandwidth(target.weight_bytes)
+    if warning := meter.read().warning:
+        _show("busy", warning)
     pass_s = target.weight_bytes / bandwidth
-    alone = f"the memory gives {bandwidth / 1e9:.1f} GB/s, so a target pass takes {pass_s * 1e3:.1f} ms at least"
-    _show("speed", f"{alone}: {1 / pass_s:.0f} tokens/s for one stream without a draft")
+    rate = f"as many bytes as the target's weights are read at {bandwidth / 1e9:.1f} GB/s"
+    way, most = ("or less", "or more") if warning else ("at least", "at most")
+    least = f"a target pass takes {pass_s * 1e3:.1f} ms {way}, one stream has {1 / pass_s:.0f} tokens/s {most}"
+    _show("speed", f"{rate}: {least}, without a draft")
     if draft is not None:
         cost = draft.weight_bytes / target.weight_bytes
         bounds = ", ".join(f"{bound(share, cost):.1f} at a share of {share}" for share in SHARES)
-        _show("", f"with the draft at most so many times as fast: {bounds}; `specdec compare` measures it")
+        measure = shlex.join(["specdec", "compare", *_flags_of(models)])
+        _show("", f"with the draft at most so many times as fast: {bounds}; `{measure}` measures it")
 
 
 def bound(share: float, cost: float) -> float:
@@ -155,16 +166,26 @@ def bound(share: float, cost: float) -> float:
     return max(tokens / (1 + gamma * cost) for gamma, tokens in enumerate(committed))
 
 
-def _bandwidth() -> float:
-    """Return the bytes per second of reading a large matrix, the best of several times."""
+def _bandwidth(num_bytes: int) -> float:
+    """Return the bytes per second of reading a matrix of this size, part by part, each at its best of many times.
+
+    A small model's weights stay in a cache, which is several times as fast as the memory. A part is read within a
+    millisecond or two, in which no other process has to run.
+    """
     import numpy as np
 
-    matrix, vector, best_s = np.ones((READ_BYTES // 4 // 4096, 4096), np.float32), np.ones(4096, np.float32), math.inf
-    for _ in range(NUM_READINGS):
-        started = time.perf_counter()
-        matrix @ vector
-        best_s = min(best_s, time.perf_counter() - started)
-    return READ_BYTES / best_s
+    rows = max(1, min(num_bytes, MAX_READ_BYTES) // 4 // 4096)
+    matrix, vector = np.ones((rows, 4096), np.float32), np.ones(4096, np.float32)
+    parts = np.array_split(matrix, -(-matrix.nbytes // PART_BYTES))
+    best_s, least_s, ends = [math.inf] * len(parts), math.inf, math.inf
+    while time.perf_counter() < ends:
+        for number, part in enumerate(parts):
+            started = time.perf_counter()
+            part @ vector
+            best_s[number] = min(best_s[number], time.perf_counter() - started)
+        if sum(best_s) < GAIN * least_s:
+            least_s, ends = sum(best_s), time.perf_counter() + READING_S
+    return matrix.nbytes / sum(best_s)
 
 
 def _command(settings: DoctorSettings) -> str:
@@ -176,8 +197,11 @@ def _command(settings: DoctorSettings) -> str:
     flags += ["--sequence_length", str(loading.sequence_length)] if loading.sequence_length else []
     if models.draft in (None, NO_DRAFT):
         return shlex.join(["specdec", "target", "--model", str(models.target), *flags])
-    pair = ["--target_model", str(models.target), "--draft_model", str(models.draft)]
-    return shlex.join(["specdec", "fused_target", *pair, *flags])
+    return shlex.join(["specdec", "fused_target", *_flags_of(models), *flags])
+
+
+def _flags_of(models: ExaminedModels) -> list[str]:
+    return ["--target_model", str(models.target), "--draft_model", str(models.draft)]
 
 
 def _size(num_bytes: float) -> str:

@@ -209,6 +209,7 @@ def test_a_failed_compilation_leaves_only_its_logs(
 
 
 @pytest.mark.usefixtures("on_real")
+@pytest.mark.usefixtures("cpu_mode")
 def test_cpu_mode_compiles_nothing(compiled_in: list[str]) -> None:
     on_cpu = load_and_run(checkpoint("llama"), gamma=0, overrides={"on_cpu": True})
     assert compiled_in == []

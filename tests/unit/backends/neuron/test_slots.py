@@ -161,6 +161,7 @@ def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, override
 
 
 @pytest.mark.usefixtures("on_real")
+@pytest.mark.usefixtures("cpu_mode")
 def test_cpu_mode_at_more_than_one_bucket() -> None:
     """NxDI's CPU mode works with several buckets, the lengths that graphs are compiled for.
 
