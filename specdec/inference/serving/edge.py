@@ -99,9 +99,12 @@ class Edge:
 
     @property
     def completer(self) -> Completer:
-        """Return the completer of prompts: texts are made here if there is a draft, with its tokenizer."""
-        draft = self.draft
-        return self.remote if draft is None else TextCompleter(self.remote, lambda: draft.worker.reader.tokenizer)
+        """Return the completer of prompts: texts are made here if the draft's tokenizer writes as the target's."""
+        return self.remote if self.draft is None else TextCompleter(self.remote, self._writer)
+
+    def _writer(self) -> Tokenizer | None:
+        own = None if self.draft is None else self.draft.worker.reader.tokenizer
+        return None if own is None or own.text_fingerprint != self.card.text_fingerprint else own
 
     async def is_serving(self) -> bool:
         """Return whether a server can be used: ask for its health now, unless its model does not fit the draft."""
