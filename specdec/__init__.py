@@ -18,8 +18,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 if TYPE_CHECKING:
     from specdec import errors
     from specdec.inference import VERSION as __version__
-    from specdec.inference.cli.prompts.results import Comparison, Result
     from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+    from specdec.inference.workers.completing.results import Comparison, Result
     from specdec.library import LLM, AsyncClient, AsyncLLM, Client
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "Result",
     "__version__",
     "errors",
-    "main",
 ]
 
 

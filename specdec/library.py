@@ -14,34 +14,40 @@ from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Seque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
-from specdec.inference.cli.app import new_event_loop, prepared
-from specdec.inference.cli.models import NO_DRAFT, OneModel
-from specdec.inference.cli.prompts.results import Comparison, Result
-from specdec.inference.cli.prompts.source import PromptJob
-from specdec.inference.cli.prompts.topologies import run_prompt
-from specdec.inference.cli.roles.fused_client import ClientSettings
-from specdec.inference.cli.roles.fused_target import PairSettings, fused_config
-from specdec.inference.cli.roles.registry import settings_from
 from specdec.inference.commit import Delta
 from specdec.inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
     ConnectionConfig,
-    ObserveConfig,
+    Loading,
     usable_core_ids,
     usable_cores,
 )
+from specdec.inference.declared import read_given
 from specdec.inference.errors import ConfigError
 from specdec.inference.observe.host_load import LoadMeter
 from specdec.inference.serving.assembly import target_engine
+from specdec.inference.serving.event_loop import new_event_loop
+from specdec.inference.serving.models import NO_DRAFT, OneModel, PairSettings, fetched, fused_config
 from specdec.inference.settings import group, same
 from specdec.inference.workers.calls.fleet import connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.local import LocalCompleter
-from specdec.inference.workers.completion import Completer
-from specdec.parameters import Prompt, prompt_of, request_of, several, with_parameters, with_settings
+from specdec.inference.workers.completing.prompts import run_prompt
+from specdec.inference.workers.completing.results import Comparison, Result
+from specdec.inference.workers.completion import Completer, CompletionRequest
+from specdec.parameters import (
+    ClientSettings,
+    ModelSettings,
+    Parameters,
+    Prompt,
+    prompt_of,
+    request_of,
+    several,
+    spelled_out,
+)
 
 T = TypeVar("T")
 _owner: int | None = None
@@ -68,7 +74,7 @@ class _Asking:
     """Settings of a client."""
 
     connection: ConnectionConfig = group(ConnectionConfig)
-    batch: int = same(ClientSettings, "batch")
+    batch: int = same(Loading, "num_slots")
 
 
 class _Async:
@@ -105,20 +111,20 @@ class _Async:
         self._completer = None
         await self._stack.aclose()
 
-    @with_parameters
-    async def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Any) -> list[Result]:
+    @spelled_out
+    async def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Unpack[Parameters]) -> list[Result]:
         """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
-        completer, job = self._job(several(prompts), parameters)
-        results, places = [Result(prompt) for prompt in job.prompts], asyncio.Semaphore(job.concurrency)
+        completer, requests = self._requests(several(prompts), parameters)
+        results, places = [Result(each.prompt) for each in requests], asyncio.Semaphore(self._concurrency)
         async with asyncio.TaskGroup() as group:
-            for result in results:
-                group.create_task(run_prompt(completer, job, places, result, asyncio.Queue()))
+            for result, request in zip(results, requests, strict=True):
+                group.create_task(run_prompt(completer, request, places, result))
         for error in filter(None, (result.error for result in results)):
             raise error
         return results
 
-    @with_parameters
-    async def compare(self, prompt: Prompt, **parameters: Any) -> Comparison:
+    @spelled_out
+    async def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
         """Complete a prompt with the draft and by the target alone, in turn, several times, with the same seed.
 
         Raises:
@@ -127,10 +133,11 @@ class _Async:
         if "gamma" in parameters:
             raise ConfigError("compare sets gamma itself: 0 for the target alone")
         (warm,) = await self.generate(prompt, **parameters)  # first passes build what later ones use
-        chosen = {**parameters, "seed": warm.seed}
+        chosen: Parameters = {**parameters, "seed": warm.seed}
+        plain: Parameters = {**chosen, "gamma": 0}
 
         async def run(is_drafted: bool) -> Result:
-            (result,) = await self.generate(prompt, **chosen, **({} if is_drafted else {"gamma": 0}))
+            (result,) = await self.generate(prompt, **(chosen if is_drafted else plain))
             return result
 
         await run(False)
@@ -139,41 +146,44 @@ class _Async:
         comparison.load = meter.read()
         return comparison
 
-    @with_parameters
-    async def stream(self, prompt: Prompt, **parameters: Any) -> AsyncGenerator[Delta, None]:
+    @spelled_out
+    async def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Delta, None]:
         """Yield the parts of one answer as they come; closing the iterator ends the request."""
-        completer, job = self._job([prompt], parameters)
-        async with aclosing(completer.complete(replace(job.template, prompt=job.prompts[0]))) as events:
+        completer, [request] = self._requests([prompt], parameters)
+        async with aclosing(completer.complete(request)) as events:
             async for event in events:
                 if isinstance(event, Delta):
                     yield event
 
-    def _job(self, prompts: Sequence[Prompt], parameters: Mapping[str, Any]) -> tuple[Completer, PromptJob]:
+    def _requests(
+        self, prompts: Sequence[Prompt], parameters: Mapping[str, Any]
+    ) -> tuple[Completer, list[CompletionRequest]]:
         if self._completer is None:
             raise ConfigError(f"this {type(self).__name__} is not open; `async with` or `await open()` opens it")
-        read, observe = tuple(map(prompt_of, prompts)), ObserveConfig("library")
-        return self._completer, PromptJob(read, request_of(parameters), self._concurrency, "text", observe)
+        template = request_of(parameters)
+        return self._completer, [replace(template, prompt=prompt_of(each)) for each in prompts]
 
 
 class AsyncLLM(_Async):
     """Models of this process, a target with or without a draft. See `LLM`."""
 
-    def __init__(self, target: str | Path | None = None, draft: str | Path | None = None, **settings: Any) -> None:
+    @spelled_out
+    def __init__(
+        self, target: str | Path | None = None, draft: str | Path | None = None, **settings: Unpack[ModelSettings]
+    ) -> None:
         if target is not None and not isinstance(target, str | Path):
             raise ConfigError(f"target {target!r} is no model: a directory or a hub id is expected")
         self._has_draft = draft != NO_DRAFT and (draft is not None or target is None)
         models = {"target_model": target or BUNDLED_TARGET}
         if self._has_draft:
-            pair = settings_from(
-                PairSettings, {**settings, **models, "draft_model": draft or BUNDLED_DRAFT}, name="LLM"
-            )
+            pair = read_given(PairSettings, {**settings, **models, "draft_model": draft or BUNDLED_DRAFT}, name="LLM")
             super().__init__(pair, pair.models.loading.num_slots)
         else:
-            alone = settings_from(_Alone, {**settings, **models}, name="LLM without a draft")
+            alone = read_given(_Alone, {**settings, **models}, name="LLM without a draft")
             super().__init__(alone, alone.model.loading.num_slots)
 
     async def _open(self, stack: AsyncExitStack) -> Completer:
-        read = await asyncio.to_thread(prepared, self._settings)
+        read = await asyncio.to_thread(fetched, self._settings)
         config = fused_config(read) if self._has_draft else read.model.config(num_threads=usable_cores())
         running = await stack.enter_async_context(target_engine(config, max_waiting=self._concurrency))
         return LocalCompleter(running.engine, running.tokenizer)
@@ -184,8 +194,9 @@ class AsyncClient(_Async):
 
     _IS_WHOLE = False
 
-    def __init__(self, target: str = "127.0.0.1", **settings: Any) -> None:
-        read = settings_from(_Asking, {**settings, "target_host": target}, name="Client")
+    @spelled_out
+    def __init__(self, target: str = "127.0.0.1", **settings: Unpack[ClientSettings]) -> None:
+        read = read_given(_Asking, {**settings, "target_host": target}, name="Client")
         super().__init__(read, read.batch)
 
     async def _open(self, stack: AsyncExitStack) -> Completer:
@@ -232,20 +243,20 @@ class _Blocking:
         if not self.close.alive:
             raise ConfigError(f"this {type(self).__name__} is closed")
 
-    @with_parameters
-    def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Any) -> list[Result]:
+    @spelled_out
+    def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Unpack[Parameters]) -> list[Result]:
         """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
         self._check()
         return self._run(self._inner.generate(prompts, **parameters))
 
-    @with_parameters
-    def compare(self, prompt: Prompt, **parameters: Any) -> Comparison:
+    @spelled_out
+    def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
         """Complete a prompt with the draft and by the target alone, in turn, several times, with the same seed."""
         self._check()
         return self._run(self._inner.compare(prompt, **parameters))
 
-    @with_parameters
-    def stream(self, prompt: Prompt, **parameters: Any) -> Generator[Delta, None, None]:
+    @spelled_out
+    def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Generator[Delta, None, None]:
         """Yield the parts of one answer as they come; closing the iterator ends the request."""
         self._check()
         parts: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
@@ -266,7 +277,10 @@ class LLM(_Blocking):
         settings: flags of `specdec fused_target`, or of `specdec verify_target` without a draft.
     """
 
-    def __init__(self, target: str | Path | None = None, draft: str | Path | None = None, **settings: Any) -> None:
+    @spelled_out
+    def __init__(
+        self, target: str | Path | None = None, draft: str | Path | None = None, **settings: Unpack[ModelSettings]
+    ) -> None:
         super().__init__(AsyncLLM(target, draft, **settings))
 
 
@@ -276,7 +290,8 @@ class Client(_Blocking):
     The target is HOST:PORT, or anything that `--target_host` takes; settings are flags of `specdec fused_client`.
     """
 
-    def __init__(self, target: str = "127.0.0.1", **settings: Any) -> None:
+    @spelled_out
+    def __init__(self, target: str = "127.0.0.1", **settings: Unpack[ClientSettings]) -> None:
         super().__init__(AsyncClient(target, **settings))
 
 
@@ -307,7 +322,3 @@ def _close(inner: _Async, loop: asyncio.AbstractEventLoop, thread: threading.Thr
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-for _kind, _theirs in ((LLM, PairSettings), (AsyncLLM, PairSettings), (Client, _Asking), (AsyncClient, _Asking)):
-    with_settings(_kind, _theirs)

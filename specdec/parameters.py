@@ -5,17 +5,16 @@ Names, defaults and types are those of the requests, so that a new parameter is 
 
 from __future__ import annotations
 
-import argparse
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
-from specdec.inference.cli.config_file import meant
-from specdec.inference.cli.flags import add_group
+from specdec.inference.declared import meant
 from specdec.inference.errors import ConfigError, InvalidRequestError
-from specdec.inference.request import Options, SamplingParams
+from specdec.inference.request import SamplingParams, Schedule
 from specdec.inference.text.chat import Chat
 from specdec.inference.text.structured import KINDS, the_grammar
 from specdec.inference.workers.completion import CompletionRequest
@@ -26,9 +25,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 PROMPT_KINDS = "a text, a list of token ids, or a list of messages with role and content"
 _OURS = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar"}
 _SAMPLING = {each.name: each for each in fields(SamplingParams) if each.name not in ("seed", "noise")}
-_OPTIONS = {each.name for each in fields(Options)}
-_FIELDS = sorted(fields(CompletionRequest), key=lambda each: each.name in _OPTIONS)  # seed and max_new_tokens first
-_REQUEST = {each.name: each for each in _FIELDS if each.name not in _OURS}
+_REQUEST = {each.name: each for each in fields(CompletionRequest) if each.name not in _OURS}
 _HINTS = {**get_type_hints(SamplingParams), **get_type_hints(CompletionRequest)}
 _PLAIN: dict[type, tuple[type, str]] = {
     bool: (bool, "True or False"),
@@ -36,6 +33,79 @@ _PLAIN: dict[type, tuple[type, str]] = {
     float: (Real, "a number"),
     str: (str, "a text"),
 }
+
+
+class Parameters(TypedDict, total=False):
+    """Parameters of a request, by their names in requests; those that few set come last."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    max_new_tokens: int | None
+    ignore_eos: bool
+    stop: str | Sequence[str]
+    stop_token_ids: Collection[int]
+    structured_outputs: Mapping[str, Any] | None
+    gamma: int | None
+    schedule: Schedule | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    min_new_tokens: int
+    echo: bool
+    ids_only: bool
+    cache_salt: str
+    draft_session: str
+    include_rejected: bool
+    adapter: str
+
+
+class ModelSettings(TypedDict, total=False):
+    """Settings of `LLM`, by the names of flags; None stands for the default."""
+
+    revision: str | None
+    draft_revision: str | None
+    backend: str | None
+    device: str | None
+    dtype: str | None
+    sequence_length: int | None
+    beyond_positions: bool | None
+    batch: int | None
+    threads: int | None
+    prefix_caching: bool | None
+    gamma: int | None
+    adaptive_gamma: bool | None
+    min_vocabulary_share: float | None
+    compile: str | None
+    emulate: str | None
+    tp_degree: int | None
+    draft_tp_degree: int | None
+    speculation_method: str | None
+    neuron_config: Mapping[str, Any] | None
+    neuron_cores: str | None
+    compiled_model_path: str | Path | None
+    device_sampling: bool | None
+
+
+class ClientSettings(TypedDict, total=False):
+    """Settings of `Client`, by the names of flags; None stands for the default."""
+
+    port: int | None
+    batch: int | None
+    connect_timeout_s: float | None
+    deadline_s: float | None
+    reconnect_timeout_s: float | None
+    tls_ca: str | Path | None
+    tls_client_cert: str | Path | None
+    tls_client_key: str | Path | None
+    tls_server_name: str | None
+    token_file: str | Path | None
+    insecure: bool | None
 
 
 def several(prompts: Any) -> list[Prompt]:
@@ -83,37 +153,16 @@ def request_of(parameters: Mapping[str, Any]) -> CompletionRequest:
     return CompletionRequest("", sampling, grammar=grammar, **values)
 
 
-def with_parameters(function: FunctionT) -> FunctionT:
-    """Show the names, types and defaults of all parameters in a function's signature, in place of `**parameters`."""
-    whole = inspect.signature(function)
-    own = [each for each in whole.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    theirs = [_shown(name, each) for name, each in {**_SAMPLING, **_REQUEST}.items()]
-    theirs.append(_keyword("structured_outputs", None, "Mapping[str, Any] | None"))
-    function.__signature__ = whole.replace(parameters=[*own, *theirs])  # type: ignore[attr-defined]
+def spelled_out(function: FunctionT) -> FunctionT:
+    """Show the names and types of a function's further arguments at run time, in place of `**parameters`."""
+    *own, others = (whole := inspect.signature(function)).parameters.values()
+    [kind] = get_args(get_type_hints(function)[others.name])
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=hint)
+        for name, hint in get_type_hints(kind).items()
+    ]
+    function.__signature__ = whole.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
     return function
-
-
-def with_settings(kind: type[Any], settings: type[Any]) -> None:
-    """Show the names and defaults of settings in the signature of a class, in place of `**settings`."""
-    own = inspect.signature(kind).parameters.values()
-    first = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    parser = argparse.ArgumentParser(add_help=False)
-    add_group(parser, settings)
-    flags = {action.option_strings[0].removeprefix("--"): action.default for action in parser._actions}
-    models = ("target_model", "model", "draft_model", "target_host")
-    theirs = [_keyword(name, default, None) for name, default in flags.items() if name not in models]
-    kind.__signature__ = inspect.Signature([*first, *theirs])
-
-
-def _shown(name: str, each: Any) -> inspect.Parameter:
-    default = () if each.default is MISSING else each.default
-    written = {"stop": "str | Sequence[str]", "stop_token_ids": "Sequence[int]", "logit_bias": "Mapping[int, float]"}
-    return _keyword(name, {} if name == "logit_bias" else default, written.get(name, each.type))
-
-
-def _keyword(name: str, default: Any, annotation: str | None) -> inspect.Parameter:
-    shown = inspect.Parameter.empty if annotation is None else annotation
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown)
 
 
 def _read(name: str, value: Any) -> Any:

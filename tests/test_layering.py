@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("inference", "grpc_comm", "comparison")
 """Packages in `specdec`; a module that is imported by these names, without `specdec.`, exists a second time."""
 HOUSE = ("specdec", "benchmarks", "deploy", "examples", "models", "scripts", "tests")
-FOUNDATION = ("commit", "request", "tokens", "settings", "config", "checkpoint_files", "caller", "errors")
+FOUNDATION = ("commit", "request", "tokens", "declared", "settings", "config", "checkpoint_files", "caller", "errors")
 ROOMS = (
     ("model",),
     ("sampling", "text", "observe"),

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specdec.inference.cli.prompts.results import NUM_PAIRS
 
 import specdec
 from examples import library
 from specdec.inference import VERSION
-from specdec.inference.cli.prompts.results import NUM_PAIRS
 from specdec.inference.config import ROOT
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.request import SamplingParams

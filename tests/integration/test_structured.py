@@ -22,7 +22,7 @@ from specdec.inference.engine.pool import DraftPool
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
 from specdec.inference.serving.assembly import load_proposer, target_engine
-from specdec.inference.serving.edge import Drafting, private_draft
+from specdec.inference.serving.edge import private_draft
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls import convert
 from specdec.inference.workers.calls.fleet import connected
@@ -114,7 +114,7 @@ async def worker(
     connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
     async with connected(connection) as fleet:
         card = await card_of_target(fleet)
-        async with private_draft(loaded, Drafting(config, DraftConfig(connection)), fleet, card) as running:
+        async with private_draft(loaded, config.tokenizer_path, DraftConfig(connection), fleet, card) as running:
             await until_attached(running.worker)
             yield FailoverCompleter(fleet, connection, running.worker)
 

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.inference.config import PLAIN, ConnectionConfig, DialSecurity, DraftConfig, ProposerConfig
+from specdec.inference.config import PLAIN, ConnectionConfig, DialSecurity, DraftConfig
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.request import Schedule
 from specdec.inference.serving.assembly import LoadedDraft
-from specdec.inference.serving.edge import Drafting, private_draft
+from specdec.inference.serving.edge import private_draft
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.fleet import connected
@@ -44,7 +44,6 @@ async def edge(
     draft = LoadedDraft(proposer, Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
     connection = ConnectionConfig("127.0.0.1", port, 60.0, security=security)
     config = DraftConfig(connection, gamma=4, schedule=schedule, max_waiting=max_waiting)
-    drafting = Drafting(ProposerConfig(Path(), None, num_slots=proposer.num_slots), config)
     card = ModelCard("target", TARGET, proposer.max_length, VOCAB_SIZE, WORDS.fingerprint)
-    async with connected(connection) as fleet, private_draft(draft, drafting, fleet, card) as running:
+    async with connected(connection) as fleet, private_draft(draft, Path(), config, fleet, card) as running:
         yield Edge(FailoverCompleter(fleet, connection, running.worker), running.worker, running.engine, proposer)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from specdec.inference.cli.models import NGRAM, VLLM, LoadingSettings, TargetModel
 from specdec.inference.cli.roles.demo import DemoSettings
 from specdec.inference.config import COMPILE_POLICIES, COUNT, DTYPES, NOT_EMULATED, SPECULATION_METHODS, Emulation
 from specdec.inference.errors import ConfigError
+from specdec.inference.serving.models import NGRAM, VLLM, LoadingSettings, TargetModel
 from specdec.inference.settings import Range, check, same, setting
 
 AUTO = "auto"

@@ -16,10 +16,10 @@ from specdec.comparison.plan.endpoint import Endpoint
 from specdec.comparison.plan.lists import list_of
 from specdec.comparison.plan.machine import Machine, split_into_machines
 from specdec.comparison.plan.slo import FIGURES, Slo
-from specdec.inference.cli.models import NGRAM, VLLM
 from specdec.inference.config import DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, check_branches, model_name
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import MAX_GAMMA, RANGES, Grammar, Schedule
+from specdec.inference.serving.models import NGRAM, VLLM
 from specdec.inference.settings import Range, check, setting
 
 LOOKUP = "lookup"

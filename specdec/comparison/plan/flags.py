@@ -26,7 +26,6 @@ from specdec.comparison.plan.lists import list_of, one_of, one_or_two, seconds_o
 from specdec.comparison.plan.slo import FIGURES, Slo, parse_slo
 from specdec.inference.cli.config_file import ConfigFileParser, as_toml, program
 from specdec.inference.cli.flags import add_group, read
-from specdec.inference.cli.models import draft_beside
 from specdec.inference.config import (
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
@@ -37,6 +36,7 @@ from specdec.inference.config import (
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Schedule
 from specdec.inference.serving.hub import is_hub_id, model_directory
+from specdec.inference.serving.models import draft_beside
 from specdec.inference.settings import Range, group, same, setting
 
 BUNDLED_PROMPT_FILES = tuple(BUNDLED_PROMPTS.with_name(f"{kind}.txt") for kind in ("structured", "open_ended"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specdec.comparison.plan.backend import AUTO, NEURON, BackendConfig
 from specdec.comparison.plan.config import ComparisonConfig, Contender, Topology
-from specdec.inference.cli.models import NGRAM
+from specdec.inference.serving.models import NGRAM
 
 MARGIN = 1.05
 """Speed-up below which the target alone is advised, since a draft is one more thing to run."""

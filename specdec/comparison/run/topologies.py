@@ -17,9 +17,9 @@ from pathlib import Path
 from specdec.comparison.plan.backend import SHARED_TARGET, ServerPlan, server_flags, vllm_flags
 from specdec.comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from specdec.inference.cli.models import VLLM
 from specdec.inference.config import model_name
 from specdec.inference.errors import SpecDecError, UnavailableError
+from specdec.inference.serving.models import VLLM
 from specdec.inference.serving.processes import ServerProcess, Start, finished_process, free_port, server_process
 
 SERVER_GRACE_S = 1.0

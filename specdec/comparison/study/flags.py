@@ -15,10 +15,10 @@ from specdec.comparison.study.advice import Prices
 from specdec.comparison.study.space import Space
 from specdec.inference.cli.config_file import ConfigFileParser, as_toml, program
 from specdec.inference.cli.flags import read
-from specdec.inference.cli.models import NGRAM
 from specdec.inference.cli.prompts.source import text_of
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Grammar, GrammarKind
+from specdec.inference.serving.models import NGRAM
 from specdec.inference.settings import group, setting
 
 AS_JSON = " as JSON"

@@ -10,17 +10,19 @@ import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from specdec.inference import VERSION
 from specdec.inference.caller import NamesRequests, OneLine
-from specdec.inference.cli.config_file import meant, program
-from specdec.inference.cli.models import Models
+from specdec.inference.cli.config_file import program
 from specdec.inference.cli.roles.registry import ROLES, settings_of
 from specdec.inference.cli.trial import make_certificates
 from specdec.inference.config import ServerConfig
+from specdec.inference.declared import meant
 from specdec.inference.errors import ConfigError, InvalidRequestError, MissingPackageError, SpecDecError
+from specdec.inference.serving.event_loop import new_event_loop
+from specdec.inference.serving.models import fetched
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -72,19 +74,15 @@ def _set_up_logging(level: str) -> None:
 
 
 def prepared(settings: Any) -> Any:
-    """Fetch the hub's models and make the trial certificates that a role's settings name; return the settings.
+    """Make the trial certificates, and fetch the hub's models, that a role's settings name; return the settings.
 
     Raises:
-        ConfigError: a model cannot be fetched, its files cannot be read here, or a certificate cannot be written.
+        ConfigError: a certificate cannot be written, a model cannot be fetched, or its files cannot be read here.
     """
-    groups = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    for value in groups.values():
-        if isinstance(value, ServerConfig):
+    for each in fields(settings):
+        if isinstance(value := getattr(settings, each.name), ServerConfig):
             make_certificates(value)
-    fetched = {name: value.fetched() for name, value in groups.items() if isinstance(value, Models)}
-    for models in fetched.values():
-        models.require_readable()
-    return replace(settings, **fetched)
+    return fetched(settings)
 
 
 class QuietLibraries(logging.Filter):
@@ -111,15 +109,6 @@ class QuietLibraries(logging.Filter):
         self._seen.add(place)
         # Every load of a compiled model logs this, about names that NxDI itself wrote.
         return is_new and not record.getMessage().startswith("NeuronConfig init: Unexpected keyword arguments")
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return uvloop's event loop if uvloop runs on this platform, else asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def _run(coroutine: Coroutine[Any, Any, int]) -> int:

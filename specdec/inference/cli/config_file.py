@@ -11,38 +11,12 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 from specdec.inference.errors import ConfigError
-
-ELSEWHERE = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "n_predict": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "num_speculative_tokens": "gamma",
-    "do_sample": "temperature",
-    "max_model_len": "sequence_length",
-    "max_seq_len": "sequence_length",
-    "max_num_seqs": "batch",
-    "model": "target_model",
-    "speculative_model": "draft_model",
-    "num_threads": "threads",
-    "quantization": "dtype",
-    "serve": "fused_target",
-    "server": "fused_target",
-    "run": "verify_fused",
-    "generate": "verify_fused",
-    "client": "fused_client",
-    "bench": "compare",
-    "benchmark": "compare",
-    "check": "doctor",
-}
-"""Names of flags and commands in other programs, each with the name of the same thing here."""
-
 
 WAYS = {
     ("target", "--draft_model"): "a target has its draft workers in processes of their own: `specdec worker --attach "
@@ -58,16 +32,12 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     Args:
         role: name of the role.
-        exits: True if a fault ends the process, False if it raises ConfigError.
         roles: name of every role, and a function that returns its parser.
     """
 
-    def __init__(
-        self, *, role: str, exits: bool = True, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any
-    ) -> None:
+    def __init__(self, *, role: str, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any) -> None:
         super().__init__(**options)
         self._role = role
-        self._exits = exits
         self._roles = roles
         text = "JSON or TOML file of flags; those of the command line win"
         self.add_argument("--config", type=Path, action="append", metavar="FILE", help=text)
@@ -89,22 +59,8 @@ class ConfigFileParser(argparse.ArgumentParser):
         flags = {_alike(flag): flag for flag in self._option_string_actions}
         return f"{flags.get(_alike(name), name)}{equals}{value}" if name.startswith("--") else argument
 
-    def as_arguments(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield values by the names of flags as a user would type them.
-
-        Raises:
-            ConfigError: there is no such flag; the message has the one that was perhaps meant.
-        """
-        for key, value in values.items():
-            if (action := self._flag(key)) is None:
-                known = sorted(name.removeprefix("--") for name in self._option_string_actions)
-                raise ConfigError(f"{self._role} has no setting {key}{meant(key, known)}; there are {', '.join(known)}")
-            yield from _as_arguments(action, key, value)
-
     def error(self, message: str) -> NoReturn:
         """Report a wrong flag in two lines: the fault, with the flag that was perhaps meant, and where to read on."""
-        if not self._exits:
-            raise ConfigError(message)
         self.exit(2, f"error: {message}{self._meant(message)}\n`{self.prog} --help` shows the flags\n")
 
     def _meant(self, message: str) -> str:
@@ -138,14 +94,6 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     def _is_flag_of_any_role(self, key: str) -> bool:
         return any(parser()._flag(key) is not None for parser in self._roles.values())
-
-
-def meant(name: str, names: Iterable[str]) -> str:
-    """Return a note, for the end of a message, with the name in `names` that is most similar to `name`."""
-    known = [*names]
-    usual = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
-    found = usual or get_close_matches(name, known, n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _alike(flag: str) -> str:

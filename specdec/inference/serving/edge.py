@@ -99,9 +99,12 @@ class Edge:
 
     @property
     def completer(self) -> Completer:
-        """Return the completer of prompts: texts are made here if there is a draft, with its tokenizer."""
-        draft = self.draft
-        return self.remote if draft is None else TextCompleter(self.remote, lambda: draft.worker.reader.tokenizer)
+        """Return the completer of prompts: texts are made here if the draft's tokenizer writes as the target's."""
+        return self.remote if self.draft is None else TextCompleter(self.remote, self._writer)
+
+    def _writer(self) -> Tokenizer | None:
+        own = None if self.draft is None else self.draft.worker.reader.tokenizer
+        return None if own is None or own.text_fingerprint != self.card.text_fingerprint else own
 
     async def is_serving(self) -> bool:
         """Return whether a server can be used: ask for its health now, unless its model does not fit the draft."""
@@ -160,7 +163,8 @@ async def edge(
         words = Vocabulary(own.fingerprint, own.num_ids)
         card = await _first_card(fleet, connection.connect_timeout_s, words)  # before a model loads for minutes
         loaded = await load_proposer(drafting.proposer)
-        async with private_draft(loaded, drafting, fleet, card) as draft:
+        path = drafting.proposer.tokenizer_path
+        async with private_draft(loaded, path, drafting.config, fleet, card) as draft:
             yield Edge(fleet, connection, card, draft)
 
 
@@ -193,10 +197,9 @@ async def _card(fleet: Fleet, draft: Vocabulary | None) -> ModelCard:
 
 @asynccontextmanager
 async def private_draft(
-    loaded: LoadedDraft, drafting: Drafting, fleet: Fleet, card: ModelCard
+    loaded: LoadedDraft, path: Path, config: DraftConfig, fleet: Fleet, card: ModelCard
 ) -> AsyncGenerator[RunningDraft, None]:
-    """Run a draft engine, and the worker that drafts with it for the requests of this process."""
-    config, path = drafting.config, drafting.proposer.tokenizer_path
+    """Run a draft engine, and the worker that drafts with it for the requests of this process; see `RunningDraft`."""
     reader = await _reader(loaded, path, card)
     async with running(draft_engine(loaded, max_waiting=config.max_waiting)) as engine:
         worker = PrivateWorker(engine, fleet, config, loaded.vocabulary, reader)

@@ -58,6 +58,11 @@ class Tokenizer:
         self.call_markers = {token_id: marker for token_id, marker in markers.items() if not self.decode([token_id])}
         """Special tokens that begin or end a call, with their names, which readers of calls need as text."""
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        flags = [[token_id, token.content, token.special] for token_id, token in sorted(added.items())]
+        decoder = tokenizer.backend_tokenizer.decoder
+        written = [self.fingerprint, flags, "" if decoder is None else decoder.__getstate__().decode()]
+        self.text_fingerprint = _digest(json.dumps(written))
+        """Hash of all by which token ids become text: ids with their tokens, added tokens' flags, decoder."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)  # without a text
         self.longest_token = max(map(len, vocabulary), default=1)
         """Characters of the longest token: no text of n tokens is longer than n times that."""
@@ -323,7 +328,11 @@ def _load_with_transformers(path: Path) -> Any:
 def fingerprint(vocabulary: dict[str, int]) -> str:
     """Return a hash of all ids and tokens: the first 16 hex digits of SHA-256 over JSON lines [id, token] by id."""
     lines = (json.dumps([token_id, token]) for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1]))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+    return _digest("\n".join(lines))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:

@@ -32,6 +32,7 @@ class ModelCard:
         model_id: empty if it is unknown.
         adapters: names of the model's adapters, which a request can ask for.
         adapter: adapter that the card stands for; empty for the model itself.
+        text_fingerprint: `Tokenizer.text_fingerprint` of the server; empty if it is unknown.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelCard:
     model_id: str = ""
     adapters: tuple[str, ...] = ()
     adapter: str = ""
+    text_fingerprint: str = ""
 
     def named(self, name: str | None) -> ModelCard:
         """Return this description of the model under another name; None keeps its own."""

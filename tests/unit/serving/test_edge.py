@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -90,7 +91,7 @@ async def target(directory: Path, card: ModelCard, port: int, *errors: SpecDecEr
     pool = DraftPool(engine)
     completer = LocalCompleter(pool, Tokenizer.load(directory), model_id=card.model_id)
     verification = VerificationServicer(pool, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
-    generation = Refusing(completer, card, errors=list(errors))
+    generation = Refusing(completer, card, completer.codec, errors=list(errors))
     async with listening(verification, generation, address=f"127.0.0.1:{port}"):
         try:
             yield
@@ -332,6 +333,73 @@ async def test_the_name_of_a_clients_session_is_its_seed(directory: Path, card: 
         call = rpc.GenerationServiceStub(place.channel).Generate(request, timeout=60)
         started = [message.started async for message in call if message.HasField("started")]
         assert [each.seed for each in started] == [int.from_bytes(name[:8], "big")]
+
+
+MARKERS = {"<think>": 51, "</think>": 54, "<tool_call>": 58}
+"""Tokens of the models below and their ids; after a prompt of one token, the scripted target answers 51, 52, ..."""
+TEMPLATE = "{# <think> #}x"
+
+
+def written(directory: Path, *, special: bool = False, stars: bool = False) -> Path:
+    """Write a model with MARKERS in its vocabulary; return the directory.
+
+    Args:
+        special: the markers are special tokens, and have no text.
+        stars: the decoder writes a star for each X.
+    """
+    save_tiny_model(directory, "llama", vocab_size=VOCAB_SIZE, chat_template=TEMPLATE)
+    file = directory / "tokenizer.json"
+    fields = json.loads(file.read_text())
+    by_id = {token_id: token for token, token_id in fields["model"]["vocab"].items()}
+    by_id |= {token_id: marker for marker, token_id in MARKERS.items()}
+    fields["model"]["vocab"] = {token: token_id for token_id, token in by_id.items()}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    fields["added_tokens"] += [{"id": at, "content": it, "special": special, **flags} for it, at in MARKERS.items()]
+    if stars:
+        replacing = {"type": "Replace", "pattern": {"String": "X"}, "content": "*"}
+        fields["decoder"] = {"type": "Sequence", "decoders": [fields["decoder"], replacing]}
+    file.write_text(json.dumps(fields))
+    return directory
+
+
+async def said(place: Place) -> list[Any]:
+    """Return an edge's answers over HTTP: plain, with a stop string, as a chat with reasoning."""
+    body = {"prompt": [1], "max_tokens": 12, "ignore_eos": True, "temperature": 0, "logprobs": 1}
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 12, "ignore_eos": True, "temperature": 0}
+    answers = []
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{place.web}/v1", timeout=60) as client:
+        for stop in (None, "<tool_call>", "*"):
+            answer = (await client.post("/completions", json={**body, "stop": stop})).json()
+            answers.append((answer["choices"], answer["usage"]["completion_tokens"]))
+        answers.append((await client.post("/chat/completions", json=chat)).json()["choices"])
+    return answers
+
+
+@pytest.mark.parametrize("change", [{"special": True}, {"stars": True}, {}])
+@pytest.mark.parametrize("differs", ["target", "draft"])
+async def test_text_at_an_edge_is_the_targets(tmp_path: Path, change: dict[str, bool], differs: str) -> None:
+    """An edge whose draft has the target's token ids, but writes them otherwise, gives the target's text.
+
+    Regression: the draft's tokenizer made the text, so that a token that is special in its files alone was missing, was
+    no stop string, and left the reasoning open; a decoder that differs changed the text.
+    """
+    paths = {name: written(tmp_path / name, **(change if name == differs else {})) for name in ("target", "draft")}
+    theirs, own = (Tokenizer.load(path) for path in paths.values())
+    assert theirs.fingerprint == own.fingerprint
+    assert (theirs.text_fingerprint == own.text_fingerprint) == (not change)
+    card = ModelCard(
+        *("m", "target", 1000, VOCAB_SIZE, theirs.fingerprint, TEMPLATE), text_fingerprint=theirs.text_fingerprint
+    )
+    port = free_port()
+    async with (
+        target(paths["target"], card, port),
+        serving("gateway", paths["draft"], port) as plain,
+        serving("draft", paths["draft"], port) as drafted,
+    ):
+        right = await said(plain)
+        assert await said(drafted) == right
+    ids = list(range(51, 63))
+    assert (theirs.decode(ids) == own.decode(ids)) == (not change), "the change is one of text"
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:

@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack, aclosing
 
 from specdec.inference.cli.demo.speed import PROSE, SEED, console
 from specdec.inference.cli.prompts.output import coloured
-from specdec.inference.cli.prompts.results import Result
 from specdec.inference.commit import Delta
 from specdec.inference.config import ConnectionConfig
 from specdec.inference.serving.processes import ServerProcess, Start, free_port, server_process
 from specdec.inference.workers.calls.fleet import Fleet, connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.results import Result
 from specdec.inference.workers.completion import CompletionRequest
 
 PROMPT = "The captain stood upon the deck and looked"

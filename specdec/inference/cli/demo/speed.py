@@ -20,7 +20,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from specdec.inference.cli.prompts.output import coloured
-from specdec.inference.cli.prompts.results import NUM_PAIRS, Comparison, Result, span_of
 from specdec.inference.cli.prompts.source import read_prompts
 from specdec.inference.commit import Delta
 from specdec.inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
@@ -29,6 +28,7 @@ from specdec.inference.request import SamplingParams
 from specdec.inference.serving.processes import Start, free_port, server_process
 from specdec.inference.workers.calls.fleet import connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.results import NUM_PAIRS, Comparison, Result, span_of
 from specdec.inference.workers.completion import Completer, CompletionRequest
 
 MAX_NEW_TOKENS = 96

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from specdec.inference.cli.prompts.results import Result
 from specdec.inference.commit import Delta
 from specdec.inference.request import SamplingParams
+from specdec.inference.workers.completing.results import Result
 
 logger = logging.getLogger(__name__)
 

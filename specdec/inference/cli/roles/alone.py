@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.inference.cli.models import OneModel
 from specdec.inference.cli.prompts.source import PromptSettings
 from specdec.inference.cli.roles.compile import compile_ahead
-from specdec.inference.cli.roles.fused_target import PairSettings, fused_config
 from specdec.inference.config import BUNDLED_DRAFT, SERVICE_FLAGS, ObserveConfig, usable_cores
+from specdec.inference.serving.models import OneModel, PairSettings, fused_config
 from specdec.inference.settings import group, setting
 
 DRAFT_DIRECTORY = setting(BUNDLED_DRAFT, "--model --draft_model DIR", help="draft model directory")

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.inference.cli.models import CompiledModels
 from specdec.inference.config import SERVICE_FLAGS, DraftConfig, ModelConfig, NeuronOptions, ObserveConfig, usable_cores
 from specdec.inference.errors import ConfigError
+from specdec.inference.serving.models import CompiledModels
 from specdec.inference.settings import group, same
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from specdec.inference.backends.registry import Fit, available_memory, examine
-from specdec.inference.cli.models import NGRAM, NO_DRAFT, DefaultSettings, LoadingSettings, Models
 from specdec.inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -27,6 +26,7 @@ from specdec.inference.config import (
 from specdec.inference.errors import ConfigError, SpecDecError
 from specdec.inference.observe.host_load import LoadMeter
 from specdec.inference.request import MAX_GAMMA
+from specdec.inference.serving.models import NGRAM, NO_DRAFT, DefaultSettings, LoadingSettings, Models
 from specdec.inference.settings import REQUIRED, group, setting
 
 SHARES = (0.5, 0.7, 0.9)

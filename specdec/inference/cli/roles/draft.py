@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specdec.inference.cli.models import DraftModel
 from specdec.inference.cli.prompts.source import PromptSettings
 from specdec.inference.cli.roles import worker
 from specdec.inference.cli.roles.compile import compile_ahead
@@ -20,6 +19,7 @@ from specdec.inference.config import (
     optional_grpc_port,
 )
 from specdec.inference.errors import ConfigError
+from specdec.inference.serving.models import DraftModel
 from specdec.inference.settings import group, same
 
 SERVICE = "service (instead of prompts)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -91,27 +91,11 @@ def settings_of(name: str, arguments: Sequence[str]) -> Any:
     return read(ROLES[name].settings, parser_of(name).parse_args(arguments))
 
 
-def settings_from(kind: type[T], values: Mapping[str, Any], *, name: str = "") -> T:
-    """Return settings of type `kind` from values by flag name, as a program gives them; None stands for the default.
-
-    Args:
-        name: name of what the settings are of, for messages.
-
-    Raises:
-        ConfigError, InvalidRequestError: a name is no setting, or a value is out of range.
-    """
-    parser = ConfigFileParser(role=name, exits=False, roles={}, allow_abbrev=False, add_help=False)
-    add_group(parser, kind)
-    given = {key: value for key, value in values.items() if value is not None}
-    return read(kind, parser.parse_args(list(parser.as_arguments(given))))
-
-
-def parser_of(name: str, *, exits: bool = True) -> ConfigFileParser:
-    """Return the parser of one role's flags; on a fault it ends the process if `exits`, else it raises ConfigError."""
+def parser_of(name: str) -> ConfigFileParser:
+    """Return the parser of one role's flags."""
     role = ROLES[name]
     parser = ConfigFileParser(
         role=name,
-        exits=exits,
         roles={each: lambda each=each: parser_of(each) for each in ROLES},  # type: ignore[misc]
         prog=program(name, f"main.py --role {name}"),
         description=role.summary,

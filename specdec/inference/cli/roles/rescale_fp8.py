@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from specdec.inference.cli.models import Models
 from specdec.inference.config import SERVICE_FLAGS, ObserveConfig
+from specdec.inference.serving.models import Models
 from specdec.inference.settings import REQUIRED, group, setting
 
 

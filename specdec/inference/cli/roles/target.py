@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specdec.inference.cli.models import VLLM, DefaultSettings, TargetModel
 from specdec.inference.cli.roles.compile import CompileSettings, compile_ahead
 from specdec.inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
 from specdec.inference.errors import SpecDecError
 from specdec.inference.request import Noise
+from specdec.inference.serving.models import VLLM, DefaultSettings, TargetModel
 from specdec.inference.settings import group, same
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.inference.cli.models import TargetModel
 from specdec.inference.cli.roles.pool import PoolSettings
 from specdec.inference.config import DEFAULT_GAMMA, SERVICE_FLAGS, ObserveConfig
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import GAMMA
+from specdec.inference.serving.models import TargetModel
 from specdec.inference.settings import group, same, setting
 
 SECTION = "vLLM"

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specdec.inference.cli.models import NGRAM, DraftModel
 from specdec.inference.cli.roles.compile import compile_ahead
 from specdec.inference.config import (
     BRANCHES,
@@ -23,6 +22,7 @@ from specdec.inference.config import (
     targets,
 )
 from specdec.inference.errors import ConfigError, IncompatibleDraftError
+from specdec.inference.serving.models import NGRAM, DraftModel
 from specdec.inference.settings import REQUIRED, group, same, setting
 
 

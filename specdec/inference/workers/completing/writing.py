@@ -22,12 +22,15 @@ REPLAY_TOKENS = 256
 class TextCompleter:
     """`Completer` that adds text to the token ids of another completer, so that the target need not make the text.
 
+    The target makes it where no tokenizer here writes as the target's does.
+
     Args:
         completer: completer that gives the token ids.
-        tokenizer: function that returns the tokenizer of the model that is served now.
+        tokenizer: function that returns a tokenizer that writes as that of the model that is served now; None if there
+            is none.
     """
 
-    def __init__(self, completer: Completer, tokenizer: Callable[[], Tokenizer]) -> None:
+    def __init__(self, completer: Completer, tokenizer: Callable[[], Tokenizer | None]) -> None:
         self._completer = completer
         self._tokenizer = tokenizer
 
@@ -36,10 +39,11 @@ class TextCompleter:
 
         A stop string ends the answer: closing the inner one cancels the request.
         """
-        if request.ids_only or request.max_new_tokens == 0:
+        tokenizer = self._tokenizer()
+        if tokenizer is None or request.ids_only or request.max_new_tokens == 0:
             text = None
         else:
-            text = Text(self._tokenizer(), request)
+            text = Text(tokenizer, request)
             await text.replay(request.resume)
             request = replace(request, stop=(), ids_only=True)
         async with aclosing(self._completer.complete(request)) as events:

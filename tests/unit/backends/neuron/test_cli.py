@@ -13,11 +13,11 @@ import pytest
 from specdec.inference.backends.neuron.graphs.parameters import KNOWN, check_names
 from specdec.inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments
 from specdec.inference.cli.app import main
-from specdec.inference.cli.models import LoadingSettings
 from specdec.inference.cli.roles.draft import proposer_config
 from specdec.inference.cli.roles.registry import parser_of, settings_of
 from specdec.inference.cli.roles.worker import WorkerSettings, with_branches
 from specdec.inference.config import DEFAULT_BRANCHES, ROOT, ProposerConfig
+from specdec.inference.serving.models import LoadingSettings
 from tests.conftest import ModelDirectories
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.inference.cli.prompts.output import GREEN, PLAIN, TokenSink, coloured
-from specdec.inference.cli.prompts.results import Result
 from specdec.inference.commit import Delta
 from specdec.inference.request import SamplingParams
+from specdec.inference.workers.completing.results import Result
 
 PASS = Delta(1, (5, 6, 7), 3, 2, text="abc", piece_lengths=(1, 1, 1))
 

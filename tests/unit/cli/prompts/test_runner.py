@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from specdec.inference.cli.prompts.output import TextSink
-from specdec.inference.cli.prompts.results import Result
 from specdec.inference.cli.prompts.source import PromptJob
 from specdec.inference.cli.prompts.topologies import run_prompts
 from specdec.inference.commit import Delta, Finished, FinishReason, OwnDrafts, Started, TextEvent
 from specdec.inference.config import ObserveConfig
 from specdec.inference.errors import CapacityError, UnavailableError
 from specdec.inference.request import SamplingParams
+from specdec.inference.workers.completing.results import Result
 from specdec.inference.workers.completion import CompletionRequest
 
 TEMPLATE = CompletionRequest(prompt="", max_new_tokens=2)

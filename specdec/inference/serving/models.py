@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from specdec.inference.backends.registry import COMPILERS
 from specdec.inference.checkpoint_files import CheckpointFiles
@@ -15,14 +15,18 @@ from specdec.inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
     COMPILE_POLICIES,
+    DEFAULT_GAMMA,
+    FUSED_GAMMA,
     NEURON,
     NOT_EMULATED,
     SPECULATION_METHODS,
     Emulation,
+    FusedConfig,
     Loading,
     ModelConfig,
     NeuronOptions,
     ProposerConfig,
+    usable_cores,
 )
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.request import Noise, RequestDefaults
@@ -31,6 +35,7 @@ from specdec.inference.settings import described, group, same, setting
 
 logger = logging.getLogger(__name__)
 
+SettingsT = TypeVar("SettingsT", bound=Any)
 NGRAM = "ngram"
 """Name of a draft "model" that looks drafts up in the sequence itself."""
 NO_DRAFT = "none"
@@ -360,3 +365,43 @@ class DefaultSettings:
             raise ConfigError(f"{file}: {exc}; --generation_config none does without it") from exc
         ours = {name: value for name in names if (value := getattr(self.given, name)) is not None}
         return replace(theirs, **ours)
+
+
+@dataclass(frozen=True, slots=True)
+class PairSettings:
+    """Settings of two models in one process."""
+
+    models: ModelPair = group(ModelPair)
+    gamma: int | None = same(FusedConfig, "gamma", default=None)
+    adaptive_gamma: bool = same(FusedConfig, "adaptive_gamma")
+
+
+def fused_config(settings: PairSettings) -> FusedConfig:
+    """Return the configuration of both models. Each may use all cores, since only one of them runs at a time."""
+    models, loading, gamma = settings.models, settings.models.loading, settings.gamma
+    method = loading.method_of_pair(has_draft=models.draft != NGRAM)
+    if gamma is None:
+        gamma = DEFAULT_GAMMA if loading.backend == "neuron" else FUSED_GAMMA
+    neuron = loading.neuron_options(gamma=gamma, method=method)
+    target = loading.target(models.target, num_threads=usable_cores(), neuron=neuron)
+    draft = loading.proposer(
+        models.proposer(),
+        tokenizer=models.target,
+        num_threads=usable_cores(),
+        neuron=loading.neuron_options(method=method, tp_degree=models.draft_tp_degree),
+    )
+    draft = replace(draft, min_vocabulary_share=models.min_vocabulary_share)
+    return FusedConfig(target, draft, gamma, settings.adaptive_gamma)
+
+
+def fetched(settings: SettingsT) -> SettingsT:
+    """Return settings with the directories of all models that they name by a hub id, after a look at their files.
+
+    Raises:
+        ConfigError: a model cannot be fetched, or its files cannot be read here.
+    """
+    models = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    found = {name: value.fetched() for name, value in models.items() if isinstance(value, Models)}
+    for each in found.values():
+        each.require_readable()
+    return replace(settings, **found)

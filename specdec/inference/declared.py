@@ -1,0 +1,245 @@
+"""Settings that configurations declare, and configurations read from values by flag name. Knows no argparse."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from specdec.inference.errors import ConfigError
+from specdec.inference.settings import GROUP, SETTING, Group, Setting, check, described
+
+T = TypeVar("T")
+
+ELSEWHERE = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "num_speculative_tokens": "gamma",
+    "do_sample": "temperature",
+    "max_model_len": "sequence_length",
+    "max_seq_len": "sequence_length",
+    "max_num_seqs": "batch",
+    "model": "target_model",
+    "speculative_model": "draft_model",
+    "num_threads": "threads",
+    "quantization": "dtype",
+    "serve": "fused_target",
+    "server": "fused_target",
+    "run": "verify_fused",
+    "generate": "verify_fused",
+    "client": "fused_client",
+    "bench": "compare",
+    "benchmark": "compare",
+    "check": "doctor",
+}
+"""Names of flags and commands in other programs, each with the name of the same thing here."""
+EXPECTED = {bool: "True or False", int: "a whole number", float: "a number"}
+"""Values of plain types, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Declared setting of one field of a configuration, as a role or the library takes it.
+
+    Attributes:
+        kind: type of the value, or of each value where there may be several.
+        setting: declaration of the field, with the section of its group.
+    """
+
+    kind: Any
+    is_repeated: bool
+    default: Any
+    setting: Setting
+
+    def value(self, values: Mapping[str, Any]) -> Any:
+        """Return the field's value, from values by the names of flags."""
+        value = values[self.setting.key]
+        if value is not None and (self.is_repeated or self.is_enum):
+            return tuple(value) if self.is_repeated else self.kind(value)
+        return value
+
+    @property
+    def is_enum(self) -> bool:
+        return isinstance(self.kind, type) and issubclass(self.kind, enum.Enum)
+
+    @property
+    def parse(self) -> Callable[[str], Any] | None:
+        """Return the function that parses a value as it is typed; None for plain text."""
+        return _parser_of(self.kind)
+
+    @property
+    def typed_default(self) -> Any:
+        """Return the default, as it is typed if it is not one plain value."""
+        if self.is_enum:
+            return self.default.value
+        if self.is_repeated or not isinstance(self.default, tuple):
+            return [] if self.default == () else self.default
+        return ",".join(str(getattr(each, "value", each)) for each in self.default)
+
+    def taken(self, value: Any) -> Any:
+        """Return a program's value as the command line would read it.
+
+        Raises:
+            ConfigError: the value is of another type.
+        """
+        if self.is_repeated:
+            return [self._taken(each) for each in (value if isinstance(value, list | tuple) else [value])]
+        return self._taken(value)
+
+    def _taken(self, value: Any) -> Any:
+        if self.kind is bool and isinstance(value, bool):
+            return value
+        text = json.dumps(value) if isinstance(value, dict | list) else str(getattr(value, "value", value))
+        try:
+            if self.kind is bool or isinstance(value, bool):
+                raise ValueError(text)
+            return text if self.parse is None else self.parse(text)
+        except ValueError as exc:
+            expected = EXPECTED.get(self.kind) or f"one of {', '.join(each.value for each in self.kind)}"
+            raise ConfigError(f"{self.setting.key} {value!r} is not valid: {expected} is expected") from exc
+
+
+def _parser_of(kind: Any) -> Callable[[str], Any] | None:
+    """Return the function that parses a value, None for plain text."""
+    if kind is str:
+        return None
+    if kind is Path:
+        return _path
+    if kind is Mapping:
+        return _json_object
+    return getattr(kind, "parse", kind)  # type: ignore[no-any-return]
+
+
+def _path(text: str) -> Path:
+    """Return a path. Path drops a leading `./`, which is kept here, so that the path is not taken for a hub id."""
+    return Path(text).absolute() if text.startswith("./") else Path(text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object; dashes in names become underscores, as in flags."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{text} is not a JSON object")
+    return {name.replace("-", "_"): each for name, each in value.items()}
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Return a note, for the end of a message, with the name in `names` that is most similar to `name`."""
+    known = [*names]
+    usual = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
+    found = usual or get_close_matches(name, known, n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def read(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return the configuration that values by the names of flags describe; each setting has a value.
+
+    Raises:
+        ConfigError: a value is out of range, or conflicts with another one.
+        InvalidRequestError: a parameter of a request is out of range.
+    """
+    return _read(_whole(kind), values)  # type: ignore[no-any-return]
+
+
+def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
+    """Return the configuration that a program's values describe; None, and what is not given, stand for the default.
+
+    Args:
+        name: name of what the settings are of, for messages.
+
+    Raises:
+        ConfigError, InvalidRequestError: a name is no setting, or a value is out of range or of another type.
+    """
+    settings = {flag.removeprefix("--"): each for each in declared(kind) for flag in each.setting.names}
+    values = {each.setting.key: _default_value(each) for each in settings.values()}
+    for key, value in given.items():
+        if (setting := settings.get(key)) is None:
+            known = ", ".join(sorted(settings))
+            raise ConfigError(f"{name} has no setting {key}{meant(key, settings)}; there are {known}")
+        if value is not None:
+            values[setting.setting.key] = setting.taken(value)
+    return read(kind, values)
+
+
+def _default_value(setting: Declared) -> Any:
+    default = setting.typed_default
+    return default if not isinstance(default, str) or setting.parse is None else setting.parse(default)
+
+
+def declared(kind: type[Any]) -> Iterator[Declared]:
+    """Yield the settings of a configuration and of all groups within it; two groups may declare the same one."""
+    return _declared(_whole(kind))
+
+
+def _read(group: Group, values: Mapping[str, Any]) -> Any:
+    if group.needs and all(values[key] is None for key in group.needs):
+        for each in _declared(group):
+            each.setting.check(each.setting.key, each.value(values))
+        return None
+    made = group.kind(**{name: _value(part, values) for name, part in _parts(group)})
+    check(made)
+    return made
+
+
+def _value(part: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(part, Group):
+        return _read(part, values)
+    return part.value(values) if isinstance(part, Declared) else part
+
+
+def _whole(kind: type[Any]) -> Group:
+    return Group(kind, getattr(kind, "SECTION", None))
+
+
+def _declared(group: Group) -> Iterator[Declared]:
+    for _, part in _parts(group):
+        if isinstance(part, Group):
+            yield from _declared(part)
+        elif isinstance(part, Declared):
+            yield part
+
+
+def _parts(group: Group) -> Iterator[tuple[str, Any]]:
+    """Yield each field's name with its `Declared`, its `Group` or the value that a role fixes."""
+    hints = get_type_hints(group.kind)
+    for each in fields(group.kind):
+        change = group.changes.get(each.name, each)
+        declared = change if isinstance(change, Field) else each
+        setting = described(group.kind, each.name, declared) if SETTING in declared.metadata else Setting()
+        if GROUP in declared.metadata:
+            yield each.name, _inner(declared.metadata[GROUP], group)
+        elif setting.usage and setting.key not in group.without:
+            default = _default_of(declared) if isinstance(change, Field) else change
+            setting = replace(setting, section=setting.section or group.section)
+            kind = (setting.kind, False) if setting.kind else _kind(hints[each.name])
+            yield each.name, Declared(*kind, default, setting)
+        elif change is not each:
+            yield each.name, change
+
+
+def _inner(inner: Group, outer: Group) -> Group:
+    section = inner.section or _whole(inner.kind).section or outer.section
+    return replace(inner, section=section, without=inner.without | outer.without)
+
+
+def _default_of(declared: Field[Any]) -> Any:
+    return declared.default if declared.default_factory is MISSING else declared.default_factory()
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    """Return the type of a flag's value, without None; and whether the flag takes several values."""
+    if NoneType in get_args(hint):
+        (hint,) = (each for each in get_args(hint) if each is not NoneType)
+    if get_origin(hint) is tuple:
+        return get_args(hint)[0], True
+    return get_origin(hint) or hint, False
