@@ -161,13 +161,9 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     windows = choose_windows(config, dtype, device)
     fixed = _fixed_shapes(config, device)
     if fixed is not None and windows is not None:
-        one: dict[str, Any] = {
-            "widths": (windows.width,),
-            "prompts": (),
-            "batches": (windows.num,),
-            "shares_slots": True,
-        }
-        fixed = replace(fixed, buckets=replace(fixed.buckets, **one))
+        widths, batches = (windows.width,), (windows.num,)
+        buckets = replace(fixed.buckets, widths=widths, prompts=(), batches=batches, shares_slots=True)
+        fixed = replace(fixed, buckets=buckets)
     first = torch.device("cpu") if fixed is not None and fixed.maker.graphs_only else device
     model = load_weights(config.path, model_config, dtype=dtype, device=first)
     sizes: dict[str, Any] = {"num_slots": config.num_slots, "max_length": max_length, "windows": windows}

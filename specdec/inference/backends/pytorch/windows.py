@@ -102,7 +102,9 @@ def choose_windows(config: ModelConfig, dtype: torch.dtype, device: torch.device
         cost = f"--exact always prevents it, and takes a pass for every {MAX_WINDOWS} requests"
         logger.warning("model %s with %d slots in %s: %s; %s", config.name, num_slots, dtype, lost, cost)
         return None
-    cost = "; on a CPU one request then waits as long for a pass as all" if device.type == "cpu" else ""
-    text = "model %s: every pass has %d windows of %d positions, so its text depends on no draft (--exact never: ends it)%s"
+    cost = ", and on a CPU takes as long for one request as for all" if device.type == "cpu" else ""
+    text = (
+        "model %s: every pass has %d windows of %d positions, so that no draft changes the text%s (docs/speculation.md)"
+    )
     logger.info(text, config.name, windows.num, windows.width, cost)
     return windows
