@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specdec.inference.backends.architectures import require_supported_config, require_supported_model, resolve_length
+from specdec.inference.backends.architectures import (
+    has_experts,
+    require_supported_config,
+    require_supported_model,
+    resolve_length,
+)
 from specdec.inference.backends.checkpoint import load_config, load_weights
 from specdec.inference.backends.devices import DEVICE, require_torch_neuron
 from specdec.inference.backends.digests import user_cache
@@ -158,7 +163,7 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    windows = choose_windows(config, dtype, device)
+    windows = choose_windows(config, dtype, device, has_experts=has_experts(model_config))
     fixed = _fixed_shapes(config, device)
     if fixed is not None and windows is not None:
         widths, batches = (windows.width,), (windows.num,)

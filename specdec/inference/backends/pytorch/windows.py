@@ -88,8 +88,13 @@ class WindowPasses:
         return logits[torch.tensor(rows, dtype=torch.long, device=logits.device)]
 
 
-def choose_windows(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Windows | None:
+def choose_windows(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, *, has_experts: bool
+) -> Windows | None:
     """Return the windows of a model's passes, as `--exact` says, and log what they cost or what is lost without them.
+
+    Args:
+        has_experts: whether tokens choose among experts, whose numbers of rows no window fixes.
 
     Returns:
         None: passes run spans as they come.
@@ -107,4 +112,8 @@ def choose_windows(config: ModelConfig, dtype: torch.dtype, device: torch.device
         "model %s: every pass has %d windows of %d positions, so that no draft changes the text%s (docs/speculation.md)"
     )
     logger.info(text, config.name, windows.num, windows.width, cost)
+    if has_experts:
+        logger.warning(
+            "model %s has experts, whose rows no window fixes: drafts may still change its text", config.name
+        )
     return windows
