@@ -41,9 +41,8 @@ def main() -> None:
         [name, *(f"{taken[mode]:.2f}" for mode in MODES), f"{taken['always'] / taken['never']:.2f}"]
         for name, taken in times.items()
     ]
-    title = (
-        f"{args.model.name}, {args.backend}/{args.dtype} on {args.device}, {args.batch} slots, {args.threads} threads"
-    )
+    engine = f"{args.backend}/{args.dtype} on {args.device}"
+    title = f"{args.model.name}, {engine}, {args.batch} slots, {args.threads} threads"
     print_table(title, ["pass", *(f"--exact {mode}, ms" for mode in MODES), "ratio"], rows)
     print_json("exact", {**{name: str(value) for name, value in vars(args).items()}, "ms": times})
 

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--engines",
         default=ENGINES,
-        help="BACKEND/DTYPE, or BACKEND/DTYPE/EXACT as of --exact; the first one is compared with (%(default)s)",
+        help="BACKEND/DTYPE[/EXACT]; the first one is compared with (%(default)s)",
     )
     parser.add_argument("--model", type=Path, default=BUNDLED_TARGET)
     parser.add_argument("--text", type=Path, default=ROOT / "README.md", help="the model has not seen it (%(default)s)")
@@ -106,10 +106,8 @@ def _logits(model: Backend, sequences: Sequence[list[int]], width: int) -> list[
     parts: list[list[Array]] = [[] for _ in sequences]
     for start in range(0, max(map(len, sequences)), width):
         read = [number for number, token_ids in enumerate(sequences) if len(token_ids) > start]
-        spans = [
-            Span(number, start, token_ids := sequences[number][start : start + width], len(token_ids))
-            for number in read
-        ]
+        ids = [sequences[number][start : start + width] for number in read]
+        spans = [Span(slot, start, token_ids, len(token_ids)) for slot, token_ids in zip(read, ids, strict=True)]
         logits = model.forward(spans)
         host = logits.cpu().numpy() if isinstance(logits, torch.Tensor) else logits
         ends = np.cumsum([span.num_logits for span in spans])[:-1]
