@@ -17,15 +17,24 @@ MAX_LENGTH = 512
 
 
 def load_model(
-    path: Path, *, backend: str, threads: int, dtype: str = "auto", max_length: int = MAX_LENGTH, device: str = "cpu"
+    path: Path,
+    *,
+    backend: str,
+    threads: int,
+    dtype: str = "auto",
+    max_length: int = MAX_LENGTH,
+    device: str = "cpu",
+    num_slots: int = 1,
+    exact: str = "never",
 ) -> Backend:
-    """Load a model by one of this project's backends, with a single slot."""
+    """Load a model by one of this project's backends, by default with a single slot and with passes as they come."""
     config = ModelConfig(
         path,
         backend=backend,
         device=device,
         dtype=dtype,
-        num_slots=1,
+        num_slots=num_slots,
+        exact=exact,
         sequence_length=max_length,
         num_threads=threads,
     )

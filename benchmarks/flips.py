@@ -1,9 +1,10 @@
 """Effect of an engine's arithmetic on the tokens: `python -m benchmarks.flips [--engines onnx/int8,torch/bfloat16]`.
 
-Reads one text with every engine twice, in passes over one token and in passes over several, always after the text's
-own tokens. Flips are positions at which the two would choose different tokens, greedy or sampled at temperature 1 with
-the same noise: the only way in which speculation can change an answer. The rest compares with the first engine:
-perplexity, and the positions where the choice is the same.
+Reads one text with every engine twice: part after part in passes over one token, and its parts beside each other in
+passes over several, always after the text's own tokens. Flips are positions at which the two would choose different
+tokens, greedy or sampled at temperature 1 with the same noise: the only way in which speculation can change an answer.
+`bits` counts the positions with any other bit of logits. The rest compares with the first engine: perplexity, and the
+positions where the choice is the same.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from specdec.inference.request import SamplingParams
 from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.text.tokenizer import Tokenizer
 
-ENGINES = "onnx/float32,onnx/int8,torch/float32,torch/bfloat16"
+ENGINES = "onnx/float32,onnx/float32/always,onnx/int8,torch/float32,torch/bfloat16/never,torch/bfloat16"
 SEQUENCE_LENGTH = 256
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Reading of the text by one engine, in passes of one width.
+    """Reading of the text by one engine, in passes of one kind.
 
     Attributes:
         greedy, sampled: the token that the engine would choose after each token of the text.
         log_loss: mean negative log-probability of the text's next token.
-        logits: logits of the last sequence, float32 [num_tokens, vocab_size].
+        logits: float32 [num_tokens, vocab_size].
     """
 
     greedy: list[int]
@@ -59,44 +60,60 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flips", description=__doc__)
     parser.add_argument(
-        "--engines", default=ENGINES, help="backend/dtype, the first one is compared with (%(default)s)"
+        "--engines",
+        default=ENGINES,
+        help="BACKEND/DTYPE[/EXACT]; the first one is compared with (%(default)s)",
     )
     parser.add_argument("--model", type=Path, default=BUNDLED_TARGET)
     parser.add_argument("--text", type=Path, default=ROOT / "README.md", help="the model has not seen it (%(default)s)")
     parser.add_argument("--tokens", type=int, default=2048, help="of the text at most (%(default)s)")
     parser.add_argument("--width", type=int, default=8, help="of the wide passes (%(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="slots, and parts of the text in a pass (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
     parser.add_argument("--device", default="cpu", help="of the torch backend (%(default)s)")
     return parser
 
 
 def _read_both(name: str, args: argparse.Namespace, sequences: Sequence[list[int]]) -> tuple[Reading, Reading]:
-    """Return an engine's reading in passes over one token, and its reading in passes over several."""
-    backend, dtype = name.split("/")
+    """Return an engine's reading of one sequence and one token a pass, and of several sequences and tokens."""
+    backend, dtype, *exact = name.split("/")
     device = args.device if backend == "torch" else "cpu"
-    where = {"device": device, "threads": args.threads, "max_length": SEQUENCE_LENGTH}
-    model = load_model(args.model, backend=backend, dtype=dtype, **where)
-    return _read(model, sequences, 1), _read(model, sequences, args.width)
+    where = {"device": device, "threads": args.threads, "max_length": SEQUENCE_LENGTH, "num_slots": args.batch}
+    model = load_model(args.model, backend=backend, dtype=dtype, exact=exact[0] if exact else "auto", **where)
+    return _read(model, sequences, 1, 1), _read(model, sequences, args.width, args.batch)
 
 
-def _read(model: Backend, sequences: Sequence[list[int]], width: int) -> Reading:
-    greedy: list[int] = []
-    sampled: list[int] = []
-    losses: list[float] = []
+def _read(model: Backend, sequences: Sequence[list[int]], width: int, num_beside: int) -> Reading:
+    rows = np.concatenate(
+        [
+            row
+            for first in range(0, len(sequences), num_beside)
+            for row in _logits(model, sequences[first : first + num_beside], width)
+        ]
+    )  # [num_tokens, vocab_size]
+    positions = [position for token_ids in sequences for position in range(len(token_ids))]
+    greedy = choose_tokens(rows, [GREEDY] * len(rows), positions)
+    sampled = choose_tokens(rows, [SAMPLED] * len(rows), positions)
+    losses, end = [], 0
     for token_ids in sequences:
-        logits = np.concatenate(
-            [_pass(model, start, token_ids[start : start + width]) for start in range(0, len(token_ids), width)]
-        )  # [num_tokens, vocab_size]
-        positions = range(len(token_ids))
-        greedy += choose_tokens(logits, [GREEDY] * len(token_ids), positions)
-        sampled += choose_tokens(logits, [SAMPLED] * len(token_ids), positions)
-        losses += _losses(logits[:-1], token_ids[1:])
-    return Reading(greedy, sampled, sum(losses) / len(losses), logits)
+        losses += _losses(rows[end : end + len(token_ids) - 1], token_ids[1:])
+        end += len(token_ids)
+    return Reading(greedy, sampled, sum(losses) / len(losses), rows)
 
 
-def _pass(model: Backend, start: int, token_ids: list[int]) -> Array:
-    logits = model.forward([Span(0, start, token_ids, len(token_ids))])
-    return logits.cpu().numpy() if isinstance(logits, torch.Tensor) else logits
+def _logits(model: Backend, sequences: Sequence[list[int]], width: int) -> list[Array]:
+    """Return the logits of each sequence, [num_tokens, vocab_size], read beside each other in passes of a width."""
+    parts: list[list[Array]] = [[] for _ in sequences]
+    for start in range(0, max(map(len, sequences)), width):
+        read = [number for number, token_ids in enumerate(sequences) if len(token_ids) > start]
+        ids = [sequences[number][start : start + width] for number in read]
+        spans = [Span(slot, start, token_ids, len(token_ids)) for slot, token_ids in zip(read, ids, strict=True)]
+        logits = model.forward(spans)
+        host = logits.cpu().numpy() if isinstance(logits, torch.Tensor) else logits
+        ends = np.cumsum([span.num_logits for span in spans])[:-1]
+        for number, rows in zip(read, np.split(host, ends), strict=True):
+            parts[number].append(rows)
+    return [np.concatenate(each) for each in parts]
 
 
 def _losses(logits: Array, next_ids: Sequence[int]) -> list[float]:
@@ -114,6 +131,7 @@ def _report(args: argparse.Namespace, num_tokens: int, readings: dict[str, tuple
         "",
         "greedy flips",
         "sampled flips",
+        "bits",
         "largest logit difference",
         "perplexity",
         "same greedy choice",
@@ -124,6 +142,7 @@ def _report(args: argparse.Namespace, num_tokens: int, readings: dict[str, tuple
             result["engine"],
             str(result["greedy_flips"]),
             str(result["sampled_flips"]),
+            str(result["other_bits"]),
             f"{result['largest_difference']:.1e}",
             f"{result['perplexity']:.3f}",
             f"{result['greedy_agreement']:.2%}",
@@ -131,7 +150,7 @@ def _report(args: argparse.Namespace, num_tokens: int, readings: dict[str, tuple
         ]
         for result in results
     ]
-    title = f"{args.model.name}, {num_tokens} tokens of {args.text.name}, width {args.width} against width 1"
+    title = f"{args.model.name}, {num_tokens} tokens of {args.text.name}, {args.batch} x {args.width} a pass against 1"
     print_table(title, header, rows)
     print_json("flips", {"tokens": num_tokens, "width": args.width, "engines": results})
 
@@ -140,6 +159,7 @@ def _compare(narrow: Reading, wide: Reading, reference: Reading) -> dict[str, An
     return {
         "greedy_flips": _num_different(narrow.greedy, wide.greedy),
         "sampled_flips": _num_different(narrow.sampled, wide.sampled),
+        "other_bits": int((narrow.logits != wide.logits).any(axis=1).sum()),
         "largest_difference": float(np.abs(narrow.logits - wide.logits).max()),
         "perplexity": math.exp(narrow.log_loss),
         "greedy_agreement": 1 - _num_different(narrow.greedy, reference.greedy) / len(reference.greedy),

@@ -58,11 +58,12 @@ class Done:
 
 def cuda_steps(model: str) -> list[Step]:
     """Return the steps that check the torch backend on a GPU and measure its passes."""
-    flips = ("--device=cuda", "--engines=torch/float32,torch/bfloat16", f"--model={model}")
+    here, engines = ("--device=cuda", f"--model={model}"), "torch/float32,torch/bfloat16/never,torch/bfloat16"
     return [
+        Step("Flips in bfloat16", ("benchmarks.flips", *here, f"--engines={engines}")),
         Step("Contract suite", ("pytest", "-q", "tests/unit/backends/pytorch/test_cuda.py")),
-        Step("Flips in bfloat16", ("benchmarks.flips", *flips)),
-        Step("Passes", ("benchmarks.device", "--device=cuda", f"--model={model}")),
+        Step("Price of exact text", ("benchmarks.exact", *here)),
+        Step("Passes", ("benchmarks.device", *here)),
     ]
 
 

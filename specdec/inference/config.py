@@ -179,9 +179,9 @@ class Loading(Checked):
         device: auto, cpu, cuda, cuda:N, neuron (%(default)s: CUDA where there is one; neuron: experimental, by backend
             torch on TorchNeuron).
         dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).
-        exact: compute each position always in the same rows, so that text depends to the bit on no draft, other
-            request or kept prefix (docs/speculation.md): auto: by backend torch in bfloat16 and float16, on a device with at
-            most 16 slots; always: in float32 and with more slots too, and on NxDI.
+        exact: let text depend to the bit on no draft, other request or kept prefix (docs/speculation.md). auto: by
+            backend torch in bfloat16 and float16, on a device only up to 16 slots; always: with more slots, in float32,
+            and on NxDI too.
         sequence_length: limit of prompt and output together (default: the model's limit, at most 2048).
         beyond_positions: allow a --sequence_length above the positions that the model was trained for; its text may
             become worse there.

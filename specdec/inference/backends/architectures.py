@@ -84,6 +84,12 @@ def layer_windows(config: Config) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
+def has_experts(config: Config) -> bool:
+    """Return whether tokens choose among experts, each of which then computes a number of rows that varies."""
+    fields = vars(config.get_text_config())
+    return any("experts" in name and isinstance(value, int) and value > 1 for name, value in fields.items())
+
+
 def rope_settings(config: Config) -> Iterator[dict[str, Any]]:
     """Yield all rotary settings, nested ones too: `rope_scaling` in Transformers 4, `rope_parameters` in 5."""
     for name in ("rope_parameters", "rope_scaling"):

@@ -223,7 +223,8 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
 
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
     """Return the arithmetic on which logits depend besides the weights: as the model reports it, or by its settings."""
-    return str(getattr(model, "arithmetic", f"{config.backend} {config.dtype} {config.device} {config.neuron}"))
+    settings = f"{config.backend} {config.dtype} {config.device} {config.neuron}"
+    return str(getattr(model, "arithmetic", settings + (" exact" if config.exact == "always" else "")))
 
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:

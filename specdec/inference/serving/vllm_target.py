@@ -39,7 +39,7 @@ from specdec.inference.vllm.group import end_members, leads_group
 from specdec.inference.vllm.hooks import installed
 from specdec.inference.vllm.link import Place
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.options import VllmModel, adapters_of, engine_config
+from specdec.inference.vllm.options import VllmModel, adapters_of, engine_config, is_invariant
 from specdec.inference.vllm.refusals import FIRST_ERROR, cause_of, refusals
 from specdec.inference.vllm.translation import KEY
 from specdec.inference.workers.completing.remote import TARGET
@@ -74,9 +74,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     config = await asyncio.to_thread(engine_config, model)
     eos, words = tokenizer.eos_token_ids, config.model_config
     ends = f"{sorted(eos)} {words.max_model_len}" + ("" if model.noise is Noise.SPECDEC else f" {model.noise}")
-    model_id = await asyncio.to_thread(
-        model_id_of, model.path, f"vllm {installed()} {words.dtype} {words.quantization}", ends
-    )
+    arithmetic = f"vllm {installed()} {words.dtype} {words.quantization}" + " invariant" * is_invariant()
+    model_id = await asyncio.to_thread(model_id_of, model.path, arithmetic, ends)
     mailbox = Mailbox(model_id)
     await mailbox.open()
     os.register_at_fork(after_in_child=partial(_part, mailbox))

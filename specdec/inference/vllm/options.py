@@ -7,6 +7,7 @@ sources, as text. The dotted names of this package's classes that vLLM's process
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -24,12 +25,14 @@ from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
 from specdec.inference.vllm.refusals import in_brief, refusals
 from specdec.inference.vllm.translation import KEY, SOCKET
 
+logger = logging.getLogger(__name__)
+
 HOOKS = {
     "vllm.engine.arg_utils:AsyncEngineArgs": (
         "add_cli_args from_cli_args create_engine_config skip_tokenizer_init async_scheduling "
         "scheduler_cls worker_cls speculative_config generation_config served_model_name"
     ),
-    "vllm.config.vllm:VllmConfig": "use_v2_model_runner additional_config model_config parallel_config",
+    "vllm.config.vllm:VllmConfig": "use_v2_model_runner additional_config model_config parallel_config device_config",
     "vllm.config.model:ModelConfig": "logits_processors logprobs_mode is_hybrid is_attention_free",
 }
 """Fields of vLLM's configuration that are set or read."""
@@ -54,6 +57,8 @@ OURS: Mapping[str, str] = {
 """Flags of vLLM that users cannot set here, each with the reason or with the flag to use instead."""
 ADAPTERS = "--lora-modules"
 """Flag for LoRA adapters, which vLLM's own server has and its engine has not."""
+INVARIANT = "VLLM_BATCH_INVARIANT"
+"""Variable that lets vLLM compute a row with the same bits whatever else its pass has."""
 PACKAGE = __name__.rpartition(".")[0]
 METHOD = "ngram"
 """Speculation method in vLLM's configuration, whose lookup this project switches off."""
@@ -136,8 +141,19 @@ def _known_flags(package: Path) -> set[str]:
     return set(_FLAG.findall(file.read_text(encoding="utf-8"))) if file.is_file() else set()
 
 
-def prepare_environment(log_level: str) -> None:
-    """Set what vLLM reads when it is imported: runner V1 if only that can be used, and a log of warnings on stderr."""
+def is_invariant() -> bool:
+    """Return whether vLLM is asked to compute rows with the same bits in every pass."""
+    return os.environ.get(INVARIANT, "0") not in ("", "0")
+
+
+def prepare_environment(log_level: str, exact: str = "auto") -> None:
+    """Set what vLLM reads when it is imported: runner V1 if only that can be used, and a log of warnings on stderr.
+
+    Args:
+        exact: "always" asks vLLM for rows with the same bits in every pass; else the operator's environment decides.
+    """
+    if exact == "always":
+        os.environ[INVARIANT] = "1"
     hooks = read_hooks()
     if hooks is not None and hooks.usable == ["V1"]:
         os.environ[VARIABLE] = "0"
@@ -215,9 +231,12 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.val
 
 
 def require_kept(config: Any) -> None:
-    """Raise ConfigError, which names the setting, if vLLM would use a feature that makes its answers inexact."""
+    """Raise ConfigError, which names the setting, if vLLM would use a feature that makes its answers inexact.
+
+    It logs a warning if rounding does.
+    """
     model, speculation = config.model_config, config.speculative_config
-    method = None if speculation is None else speculation.method
+    method, is_cpu = None if speculation is None else speculation.method, config.device_config.device_type == "cpu"
     faults = {
         f"speculation method {method}: its drafts would never be asked for; leave --speculative-config to us": (
             method != METHOD
@@ -229,7 +248,12 @@ def require_kept(config: Any) -> None:
         "async scheduling: --no-async-scheduling after --": config.scheduler_config.async_scheduling,
         "a watermark: it is vLLM's own choice of tokens": getattr(config, "watermark_config", None) is not None,
         "a model that writes no text by decoding": model.runner_type != "generate",
+        f"{INVARIANT}=1 on a CPU, where every pass fails with it: unset it": is_cpu and is_invariant(),
     }
     for fault, is_found in faults.items():
         if is_found:
             raise ConfigError(f"vLLM {installed()} would run {fault}")
+    dtype = str(model.dtype).removeprefix("torch.")
+    if dtype in ("bfloat16", "float16") and not is_invariant():
+        lost = "tokens may depend on drafts and on other requests by rounding"
+        logger.warning("%s in %s: %s; on a GPU --exact always prevents it (docs/vllm.md)", model.model, dtype, lost)

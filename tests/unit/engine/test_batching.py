@@ -7,7 +7,9 @@ import pytest
 from specdec.inference.engine.batching import Batching
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.model.slots import Windows
 from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.speculation.tree import Branch
 
 PASS_S = 10.0
 """Seconds of a pass, many times those of the test itself, since a batching counts these as waiting too."""
@@ -61,3 +63,38 @@ def test_rounds_pay_where_sessions_make_passes_long(seconds: float, expected: Sc
     for _ in range(3):
         choice.record(crowd, [Verdict((8,), 0, 0)] * 16, seconds)
     assert (choice.schedule(1), choice.schedule(16)) == (Schedule.ASYNC, expected)
+
+
+def drafted(end: int, num_tokens: int, *, gamma: int = 8, schedule: Schedule | None = Schedule.ASYNC) -> TargetSession:
+    """Return a decoding session with `end` committed tokens; its draft worker has sent `num_tokens` further ones."""
+    session = TargetSession(GenerationRequest(tuple(range(5, 5 + end)), max_new_tokens=40), max_length=99, gamma=gamma)
+    session.enter(0, end - 1)
+    if schedule is not None:
+        session.follow(schedule)
+        session.propose([Branch(None, end, tuple(range(num_tokens)))])
+    return session
+
+
+def proposed(windows: Windows | None, *sessions: TargetSession) -> list[tuple[int, int]]:
+    """Return the draft tokens and the gamma of each session's turn in the next pass."""
+    choice = Batching(1.0, 0, windows)
+    return [(len(turn.proposal), turn.gamma) for _, turn in choice.narrowed(choice.turns(sessions))]
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [(None, [(5, 8), (5, 8)]), (Windows(16, 2), [(3, 3), (5, 5)]), (Windows(16, 3), [(5, 8), (5, 5)])],
+)
+def test_drafts_end_with_a_window_where_a_further_one_takes_a_further_pass(
+    windows: Windows | None, expected: list[tuple[int, int]]
+) -> None:
+    assert proposed(windows, drafted(13, 5), drafted(11, 5)) == expected
+
+
+def test_a_draft_of_ones_own_has_room_up_to_the_window() -> None:
+    alone = [drafted(end, 0, schedule=None) for end in (9, 15, 16, 17)]
+    assert [proposed(Windows(16, 1), session)[0][1] for session in alone] == [7, 1, 0, 8]
+
+
+def test_rounds_are_verified_whole() -> None:
+    assert proposed(Windows(16, 1), drafted(15, 5, schedule=Schedule.SYNC))[0][0] == 5

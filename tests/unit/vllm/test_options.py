@@ -27,3 +27,44 @@ def test_a_server_of_vllms_own_names_the_way_to_another_runner(
 def test_a_runner_with_every_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "read_hooks", lambda: Hooks(Path(), {"V1": ["one"], "V2": []}, None))
     options.require_usable(SimpleNamespace(use_v2_model_runner=True))
+
+
+def kept(dtype: str, device: str = "cuda") -> SimpleNamespace:
+    """Return a configuration of vLLM that nothing but the dtype and the device could be held against."""
+    model = SimpleNamespace(
+        model="a/model",
+        dtype=f"torch.{dtype}",
+        is_hybrid=False,
+        is_attention_free=False,
+        logprobs_mode="raw_logprobs",
+        runner_type="generate",
+    )
+    device_config = SimpleNamespace(device_type=device)
+    scheduler_config = SimpleNamespace(async_scheduling=False)
+    return SimpleNamespace(model_config=model, device_config=device_config, scheduler_config=scheduler_config)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flag", "warned"),
+    [("bfloat16", "0", True), ("float16", "", True), ("bfloat16", "1", False), ("float32", "0", False)],
+)
+def test_rounding_that_may_change_tokens_is_named_at_the_start(
+    dtype: str, flag: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(options.INVARIANT, flag)
+    options.require_kept(kept(dtype))
+    assert ("--exact always prevents it" in caplog.text) == warned
+
+
+def test_the_flag_that_fails_on_a_cpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: vLLM's flag for equal bits ended the first pass on a CPU in a TypeError of Triton's."""
+    monkeypatch.setenv(options.INVARIANT, "1")
+    with pytest.raises(ConfigError, match="VLLM_BATCH_INVARIANT=1 on a CPU, where every pass fails with it: unset it"):
+        options.require_kept(kept("bfloat16", "cpu"))
+
+
+@pytest.mark.parametrize(("exact", "flag"), [("auto", False), ("never", False), ("always", True)])
+def test_vllms_flag_is_set_by_exact_always_alone(exact: str, flag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options.os, "environ", {})
+    options.prepare_environment("info", exact)
+    assert options.is_invariant() == flag

@@ -52,10 +52,15 @@ class CompiledModel:
 
 
 class NeuronBackend(CompiledModel):
-    """Slot model with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1."""
+    """Slot model with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1.
 
-    def __init__(self, application: Application, shape: SlotShape) -> None:
+    Args:
+        one_width: run all passes by the graph of `shape.width` tokens.
+    """
+
+    def __init__(self, application: Application, shape: SlotShape, *, one_width: bool = False) -> None:
         super().__init__(application, shape)
+        self._one_width = one_width
         self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
         self._times = ReadingTimes(shape.width)
         self.max_pass_tokens = shape.width
@@ -93,7 +98,7 @@ class NeuronBackend(CompiledModel):
 
     def _run_pass(self, works: Sequence[Reading]) -> None:
         """Make one call over all spans that have tokens left to read."""
-        rows, width = next_rows(works, width=self._shape.width)
+        rows, width = next_rows(works, width=self._shape.width, one_width=self._one_width)
         started = time.monotonic()
         logits = self._logits(continued_call(rows, width=width))  # [num_rows, width, vocab_size]
         self._times.record_pass(width, time.monotonic() - started)
@@ -121,7 +126,7 @@ def load_neuron_backend(config: ModelConfig) -> NeuronBackend:
         ConfigError: NxDI is missing, or the checkpoint or the settings cannot be used; the message names which.
     """
     compilation, shape = prepare_slots(config)
-    return NeuronBackend(compilation.load(), shape)
+    return NeuronBackend(compilation.load(), shape, one_width=config.exact == "always")
 
 
 def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:

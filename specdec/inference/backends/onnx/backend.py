@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -44,10 +45,17 @@ PROBE_TOLERANCES = {"float32": 1e-3, "int8": 0.3}
 
 
 class OnnxBackend:
-    """Backend over a decoder's ONNX graphs, with its slots."""
+    """Backend over a decoder's ONNX graphs, with its slots.
 
-    def __init__(self, decoder: PackedDecoder, *, num_slots: int, max_length: int, num_threads: int) -> None:
+    Args:
+        is_exact: let every span attend with a spare token, as in int8, so that logits are the same bits at every width.
+    """
+
+    def __init__(
+        self, decoder: PackedDecoder, *, num_slots: int, max_length: int, num_threads: int, is_exact: bool = False
+    ) -> None:
         self._decoder = decoder
+        self._has_spare = is_exact or decoder.dtype == "int8"
         self._num_threads = num_threads
         self._slots = OnnxSlots(decoder.shape, num_slots=num_slots, max_length=max_length)
         self._fills_up = decoder.dtype == "float32" and "avx512f" in instruction_sets()
@@ -55,6 +63,8 @@ class OnnxBackend:
         self.slot_bytes = self._slots.slot_bytes
         levels = weight_levels() if decoder.dtype == "int8" else 0
         self.arithmetic = f"onnx {decoder.dtype} cpu {levels}"
+        if is_exact and decoder.dtype != "int8":
+            self.arithmetic += " with spare tokens"
         self._passes = [self._pass(num_places) for num_places in range(1, min(num_slots, MAX_PLACES) + 1)]
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
@@ -82,7 +92,7 @@ class OnnxBackend:
         return logits
 
     def _places(self, spans: Sequence[Span]) -> list[Place]:
-        if self._decoder.dtype == "int8" or len(spans) == 1:
+        if self._has_spare or len(spans) == 1:
             return single_places(spans, self._num_filling(spans))
         return shared_places(spans, self._num_filling(spans))
 
@@ -98,7 +108,8 @@ class OnnxBackend:
 
     def _pass(self, num_places: int) -> OnnxPass:
         decoder, slots = self._decoder, self._slots
-        graph = DecoderGraph(decoder.shape, decoder.dtype, num_places, slots.room).build(decoder.weights)
+        made = DecoderGraph(decoder.shape, decoder.dtype, num_places, slots.room, has_spare=self._has_spare)
+        graph = made.build(decoder.weights)
         return OnnxPass(decoder, slots, graph, num_places=num_places, num_threads=self._num_threads)
 
     def probe_error(self) -> float:
@@ -127,10 +138,12 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
         decoder = packed_decoder(config.path, dtype, config.sequence_length)
         max_length = resolve_length(decoder.config, config.sequence_length)
         require_supported_config(decoder.config, max_length, windows=True)
-        backend = OnnxBackend(decoder, num_slots=config.num_slots, max_length=max_length, num_threads=num_threads)
+        sizes: dict[str, Any] = {"max_length": max_length, "num_threads": num_threads}
+        sizes["is_exact"] = config.exact == "always"
+        backend = OnnxBackend(decoder, num_slots=config.num_slots, **sizes)
         error = backend.probe_error()
         if any(0 < window < max_length for window in decoder.shape.windows):
-            narrow = OnnxBackend(decoder.narrowed(), num_slots=1, max_length=max_length, num_threads=num_threads)
+            narrow = OnnxBackend(decoder.narrowed(), num_slots=1, **sizes)
             error = float(np.maximum(error, narrow.probe_error()))  # NaN if either is
         if error <= PROBE_TOLERANCES[dtype]:  # not if it is NaN
             return backend

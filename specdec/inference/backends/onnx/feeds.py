@@ -62,7 +62,11 @@ def _flattened_span(span: Span, width: int) -> Flattened:
 
 
 def run_inputs(flat: Flattened, places: Sequence[Place], num_elements: int) -> dict[str, Sequence[int]]:
-    """Return a float32 graph's inputs by name; `num_elements`: elements of a token's query, key and value together."""
+    """Return the inputs, by name, of a graph without spare tokens.
+
+    Args:
+        num_elements: elements of a token's query, key and value together.
+    """
     inputs: dict[str, Sequence[int]] = {
         "token_ids": flat.token_ids,
         "lasts": flat.lasts,
@@ -77,7 +81,7 @@ def run_inputs(flat: Flattened, places: Sequence[Place], num_elements: int) -> d
 
 
 def spare_inputs(flat: Flattened, places: Sequence[Place]) -> dict[str, Sequence[int]]:
-    """Return an int8 graph's inputs by name; each span's last token stands twice: the second is the spare token."""
+    """Return the inputs, by name, of a graph with spare tokens; each span's last token stands twice, as spare too."""
     spread: list[int] = []
     own: list[int] = []
     start = 0

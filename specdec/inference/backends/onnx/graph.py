@@ -7,8 +7,8 @@ operator extends in place. (ONNX Runtime's operator takes several sequences only
 In int8 every span attends with a spare token after its own, which has no result: ONNX Runtime multiplies a matrix
 of one row by another kernel, which adds in another order, and a difference in the last bit can move the next layer's
 input by one of its 255 steps. With the spare token a token's logits are the same bits at every width. In float32 the
-last bit matters only to logits that tie to 1e-5; there it would cost 8 % of a pass of the bundled models. So places of
-int8 are spans.
+last bit matters only to logits that tie to 1e-5, and the spare token costs 8 % of a pass of the bundled models; it is
+there if `--exact always` asks for it. Places of graphs with a spare token are spans.
 
 Inputs of a graph with N places, for T tokens of B sequences, of which R tokens are to have logits:
     token_ids  int64 [1, T]; [B, T / B] if N = 1
@@ -17,10 +17,10 @@ Inputs of a graph with N places, for T tokens of B sequences, of which R tokens 
     rows       int64 [R]: tokens that are to have logits
     key_L_P, value_L_P  float32 [sequences of P, num_kv_heads, room, head_room] of layer L and place P
 Only if N > 1:
-    widths     int64 [N]: tokens of each place; their sum is T, in int8 with the spare ones T + N
-    float32: shapes int64 [3 N]: sequences of each place, tokens of each sequence, elements of a token
+    widths     int64 [N]: tokens of each place; their sum is T, with the spare ones T + N
+    Without spare tokens: shapes int64 [3 N]: sequences of each place, tokens of each sequence, elements of a token
              counts int64 [N]: sequences of each place; their sum is B
-Only in int8:
+Only with spare tokens:
     spread     int64 [T + N]: tokens, each span's last one twice: its keys stand for the spare token's
     own        int64 [T]: which of the T + N tokens are not spare
 Outputs: logits float32 [1, R, vocab_size]; new_key_L_P and new_value_L_P, to be bound to the memory of their inputs.
@@ -75,11 +75,13 @@ class DecoderGraph:
         dtype: arithmetic of the linear layers, "float32" or "int8".
         num_places: number of places of a pass, >= 1.
         room: positions of a slot, one of them for the spare token.
+        has_spare: whether spans attend with a spare token in float32, too.
     """
 
-    def __init__(self, shape: DecoderShape, dtype: str, num_places: int, room: int) -> None:
+    def __init__(self, shape: DecoderShape, dtype: str, num_places: int, room: int, *, has_spare: bool = False) -> None:
         self._shape = shape
         self._is_int8 = dtype == "int8"
+        self._has_spare = has_spare or self._is_int8
         self._quantized: set[str] = set()  # activations that are quantized already
         self._places = range(num_places)
         self._room = room
@@ -106,7 +108,7 @@ class DecoderGraph:
             hidden = self._rms_norm(residual, "attention_norm_0", "attention_input_0", self._shape.rms_eps)
         for layer in range(self._shape.num_layers):
             hidden, residual = self._layer(layer, hidden, residual)
-        if len(self._places) == 1 and not self._is_int8:  # may be a run: [B, 1, hidden_size]
+        if len(self._places) == 1 and not self._has_spare:  # may be a run: [B, 1, hidden_size]
             hidden = self._add("Reshape", [hidden, "flat_hidden"], ["hidden_of_all"])
         last = self._add("Gather", [hidden, "rows"], ["last"], axis=1)  # [1, R, hidden_size]
         if not self._shape.logit_cap:
@@ -191,10 +193,10 @@ class DecoderGraph:
 
         The output is [1, T, query_size]; with one place, [B, T / B, query_size].
         """
-        if self._is_int8:
+        if self._has_spare:
             qkv = self._add("Gather", [qkv, "spread"], [f"qkv_spread_{layer}"], axis=1)
         attended = self._attend(layer, 0, qkv) if len(self._places) == 1 else self._attend_all(layer, qkv)
-        if self._is_int8:
+        if self._has_spare:
             return self._add("Gather", [attended, "own"], [f"attended_own_{layer}"], axis=1)
         return attended
 
@@ -202,13 +204,13 @@ class DecoderGraph:
         parts = [f"qkv_{layer}_{place}" for place in self._places]
         self._add("Split", [qkv, "widths"], parts, axis=1)
         attended = [self._attend(layer, place, self._as_run(layer, place, parts[place])) for place in self._places]
-        if not self._is_int8:
+        if not self._has_spare:
             attended = [self._add("Reshape", [part, "flat_attended"], [f"{part}_flat"]) for part in attended]
         return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
 
     def _as_run(self, layer: int, place: int, part: str) -> str:
-        """Give a place's part of queries, keys and values an axis for its sequences, in float32; return its name."""
-        if self._is_int8:
+        """Give a place's part of queries, keys and values an axis for its sequences, if it has any; return its name."""
+        if self._has_spare:
             return part
         return self._add("Reshape", [part, f"shape_{place}"], [f"qkv_run_{layer}_{place}"])
 
@@ -236,7 +238,7 @@ class DecoderGraph:
         num_places = len(self._places)
         self._add("Split", ["lengths"], [f"length_{place}" for place in self._places], num_outputs=num_places)
         lasts = [f"lasts_{place}" for place in self._places]
-        if self._is_int8:
+        if self._has_spare:
             self._add("Split", ["lasts"], lasts, num_outputs=num_places)
             return
         self._add("Split", ["lasts", "counts"], lasts)
@@ -252,7 +254,7 @@ class DecoderGraph:
             constants["logit_cap"] = np.array(shape.logit_cap, np.float32)
         if self._is_int8:
             constants |= onnx_int8.CONSTANTS
-        else:
+        if not self._has_spare:
             constants["flat_hidden"] = np.array([1, -1, shape.hidden_size])
             constants["flat_attended"] = np.array([1, -1, shape.query_size])
         if shape.head_norms:
@@ -263,13 +265,13 @@ class DecoderGraph:
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         num_places = len(self._places)
-        token_ids: list[str | int] = [1, "T"] if self._is_int8 or num_places > 1 else ["B", "W"]
+        token_ids: list[str | int] = [1, "T"] if self._has_spare or num_places > 1 else ["B", "W"]
         whole: dict[str, list[str | int]] = {"rows": ["R"]}
-        if self._is_int8:
+        if self._has_spare:
             whole |= {"spread": ["S"], "own": ["T"]}
         if num_places > 1:
             whole["widths"] = [num_places]
-            whole |= {} if self._is_int8 else {"counts": [num_places], "shapes": [3 * num_places]}
+            whole |= {} if self._has_spare else {"counts": [num_places], "shapes": [3 * num_places]}
         return [
             helper.make_tensor_value_info("token_ids", TensorProto.INT64, token_ids),
             helper.make_tensor_value_info("lasts", TensorProto.INT32, ["B"]),
@@ -283,7 +285,7 @@ class DecoderGraph:
         return [logits, *self._rooms("new_")]
 
     def _rooms(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        dimensions = [1 if self._is_int8 else "B", self._shape.num_kv_heads, self._room, self._shape.head_room]
+        dimensions = [1 if self._has_spare else "B", self._shape.num_kv_heads, self._room, self._shape.head_room]
         return [
             helper.make_tensor_value_info(prefix + name, TensorProto.FLOAT, dimensions)
             for layer in range(self._shape.num_layers)

@@ -34,7 +34,7 @@ class OnnxPass:
         self._binding = self._session.io_binding()
         self._slots = slots
         self._decoder = decoder
-        self._is_int8 = decoder.dtype == "int8"
+        self._has_spare = any(each.name == "spread" for each in graph.graph.input)
         self._num_elements = decoder.shape.query_size + 2 * decoder.shape.kv_size
         self._bound: list[range | None] = [None] * num_places  # slots of each place
         self._kept: dict[tuple[int, int, int], Feeds] = {}  # by number of tokens, of sequences and of logits
@@ -51,7 +51,7 @@ class OnnxPass:
         """
         places = self._arranged(places)
         flat = flattened(spans, places)
-        inputs = spare_inputs(flat, places) if self._is_int8 else run_inputs(flat, places, self._num_elements)
+        inputs = spare_inputs(flat, places) if self._has_spare else run_inputs(flat, places, self._num_elements)
         feeds = self._feeds(inputs, len(flat.lasts))
         feeds.write(inputs)
         self._session.run_with_iobinding(self._binding)

@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specdec.inference.backends.architectures import require_supported_config, require_supported_model, resolve_length
+from specdec.inference.backends.architectures import (
+    has_experts,
+    require_supported_config,
+    require_supported_model,
+    resolve_length,
+)
 from specdec.inference.backends.checkpoint import load_config, load_weights
 from specdec.inference.backends.devices import DEVICE, require_torch_neuron
 from specdec.inference.backends.digests import user_cache
@@ -158,16 +163,12 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    windows = choose_windows(config, dtype, device)
+    windows = choose_windows(config, dtype, device, has_experts=has_experts(model_config))
     fixed = _fixed_shapes(config, device)
     if fixed is not None and windows is not None:
-        one: dict[str, Any] = {
-            "widths": (windows.width,),
-            "prompts": (),
-            "batches": (windows.num,),
-            "shares_slots": True,
-        }
-        fixed = replace(fixed, buckets=replace(fixed.buckets, **one))
+        widths, batches = (windows.width,), (windows.num,)
+        buckets = replace(fixed.buckets, widths=widths, prompts=(), batches=batches, shares_slots=True)
+        fixed = replace(fixed, buckets=buckets)
     first = torch.device("cpu") if fixed is not None and fixed.maker.graphs_only else device
     model = load_weights(config.path, model_config, dtype=dtype, device=first)
     sizes: dict[str, Any] = {"num_slots": config.num_slots, "max_length": max_length, "windows": windows}

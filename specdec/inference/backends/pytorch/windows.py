@@ -88,8 +88,13 @@ class WindowPasses:
         return logits[torch.tensor(rows, dtype=torch.long, device=logits.device)]
 
 
-def choose_windows(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Windows | None:
+def choose_windows(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, *, has_experts: bool
+) -> Windows | None:
     """Return the windows of a model's passes, as `--exact` says, and log what they cost or what is lost without them.
+
+    Args:
+        has_experts: whether tokens choose among experts, whose numbers of rows no window fixes.
 
     Returns:
         None: passes run spans as they come.
@@ -102,7 +107,13 @@ def choose_windows(config: ModelConfig, dtype: torch.dtype, device: torch.device
         cost = f"--exact always prevents it, and takes a pass for every {MAX_WINDOWS} requests"
         logger.warning("model %s with %d slots in %s: %s; %s", config.name, num_slots, dtype, lost, cost)
         return None
-    cost = "; on a CPU one request then waits as long for a pass as all" if device.type == "cpu" else ""
-    text = "model %s: every pass has %d windows of %d positions: its text depends on no draft (--exact never ends it)%s"
+    cost = ", and on a CPU takes as long for one request as for all" if device.type == "cpu" else ""
+    text = (
+        "model %s: every pass has %d windows of %d positions, so that no draft changes the text%s (docs/speculation.md)"
+    )
     logger.info(text, config.name, windows.num, windows.width, cost)
+    if has_experts:
+        logger.warning(
+            "model %s has experts, whose rows no window fixes: drafts may still change its text", config.name
+        )
     return windows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec.inference.config import SERVICE_FLAGS, DraftConfig, ModelConfig, NeuronOptions, ObserveConfig, usable_cores
@@ -54,6 +54,7 @@ async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -
     from specdec.inference.backends.registry import compile_models
 
     started = time.monotonic()
-    await asyncio.to_thread(compile_models, target, draft)
+    served = draft and replace(draft, exact="never")  # as `ProposerConfig.model_with_branches` does
+    await asyncio.to_thread(compile_models, target, served)
     logger.info("everything is compiled, after %.0f s", time.monotonic() - started)
     return 0

@@ -53,7 +53,7 @@ async def _run_vllm(settings: TargetSettings) -> int:
     check_ports(server, settings.observe, settings.http)
     if not leads_group():
         return await in_own_group(server.lifeline)
-    prepare_environment(settings.observe.log_level)
+    prepare_environment(settings.observe.log_level, settings.model.loading.exact)
     from specdec.inference.serving.vllm_target import serve_vllm
 
     error = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -69,6 +70,17 @@ def test_spans_of_various_widths_share_passes(calls: Calls) -> None:
     calls.clear()
     backend.forward([Span(0, 8, TOKENS[8:9], 1), Span(2, 6, TOKENS[6:7], 1)])
     assert calls == [("token", (2, 1))]
+
+
+def test_an_exact_backend_runs_no_graph_of_one_token(calls: Calls) -> None:
+    """In bfloat16 the graphs of one and of K tokens may choose other tokens, and a neighbour's draft decides which."""
+    backend = load_neuron_backend(replace(neuron_config(checkpoint("llama")), exact="always"))
+    backend.forward([Span(0, 0, TOKENS[:5], 1), Span(1, 0, TOKENS[:5], 1)])
+    calls.clear()
+    logits = backend.forward([Span(0, 5, TOKENS[5:6], 1), Span(1, 5, TOKENS[5:6], 1)])
+    assert calls == [("speculation", (2, K))]
+    expected = np.repeat(reference("llama").logits(TOKENS[:6])[-1:], 2, axis=0)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3)
 
 
 def test_a_long_later_span_is_read_from_the_start(calls: Calls) -> None:

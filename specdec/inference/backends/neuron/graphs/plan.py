@@ -109,13 +109,14 @@ def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
     return Row(work.slot, 0, work.token_ids[: min(end, max_prompt)])
 
 
-def next_rows(works: Sequence[Reading], *, width: int) -> tuple[list[Row], int]:
+def next_rows(works: Sequence[Reading], *, width: int, one_width: bool = False) -> tuple[list[Row], int]:
     """Return the rows of the next pass over all spans with tokens left, in the order of slots, and its width.
 
     Args:
         width: K; 1 if there is no graph of K tokens.
+        one_width: take the graph of K tokens for single ones too: in bfloat16 the two graphs may choose other tokens.
     """
     left = sorted((work for work in works if work.num_left), key=lambda work: work.slot)
-    taken = width if any(work.num_left > 1 for work in left) else 1
+    taken = width if one_width or any(work.num_left > 1 for work in left) else 1
     rows = [Row(work.slot, work.position, work.token_ids[work.position : work.position + taken]) for work in left]
     return rows, taken

@@ -1,0 +1,130 @@
+"""Random histories of a backend's passes over known texts, and a checksum of the logits at every position.
+
+The texts are teacher-forced: whatever a history does, it reads each position after the same tokens. So on an exact
+backend all histories give the same checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from zlib import crc32
+
+import numpy as np
+
+from specdec.inference.model.slots import Backend, ForkingBackend, Span
+
+DRAFTS = ("none", "true", "lying", "mixed")
+"""Draft tokens of a history: none, the text's own tokens, other tokens, or the text's own up to some other token."""
+WIDEST = 7
+"""Most draft tokens of a span."""
+
+Checksums: TypeAlias = dict[tuple[int, int], int]
+"""Checksum of a row of logits, by text and position."""
+
+
+def texts_of(vocab_size: int, *, num: int, length: int, num_shared: int, seed: int = 0) -> list[list[int]]:
+    """Return texts of random tokens, of which the first `num_shared` are the same."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(2, vocab_size, num_shared).tolist()
+    return [[*shared, *rng.integers(2, vocab_size, length - num_shared).tolist()] for _ in range(num)]
+
+
+def read_whole(backend: Backend, texts: Sequence[Sequence[int]]) -> Checksums:
+    """Return the checksums of texts that are read alone, each in one span."""
+    found: Checksums = {}
+    for number, text in enumerate(texts):
+        logits = backend.forward([Span(0, 0, text, len(text))])
+        found |= {(number, position): _checksum(row) for position, row in enumerate(logits)}
+    return found
+
+
+def num_different(one: Mapping[tuple[int, int], int], other: Mapping[tuple[int, int], int]) -> int:
+    """Return how many positions of `other` have another checksum in `one`."""
+    return sum(one[place] != checksum for place, checksum in other.items())
+
+
+@dataclass(slots=True)
+class _Reader:
+    text: int
+    at: int  # position that is read next
+    prompt: int  # tokens that are read in parts, without logits
+
+
+@dataclass(slots=True)
+class History:
+    """Random passes over texts: sessions come and go, begin with copied prefixes, and verify draft tokens.
+
+    Attributes:
+        num_shared: tokens with which all texts begin, and which may be copied.
+        drafts: one of DRAFTS.
+        beside: most sessions at a time; 1 reads one text after the other.
+    """
+
+    backend: Backend
+    texts: Sequence[Sequence[int]]
+    rng: np.random.Generator
+    num_shared: int
+    drafts: str
+    beside: int
+    _readers: dict[int, _Reader] = field(default_factory=dict)
+    _held: dict[int, int] = field(default_factory=dict)  # shared tokens that each slot holds
+
+    def checksums(self) -> Checksums:
+        """Run passes until all texts are read; return the checksums of the positions whose logits were wanted."""
+        found: Checksums = {}
+        waiting = self.rng.permutation(len(self.texts)).tolist()
+        while waiting or self._readers:
+            while waiting and len(self._readers) < self.beside and (not self._readers or self.rng.random() < 0.4):
+                self._begin(waiting.pop())
+            slots = self.rng.permutation(list(self._readers)).tolist()[: self.rng.integers(1, len(self._readers) + 1)]
+            spans = [self._span(slot) for slot in slots]
+            rows = iter(self.backend.forward(spans))
+            for span in spans:
+                found |= self._seen(span, rows)
+        return found
+
+    def _begin(self, text: int) -> None:
+        """Give a random free slot to a text, with a copied prefix if some slot has one."""
+        free = [slot for slot in range(self.backend.num_slots) if slot not in self._readers]
+        slot = int(self.rng.choice(free))
+        sources = [source for source, held in self._held.items() if held == self.num_shared]
+        start = 0
+        if sources and isinstance(self.backend, ForkingBackend) and self.rng.random() < 0.7:
+            start = int(self.rng.integers(1, self.num_shared + 1))
+            self.backend.fork(int(self.rng.choice(sources)), slot, 0, start)
+        self._held[slot] = start
+        self._readers[slot] = _Reader(text, start, int(self.rng.integers(start, len(self.texts[text]) // 2 + start)))
+
+    def _span(self, slot: int) -> Span:
+        it = self._readers[slot]
+        text = self.texts[it.text]
+        if it.at < it.prompt:
+            end = int(self.rng.integers(it.at, min(it.prompt, len(text) - 1))) + 1
+            return Span(slot, it.at, text[it.at : end], 0)
+        num_drafts = 0 if self.drafts == "none" else int(self.rng.integers(0, WIDEST + 1))
+        token_ids = list(text[it.at : it.at + 1 + num_drafts])
+        first_lie = {"lying": 1, "mixed": int(self.rng.integers(1, WIDEST + 2))}.get(self.drafts, len(token_ids))
+        for place in range(first_lie, len(token_ids)):
+            token_ids[place] = 1 + token_ids[place] % (self.backend.vocab_size - 1)
+        return Span(slot, it.at, token_ids, len(token_ids))
+
+    def _seen(self, span: Span, rows: Iterator[Any]) -> Checksums:
+        """Return the checksums of a span's rows after true tokens, and go on after the last of these."""
+        it, found = self._readers[span.slot], Checksums()
+        text, start = self.texts[it.text], span.start
+        num_true = next((i for i, token in enumerate(span.token_ids) if token != text[start + i]), len(span.token_ids))
+        for place in range(span.num_logits):
+            row = next(rows)
+            if place < num_true:
+                found[it.text, start + place] = _checksum(row)
+        it.at = start + num_true
+        self._held[span.slot] = min(it.at, self.num_shared)
+        if it.at == len(text):
+            del self._readers[span.slot]
+        return found
+
+
+def _checksum(row: Any) -> int:
+    return crc32(np.ascontiguousarray(row).tobytes())

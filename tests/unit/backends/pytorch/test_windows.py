@@ -1,0 +1,240 @@
+"""In windows a position has the same bits of logits whatever its pass has beside it, in every arithmetic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.inference.backends.pytorch import backend as pytorch_backend
+from specdec.inference.backends.pytorch.backend import CAPTURED, TorchBackend, load_torch_backend
+from specdec.inference.backends.pytorch.passes import EagerPasses
+from specdec.inference.backends.pytorch.shapes import Buckets, Shape, Shapes
+from specdec.inference.backends.pytorch.static_pass import FixedShapes
+from specdec.inference.backends.pytorch.windows import WindowPasses, choose_windows
+from specdec.inference.config import BUNDLED_TARGET, ModelConfig
+from specdec.inference.model.slots import Span, Windows
+from tests.conftest import ModelDirectories
+from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, BackendContract, Uncompiled
+from tests.support.histories import DRAFTS, Checksums, History, num_different, read_whole, texts_of
+from tests.support.models import CONTRACTS, EXPERTS, FAMILIES, save_tiny_model, tiny_model
+
+WINDOWS = Windows(16, NUM_SLOTS)
+BUCKETS = Buckets(widths=(16,), prompts=(), batches=(NUM_SLOTS,), shortest=20, shares_slots=True)
+SHARED, LENGTH = 13, 45
+HALVES = ("bfloat16", "float16")
+
+
+def windowed(
+    family: str, dtype: torch.dtype = torch.float32, *, fixed: bool = False, length: int = LENGTH
+) -> TorchBackend:
+    shapes = FixedShapes(Uncompiled(), BUCKETS) if fixed else None
+    model = tiny_model(family).to(dtype)
+    backend = TorchBackend(model, num_slots=NUM_SLOTS, max_length=length, fixed=shapes, windows=WINDOWS)
+    backend.warm_up()
+    return backend
+
+
+KINDS = {"alone": ("none", 1), **{drafts: (drafts, NUM_SLOTS) for drafts in DRAFTS}}
+"""Histories: texts one after the other, or several at a time with draft tokens of each kind."""
+
+
+def different(backend: TorchBackend, kinds: Iterable[str] = KINDS) -> dict[str, int]:
+    """Return how many positions have other bits than in texts read alone and whole, by the kind of history."""
+    texts = texts_of(backend.vocab_size, num=4, length=LENGTH, num_shared=SHARED)
+    expected = read_whole(backend, texts)
+
+    def played(drafts: str, beside: int) -> Checksums:
+        return History(backend, texts, np.random.default_rng(0), SHARED, drafts, beside).checksums()
+
+    return {kind: num_different(expected, played(*KINDS[kind])) for kind in kinds}
+
+
+class TestContract(BackendContract):
+    families = ("llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows")
+    fixed = False
+
+    def load(self, family: str) -> TorchBackend:
+        return windowed(family, fixed=self.fixed, length=MAX_LENGTH)
+
+
+class TestContractInFixedShapes(TestContract):
+    families = ("llama", "gemma2")
+    fixed = True
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("family", CONTRACTS["torch", "bfloat16"])
+def test_no_history_changes_a_bit(family: str, dtype: str) -> None:
+    assert set(different(windowed(family, getattr(torch, dtype))).values()) == {0}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3, mixed layers"])
+def test_no_history_changes_a_bit_in_fixed_shapes(family: str) -> None:
+    assert set(different(windowed(family, torch.bfloat16, fixed=True)).values()) == {0}
+
+
+def test_no_history_changes_a_bit_in_float32() -> None:
+    assert set(different(windowed("llama")).values()) == {0}
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_experts_are_counted_and_not_promised(family: str) -> None:
+    """Windows leave the rows of each expert to chance; few positions of tiny models have other bits by that."""
+    counts = different(windowed(family, torch.bfloat16), ["true", "lying"])
+    assert sum(counts.values()) < LENGTH
+
+
+@pytest.fixture(scope="module")
+def bundled() -> TorchBackend:
+    return bundled_target()
+
+
+def bundled_target(exact: str = "auto", num_slots: int = 4) -> TorchBackend:
+    config = ModelConfig(BUNDLED_TARGET, dtype="bfloat16", num_slots=num_slots, sequence_length=256, num_threads=1)
+    return load_torch_backend(replace(config, exact=exact))
+
+
+def test_no_history_changes_a_bit_of_the_bundled_target(bundled: TorchBackend) -> None:
+    assert set(different(bundled, ["true", "mixed"]).values()) == {0}
+
+
+def test_passes_as_they_come_change_bits_of_the_bundled_target() -> None:
+    assert different(bundled_target("never"), ["lying"])["lying"] > 20
+
+
+def windows_from_the_span(passes: WindowPasses, span: Span) -> Iterator[tuple[Span, range]]:
+    """Cut a span into windows that begin where it does: a planted fault."""
+    tokens, num_tokens, width = passes._token_ids[span.slot, span.start :], len(span.token_ids), passes._sizes.width
+    tokens[:num_tokens] = span.token_ids
+    for at in range(0, num_tokens, width):
+        ids = tokens[at : at + width].tolist()
+        wanted = range(max(0, num_tokens - span.num_logits - at), min(num_tokens - at, width))
+        yield Span(span.slot, span.start + at, ids, len(ids)), wanted
+
+
+def test_windows_that_begin_at_the_span_change_bits_of_the_bundled_target(
+    bundled: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WindowPasses, "_windows", windows_from_the_span)
+    assert different(bundled, ["lying"])["lying"] > 20
+
+
+def rows_matter() -> bool:
+    """Return whether this processor's matrix products depend on the number of rows, in the bundled target's sizes."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = (torch.randn(size, 768, generator=generator).bfloat16() for size in (1024, 288))
+    with torch.inference_mode():
+        few, many = (
+            torch.cat([torch.nn.functional.linear(part, weight) for part in rows.split(size)]) for size in (16, 64)
+        )
+    return not torch.equal(few, many)
+
+
+@pytest.mark.skipif(not rows_matter(), reason="this processor multiplies few rows as it does many")
+def test_passes_whose_rows_vary_change_bits_of_the_bundled_target(
+    bundled: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(bundled.passes, WindowPasses)
+    inner = bundled.passes._inner
+    assert isinstance(inner, EagerPasses)
+    monkeypatch.setattr(inner, "_num_rows", 0)
+    assert different(bundled, ["true"])["true"] > 0
+
+
+@pytest.mark.release
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_tokens_of_the_bundled_target_keep_their_bits() -> None:
+    backend, num_tokens = bundled_target(num_slots=8), 0
+    for seed in range(1000):
+        texts = texts_of(backend.vocab_size, num=12, length=200, num_shared=27, seed=seed)
+        expected = read_whole(backend, texts)
+        rng = np.random.default_rng(seed)
+        drafts = DRAFTS[seed % len(DRAFTS)]
+        found = History(backend, texts, rng, 27, drafts, beside=8).checksums()
+        assert num_different(expected, found) == 0, seed
+        if (num_tokens := num_tokens + len(found)) > 100_000:
+            return
+    raise AssertionError(f"{num_tokens} tokens in all texts")
+
+
+def config_of(path: Path, **values: object) -> ModelConfig:
+    return ModelConfig(path, sequence_length=64, num_threads=1, **values)  # type: ignore[arg-type]
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("exact", "dtype", "device", "num_slots", "num_windows"),
+    [
+        ("auto", torch.bfloat16, CPU, 8, 8),
+        ("auto", torch.float16, CPU, 64, 16),
+        ("auto", torch.float32, CPU, 8, 0),
+        ("auto", torch.bfloat16, CUDA, 17, 16),
+        ("auto", torch.bfloat16, CUDA, 18, 0),
+        ("always", torch.bfloat16, CUDA, 64, 16),
+        ("always", torch.float32, CPU, 2, 2),
+        ("never", torch.bfloat16, CPU, 8, 0),
+    ],
+)
+def test_the_flag_decides_by_dtype_device_and_slots(
+    exact: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_slots: int,
+    num_windows: int,
+    models: ModelDirectories,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    config = config_of(models.target, exact=exact, num_slots=num_slots)
+    windows = choose_windows(config, dtype, device, has_experts=False)
+    assert (0 if windows is None else windows.num) == num_windows
+    told = [record.levelname for record in caplog.records]
+    assert told == (["INFO"] if num_windows else ["WARNING"] if device is CUDA else [])
+    assert ("one token in 100 may depend on drafts" in caplog.text) == (told == ["WARNING"])
+
+
+def test_a_model_with_experts_is_named_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_torch_backend(config_of(save_tiny_model(tmp_path, "mixtral"), dtype="bfloat16"))
+    assert "has experts, whose rows no window fixes" in caplog.text
+
+
+def test_the_name_of_the_arithmetic_has_the_windows(models: ModelDirectories) -> None:
+    half = config_of(models.target, dtype="bfloat16")
+    names = [
+        load_torch_backend(replace(half, exact=exact, num_slots=slots)).arithmetic
+        for exact, slots in (("auto", 8), ("always", 8), ("never", 8), ("auto", 2))
+    ]
+    assert names[0] == names[1] == "torch torch.bfloat16 cpu, 8 windows of 16"
+    assert names[2] == "torch torch.bfloat16 cpu"
+    assert len(set(names)) == 3
+
+
+def test_passes_of_a_device_have_one_batch_and_one_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = {}
+
+    def made(model: object, *, fixed: FixedShapes | None, **_: object) -> TorchBackend:
+        assert fixed is not None
+        shapes["now"] = Shapes(fixed.buckets, num_slots=8, max_length=2048).all()
+        raise SystemExit
+
+    config = ModelConfig(BUNDLED_TARGET, dtype="bfloat16", sequence_length=256, num_threads=1)
+    monkeypatch.setattr(pytorch_backend, "_fixed_shapes", lambda *_: FixedShapes(Uncompiled(), CAPTURED))
+    monkeypatch.setattr(pytorch_backend, "TorchBackend", made)
+    with pytest.raises(SystemExit):
+        load_torch_backend(config)
+    assert shapes["now"] == [Shape(8, 16, length) for length in (512, 1024, 2048)]
+    assert len(Shapes(CAPTURED, num_slots=8, max_length=2048).all()) == 78
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_experts_are_found_in_a_configuration(family: str) -> None:
+    assert pytorch_backend.has_experts(tiny_model(family).config) == (family in EXPERTS)
+    assert {name for name in FAMILIES if pytorch_backend.has_experts(tiny_model(name).config)} == set(EXPERTS)
