@@ -97,7 +97,8 @@ def _limited(speculator: Any, logits: Tensor, positions: Tensor, idx_mapping: Te
     Without them the text is the same, and fewer drafts are accepted. A graph records drafts without them, as it would
     record the requests of its capture. Nor have them: rows other than one for each request, and another vocabulary.
     """
-    sampler, batch = getattr(speculator, "same_text_of", (None, None))
+    held: tuple[Any, Any] = getattr(speculator, "same_text_of", (None, None))
+    sampler, batch = held
     if batch is None or len(logits) != len(slots := batch.idx_mapping_np):
         return logits, True
     states = sampler.sampling_states
