@@ -22,8 +22,11 @@ import pytest
 import vllm_same_text
 from specdec.inference.config import ROOT
 from specdec.inference.vllm.hooks import installed
+from tests.support.servers import until_healthy
 from tests.vllm.conftest import INTERPRETED, Pair
+from tests.vllm.heads import save_head
 from tests.vllm.same_text_run import AS_INSTALLED, MODES
+from tests.vllm.test_stock import stock_server
 
 pytestmark = [
     pytest.mark.timeout(3000),
@@ -329,6 +332,38 @@ async def test_every_way_gives_the_same_text(way: str, pair: Pair, plugin: Path,
     assert found["texts"] == await without_speculation(wholes, pair, plugin, asked.get("prompts", 4))
     assert found["accepted"] > 0
     assert found["preempted"] > 0 or "few" not in way
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+async def test_a_random_head_changes_no_text(
+    method: str, is_async: bool, pair: Pair, plugin: Path, wholes: dict[int, Any], tmp_path: Path
+) -> None:
+    """A head without any knowledge is accepted by the shared noise alone, and its EAGLE-3 has half the tokens."""
+    head = {"method": method, "model": str(save_head(tmp_path / method, method)), "num_speculative_tokens": NUM_DRAFTS}
+    found = await run(pair, plugin, speculative=head, is_async=is_async)
+    assert found["texts"] == await without_speculation(wholes, pair, plugin, 4)
+    assert found["accepted"] > 0
+
+
+@pytest.mark.release
+async def test_two_servers_prove_it_over_http(pair: Pair, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user does: two servers that find the plug-in themselves, and its command `prove`, which compares them."""
+    site = os.pathsep.join([str(plugin), INTERPRETED["PYTHONPATH"]])
+    for name, value in {**INTERPRETED, "PYTHONPATH": site, "VLLM_PLUGINS": "same_text"}.items():
+        monkeypatch.setenv(name, value)
+    speculation = ("--speculative-config", json.dumps(drafting(pair)))
+    async with stock_server(pair) as port, stock_server(pair, *speculation) as drafted:
+        await until_healthy(port)
+        await until_healthy(drafted)
+        urls = [f"http://127.0.0.1:{each}" for each in (port, drafted)]
+        proof = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "vllm_same_text", "prove", *urls, "--tokens", "12"), stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await proof.communicate()
+    assert out.decode().startswith("0 of 288 tokens differ; accepted draft tokens: 0 and ")
+    assert proof.returncode == 0
 
 
 @pytest.mark.release
