@@ -69,8 +69,9 @@ def drafting(pair: Pair, **fields: Any) -> dict[str, Any]:
 
 async def test_a_seeded_text_is_that_without_speculation(pair: Pair, plugin: Path) -> None:
     """The installed plug-in is found by vLLM itself; drafts are accepted, and no token differs."""
-    plain = await run(pair, plugin, **SMALL)
-    drafted = await run(pair, plugin, speculative=drafting(pair), **SMALL)
+    plain, drafted = await asyncio.gather(
+        run(pair, plugin, **SMALL), run(pair, plugin, speculative=drafting(pair), **SMALL)
+    )
     assert drafted["texts"] == plain["texts"]
     assert 0 < drafted["accepted"] < drafted["drafted"]
 
