@@ -1,8 +1,8 @@
 """Command of `make vllm-gpu-report`: what to measure first where vLLM has a GPU, on one page.
 
-The command runs in vLLM's environment, on a CPU too. Every step except the choice of tokens is a race of
-`benchmarks.peers`, shape vllm, over some variants: this project's target over vLLM beside vLLM itself. The page
-has the reason for each step or variant that cannot run.
+The command runs in vLLM's environment, on a CPU too. The first step is `benchmarks.same_text`. Every other one except
+the choice of tokens is a race of `benchmarks.peers`, shape vllm, over some variants: this project's target over vLLM
+beside vLLM itself. The page has the reason for each step or variant that cannot run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from scripts.device_report.steps import Step
 from specdec.inference.observe.host_load import load_average
 
 DRAFTED = ("1 worker, 0 ms", "draft_model 4", "draft_model 8")
+SAME_TEXT = "The same text"
 WAYS = {
+    SAME_TEXT: (),
     "Price of synchronous scheduling": (PLAIN, "asynchronous"),
     "Widths and graphs": (PLAIN, "graphs", "graphs, 1 worker", *DRAFTED),
     "Choice of tokens": (),
@@ -32,6 +35,8 @@ WAYS = {
 """Step -> ways to serve, in the order in which they matter."""
 HYBRID = "Hybrid model"
 MISSING = "vLLM is not installed in this environment (docs/vllm.md)"
+NO_HEAD = '--speculative_config has no JSON of vLLM\'s, such as {"method": "eagle3", ...}, or --pair no target'
+NO_PLUGIN = "vllm_same_text is not installed in this environment: pip install ./vllm_same_text"
 NO_HYBRID = "--hybrid names no model with Mamba or gated delta layers, such as ibm-granite/granite-4.0-h-micro"
 
 
@@ -56,6 +61,8 @@ def steps(args: argparse.Namespace) -> list[Step]:
 
 
 def _step(title: str, ways: Sequence[str], args: argparse.Namespace) -> Step:
+    if title == SAME_TEXT:
+        return _same_text(args)
     if not ways:
         return Step(title, ("benchmarks.choice", "--vocab_size", str(args.vocab_size)))
     pair = f"{args.hybrid},{args.hybrid}" if title == HYBRID else args.pair
@@ -67,11 +74,21 @@ def _step(title: str, ways: Sequence[str], args: argparse.Namespace) -> Step:
     return Step(title, arguments, why_not)
 
 
+def _same_text(args: argparse.Namespace) -> Step:
+    """Return the step that decides what the plug-in may promise: how many texts differ in 16 bits."""
+    target, asked = (args.pair or "").partition(",")[0], args.speculative_config or ""
+    arguments = ("--model", target, "--speculative_config", asked, "--dtype", args.dtype)
+    has_plugin = any(each.name == "same_text" for each in entry_points(group="vllm.general_plugins"))
+    why_not = MISSING if find_spec("vllm") is None else "" if has_plugin else NO_PLUGIN
+    return Step(SAME_TEXT, ("benchmarks.same_text", *arguments), why_not or ("" if target and asked else NO_HEAD))
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     built = argparse.ArgumentParser(prog="python -m scripts.device_report.vllm", description=__doc__)
     built.add_argument("--pair", metavar="TARGET,DRAFT", help="directories or hub ids (default: the bundled pair)")
     built.add_argument("--hybrid", metavar="MODEL", help="directory or hub id of a model of the last step")
+    built.add_argument("--speculative_config", metavar="JSON", help="vLLM's own, of the first step: eagle3, mtp")
     built.add_argument("--dtype", default="float32", help="bfloat16 on a GPU (%(default)s)")
     built.add_argument("--streams", default="1,16", help="prompts at once (%(default)s)")
     built.add_argument("--tokens", type=int, default=64, help="of an answer (%(default)s)")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import same_text
 from benchmarks.peers import over_vllm, vllm
 from benchmarks.peers.child import Setup
 from scripts.device_report.__main__ import main
@@ -111,3 +112,32 @@ def test_a_missing_device_ends_the_report(
     assert main(["--device", device, "--target_model", "A", "--draft_model", "B", f"--output={output}"]) == 2
     assert reason in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_the_text_of_a_way_is_compared_with_its_own_way_without_speculation() -> None:
+    """Texts that differ are counted beside rates; with batch invariance the right texts are others."""
+
+    def at(rate: float, *texts: list[int]) -> dict[str, dict[str, object]]:
+        return {str(temperature): {"rate": rate, "texts": list(texts)} for temperature in same_text.TEMPERATURES}
+
+    results = {
+        same_text.PLAIN: at(10.0, [1, 2], [3, 4]),
+        same_text.DEFAULT: at(20.0, [1, 9], [3, 9]),
+        same_text.OURS: at(21.0, [1, 2], [3, 9]),
+        f"{same_text.PLAIN}, {same_text.INVARIANT}": at(8.0, [5, 6], [7, 8]),
+        f"{same_text.OURS}, {same_text.INVARIANT}": at(16.0, [5, 6], [7, 8]),
+    }
+    assert list(results) == list(same_text.WAYS)
+    rows = same_text.rows(results)
+    assert [row[-1] for row in rows] == ["0 of 6", "6 of 6", "3 of 6", "0 of 6", "0 of 6"]
+    assert rows[2][1:4] == ["21.0"] * 3
+
+
+def test_a_way_that_fails_is_named_and_the_others_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The benchmark of the same text without vLLM: every way fails in its process, and the code says so."""
+    monkeypatch.setattr("sys.argv", ["same_text", "--model", "nowhere", "--speculative_config", "{}"])
+    with pytest.raises(SystemExit, match="1"):
+        same_text.main()
+    assert "Not run, as the log says: no speculation; vLLM's rule; same_text; " in capsys.readouterr().out

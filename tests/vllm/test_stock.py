@@ -50,12 +50,14 @@ def requests() -> list[CompletionRequest]:
 
 
 @asynccontextmanager
-async def stock_server(pair: Pair) -> AsyncGenerator[int, None]:
-    """Run a vLLM server without this project's configuration until the block is left; yield its port."""
+async def stock_server(pair: Pair, *flags: str) -> AsyncGenerator[int, None]:
+    """Run a vLLM server without this project's configuration, with more flags; yield its port."""
     port = free_port()
     module = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target), "--served-model-name", "stock")
     where = ("--host", "127.0.0.1", "--port", str(port))
-    process = await asyncio.create_subprocess_exec(sys.executable, *module, *where, *FLAGS, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *module, *where, *FLAGS, *flags, start_new_session=True
+    )
     try:
         yield port
     finally:

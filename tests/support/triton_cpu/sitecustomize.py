@@ -23,3 +23,12 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         scope.set_attr(lang, "range", lambda *ends, **hints: map(interpreter._implicit_cvt, numbers(*ends, **hints)))
 
     interpreter._patch_lang_core = counting_in_tensors
+
+    masked_store = interpreter.InterpreterBuilder.create_masked_store
+
+    def with_mask(self: Any, places: Any, value: Any, mask: Any, *others: Any) -> Any:
+        """Store with a mask of numbers too, as compiled kernels do."""
+        mask.data = mask.data.astype(bool)
+        return masked_store(self, places, value, mask, *others)
+
+    interpreter.InterpreterBuilder.create_masked_store = with_mask

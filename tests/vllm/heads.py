@@ -1,0 +1,43 @@
+"""Random heads for vLLM's own speculators that fit `Pair.target`: EAGLE, and EAGLE-3 with fewer tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+NUM_DRAFT_TOKENS = 128
+"""Vocabulary of the EAGLE-3 head: every second token of the target's."""
+AUX_LAYERS = [0, 1]
+"""Layers of the target whose states the EAGLE-3 head reads."""
+
+
+def save_head(folder: Path, method: str) -> Path:
+    """Write a random head of one layer for the method "eagle" or "eagle3"; return its folder."""
+    import torch
+    from safetensors.torch import save_file
+
+    from tests.support.models import tiny_model
+
+    model = tiny_model("llama", seed=7, hidden_size=64, head_dim=32, num_hidden_layers=1)
+    model.save_pretrained(folder)
+    weights = {name.removeprefix("model."): each for name, each in model.state_dict().items() if "embed" not in name}
+    draw, size = torch.Generator().manual_seed(8), model.config.hidden_size
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw) * shape[-1] ** -0.5
+
+    config = json.loads((folder / "config.json").read_text())
+    if method == "eagle":
+        dropped = ("lm_head.weight", "norm.weight", "layers.0.input_layernorm.weight")
+        weights = {name: each for name, each in weights.items() if name not in dropped}
+        weights["fc.weight"] = random(size, 2 * size)
+    else:
+        for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+            weights[name] = random(weights[name].shape[0], 2 * size)
+        weights |= {"layers.0.hidden_norm.weight": torch.ones(size), "d2t": torch.arange(NUM_DRAFT_TOKENS)}
+        weights |= {"fc.weight": random(size, len(AUX_LAYERS) * size), "lm_head.weight": random(NUM_DRAFT_TOKENS, size)}
+        config |= {"draft_vocab_size": NUM_DRAFT_TOKENS}
+        config |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": AUX_LAYERS}}
+    save_file({name: each.contiguous() for name, each in weights.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
