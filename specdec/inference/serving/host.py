@@ -162,8 +162,8 @@ class Host:
         if by is not None:
             signal.add_done_callback(_end_at_next)
             name = signal.result().name if signal.done() else by
-            end = f"running requests get {grace_s:g} s" if (grace_s := self._config.grace_s) else "stopping"
-            logger.info("%s: %s; a second signal ends at once", name, end)
+            left = f"running requests get {grace_s:g} s" if (grace_s := self._config.grace_s) else "stopping"
+            logger.info("%s: %s; a second signal ends at once", name, left)
         elif end.done() and not end.cancelled():
             end.result()
         elif watching.done():
