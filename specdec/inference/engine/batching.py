@@ -101,7 +101,7 @@ class Batching:
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
-    return session.runs_ahead and turn.chooses and not turn.proposal and turn.gamma > 0
+    return session.runs_ahead and session.drafting.is_on and turn.chooses and not turn.proposal and turn.gamma > 0
 
 
 def _cut(turn: Turn, width: int) -> Turn:

@@ -84,7 +84,7 @@ class Drafted:
     def looked_up(self, room: int) -> list[int]:
         """Return draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
         limit = self.limit(room)
-        token_ids = self.sources.lookup.propose(self.token_ids, limit) if limit else []
+        token_ids = self.sources.replay.propose(limit)
         self.is_lookup = bool(token_ids)
         return token_ids
 
