@@ -341,12 +341,14 @@ class DraftConfig(Checked):
         schedule: async: draft ahead while the target verifies or decodes; sync: draft, send, wait for the verdict;
             load: sync while so many requests share the target's passes that these are slow, else async.
         max_waiting: requests that may queue for a slot of the draft model.
+        num_threads: threads of the draft model; 0: not known.
     """
 
     connection: ConnectionConfig = group(ConnectionConfig)
     gamma: int = setting(DEFAULT_GAMMA, "--gamma --speculation_length N", section="speculation", within=GAMMA)
     schedule: Schedule = setting(Schedule.LOAD, "--schedule", section="link to the target")
     max_waiting: int = setting(64, within=COUNT)
+    num_threads: int = setting(0, within=COUNT)
 
 
 @dataclass(frozen=True, slots=True)

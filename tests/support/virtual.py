@@ -111,8 +111,10 @@ class Scenario:
         step_s, link_s: seconds of a draft step, and of a message to a worker or from it.
         stop_s: seconds that a worker goes on computing after it was asked to stop.
         length: most tokens of an answer; answers have from a quarter of it on.
-        first_s: seconds that the first pass of each width takes in addition.
+        shares: the target knows that the workers share its cores.
+        first_s: seconds that the first pass with drafts takes in addition, and the first one without.
         noise: relative deviation of a pass.
+        window: most draft tokens past the committed ones.
         is_private: the clients have draft workers of their own.
     """
 
@@ -126,9 +128,11 @@ class Scenario:
     num_workers: int = 1
     length: tuple[int, int] = (60, 240)
     text: Text = novel
+    shares: bool = False
     first_s: float = 0.0
     noise: float = 0.08
     is_private: bool = False
+    window: int = WINDOW
 
 
 class _Decoder:
@@ -138,7 +142,7 @@ class _Decoder:
 
     def __init__(self, clock: Clock, scenario: Scenario, workers: Sequence[PoolWorker]) -> None:
         self._clock, self._scenario, self._workers = clock, scenario, workers
-        self._rng, self._seen = random.Random(1), set[int]()
+        self._rng, self._seen = random.Random(1), set[bool]()
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         scenario, fitted = self._scenario, [fit(turn) for turn in turns]
@@ -146,9 +150,10 @@ class _Decoder:
         seconds = scenario.cost(len(turns), num_rows) * self._rng.lognormvariate(0.0, scenario.noise)
         if any(worker.computes for worker in self._workers):
             seconds *= 1 + scenario.contention(self._clock.now)
-        if num_rows not in self._seen:
+        has_drafts = num_rows > len(turns)
+        if has_drafts not in self._seen:
             seconds += scenario.first_s
-            self._seen.add(num_rows)
+            self._seen.add(has_drafts)
         self._clock.now += seconds
         return [each.counted(self._verdict(each.turn)) for each in fitted]
 
@@ -257,7 +262,7 @@ class PoolWorker:
 
     def _grows(self, chain: _Chain) -> bool:
         length = chain.num_known + len(chain.tokens)
-        return not chain.waits and len(chain.tokens) < WINDOW and length < MAX_LENGTH
+        return not chain.waits and len(chain.tokens) < self._scenario.window and length < MAX_LENGTH
 
     async def _step(self, growing: dict[str, _Chain]) -> None:
         self.computes, self.num_steps = True, self.num_steps + 1
@@ -275,7 +280,7 @@ class PoolWorker:
         chain.tokens.append(self._scenario.text(place) if is_right else WRONG)
         if not chain.in_rounds:
             self._later(self._pool.propose, self, name, [chain.send(chain.tokens[-1:])])
-        elif len(chain.tokens) == WINDOW:
+        elif len(chain.tokens) == self._scenario.window:
             chain.waits = True
             self._later(self._pool.propose, self, name, [chain.send(list(chain.tokens))])
 
@@ -327,6 +332,8 @@ class _Town:
 
     async def run(self, seconds: float) -> Outcome:
         self.engine.start()
+        if self._scenario.shares:
+            self.engine.drafting.begin_off()
         for worker in self.outcome.workers:
             self._pool.attach(worker)
         most = max(self._scenario.streams(seconds * i / 100) for i in range(100))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from specdec.inference.config import ALWAYS, MEASURED, NEVER
@@ -72,6 +73,20 @@ class Drafting:
             self._apply()
 
     @property
+    def num_switches(self) -> int:
+        """Return how often drafting has begun or ended."""
+        return self.rule.num_switches
+
+    @property
+    def lost_s(self) -> float:
+        """Return the seconds that tries have cost."""
+        return self.rule.lost_s
+
+    def figures(self) -> list[tuple[int, float, float | None]]:
+        """Return numbers of sessions, each with the gain by drafting and the seconds of a pass without, if known."""
+        return [(number, gain, self.rule.quiet.period(number)) for number, gain in self.rule.gains().items()]
+
+    @property
     def _is_quiet(self) -> bool:
         return self._workers is None or not self._workers.computes
 
@@ -83,7 +98,7 @@ class Drafting:
             return
         if self._workers.can_hold and done.num_sessions:
             since, was_quiet = began
-            each = done._replace(seconds=now - since)
+            each = replace(done, seconds=now - since)
             change = self.rule.passed(each, is_quiet=was_quiet and self._began[1], now=now)
             self._apply()
             if change is not None:

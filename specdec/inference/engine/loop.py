@@ -150,6 +150,10 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._left.set()
         self.wake()
 
+    async def until_step_ends(self) -> None:
+        """Wait until the step that runs now has ended."""
+        await self._thread.run(lambda: None)  # the thread runs one function after another
+
     def wake(self) -> None:
         """Let the loop look for work again."""
         self._wake.set()

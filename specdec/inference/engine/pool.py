@@ -126,6 +126,10 @@ class DraftPool:
             worker.hold(self._num_holds, is_on=not is_on)
         self._lend()
 
+    def begin_off(self) -> None:
+        """Measure passes without drafts first, unless something is measured: a worker shares the target's cores."""
+        self._engine.drafting.begin_off()
+
     def held(self, worker: Worker, number: int) -> None:
         """Take note that a worker has stopped, as it was asked to under this number."""
         if number == self._num_holds and not self._engine.drafting.is_on:

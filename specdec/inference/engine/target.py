@@ -208,7 +208,6 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             sum(verdict.num_draft_tokens for verdict in verdicts),
             sum(turn.num_unread for _, turn, _ in done if turn.num_unread > 1),
             any(verdict.of_draft[0] for verdict in verdicts),
-            0.0,
         )
         num_verified = sum(verdict.own.num_lookup_tokens for verdict in verdicts)
         self.drafting.passed(passed, sum(session.num_found for session in decoding), num_verified)

@@ -17,7 +17,6 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 NUM_QUIET = 8
 """Quiet passes of a probe, and passes whose median is the quiet period of a number of sessions."""
@@ -27,11 +26,13 @@ FIRST_CHECK = 12
 """Passes with drafts before they are first compared."""
 MAX_CATCH_UP = 12
 """Most passes after the switch that wait for a first draft token."""
-HOLD_PASSES = 8
-"""Passes for which a number of sessions must last before its own decision holds."""
+HOLD_PASSES, LEAVE_PASSES = 8, 1
+"""Passes for which a number of sessions must last before drafting goes on by its decision, or stops by it."""
 MARGIN = 0.01
 TRY_BUDGET = 0.015
 """Share of the time that tries may lose."""
+CREDIT_S = 5.0
+"""Seconds whose share tries may lose in advance."""
 QUIET_SHARE = 0.02
 """Share of the time for quiet probes while drafting pays."""
 FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
@@ -44,7 +45,8 @@ _NOISE = 0.05
 _OUTLIER = 6.0
 
 
-class Pass(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pass:
     """One pass, up to the start of the next one.
 
     Attributes:
@@ -61,10 +63,11 @@ class Pass(NamedTuple):
     num_draft_tokens: int
     num_prompt_tokens: int
     has_drafts: bool
-    seconds: float
+    seconds: float = 0.0
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Change:
     """Decision that has changed: for about how many sessions, and the two figures that it rests on."""
 
     is_on: bool
@@ -105,14 +108,11 @@ class Quiet:
         known = [key for key, recent in self._recent.items() if len(recent) >= MIN_TRY and abs(key - place) <= 3]
         if not known:
             return None
-        below, above = (
-            max((k for k in known if k < place), default=None),
-            min((k for k in known if k > place), default=None),
-        )
-        if below is not None and above is not None:
+        below, above = max((k for k in known if k < place), default=0), min((k for k in known if k > place), default=0)
+        if min(known) < place < max(known):
             low_s, high_s = (statistics.median(self._recent[key]) for key in (below, above))
             return low_s + (max(low_s, high_s) - low_s) * (place - below) / (above - below)  # more take no less time
-        (near,) = {below, above} - {None}
+        near = min(known, key=lambda key: abs(key - place))
         return statistics.median(self._recent[near]) * 2 ** ((place - near) / 4)  # some time is shared by all
 
     def plain_s(self, each: Pass) -> float | None:
@@ -173,6 +173,7 @@ class Counterfactual:
         self._octave, self._num_here = -1, 0
         self._probe: _Probe | None = None
         self._probed = _Decision(is_on)  # the decision that the probe is for
+        self._start = -1.0
         self._began, self._num_probed = 0.0, 0
         self._tried: list[Pass] = []
         self._since, self._num_since, self._has_drafts = 0.0, 0, False
@@ -199,6 +200,7 @@ class Counterfactual:
         """
         decision = self._here(each.num_sessions)
         was_on = decision.is_on
+        self._start = now if self._start < 0 else self._start
         if is_quiet and self.is_on:  # there is no worker
             if not self._is_first(each):
                 self.quiet.record(each)
@@ -209,9 +211,8 @@ class Counterfactual:
             self._take(each, decision, now)
         self._begin_probe(each, decision, now)
         is_on = decision.is_on if self._probe is None else self._probe is _Probe.TRY
-        if is_on != self.is_on and (
-            self._probe is not None or self._num_here >= HOLD_PASSES or decision is self._probed
-        ):
+        is_decided = self._probe is not None or decision is self._probed
+        if is_on != self.is_on and (is_decided or self._num_here >= (HOLD_PASSES if is_on else LEAVE_PASSES)):
             self._switch(is_on, now)
         if decision.is_on == was_on:
             return None
@@ -281,12 +282,14 @@ class Counterfactual:
     def _begin_probe(self, each: Pass, decision: _Decision, now: float) -> None:
         if self._probe is not None or self._num_here < HOLD_PASSES or decision.is_on != self.is_on:
             return
-        is_known = self.quiet.period(each.num_sessions) is not None
+        period_s = self.quiet.period(each.num_sessions)
         if decision.is_on:
-            is_due = now >= self._quiet_due if is_known else len(decision.recent) >= FIRST_CHECK
+            is_due = len(decision.recent) >= HOLD_PASSES if period_s is None else now >= self._quiet_due
             self._probe = _Probe.QUIET if is_due and decision.recent else None
-        elif is_known and now >= decision.due and self._num_since >= NUM_QUIET:
-            self._probe = _Probe.TRY
+        elif period_s is not None and now >= decision.due and self._num_since >= NUM_QUIET:
+            expected_s = MIN_TRY * period_s * max(0.0, 1 / decision.gain - 1)
+            is_cheap = self.lost_s + expected_s <= TRY_BUDGET * (now - self._start + CREDIT_S) or not self.lost_s
+            self._probe = _Probe.TRY if is_cheap else None
         if self._probe is not None:
             self._probed, self._began, self._num_probed, self._loss_s = decision, now, 0, 0.0
             self._tried.clear()

@@ -92,7 +92,8 @@ class PrivateWorker:
 
     def _stream(self, replica: Replica) -> AssistStream:
         if replica not in self._streams:
-            offer = Offer(self._vocabulary, self._config.gamma, self._engine.num_slots, replica.security)
+            num_slots, threads = self._engine.num_slots, self._config.num_threads
+            offer = Offer(self._vocabulary, self._config.gamma, num_slots, replica.security, num_threads=threads)
             stream = AssistStream(self._engine, replica.address, offer)
             self._streams[replica] = stream, asyncio.create_task(stream.serve(lambda: nullcontext(replica.channel)))
         return self._streams[replica][0]
