@@ -110,7 +110,10 @@ class Scenario:
         alpha: probability that a draft token is right, if all before it are.
         step_s, link_s: seconds of a draft step, and of a message to a worker or from it.
         stop_s: seconds that a worker goes on computing after it was asked to stop.
-        length: most tokens of an answer; answers have from a quarter of it on.
+        num_workers: workers of the pool, or 1 for private ones.
+        length: fewest and most tokens of an answer.
+        text: the target's text.
+        slower: factor of the seconds of all passes and draft steps, at a time.
         shares: the target knows that the workers share its cores.
         first_s: seconds that the first pass with drafts takes in addition, and the first one without.
         noise: relative deviation of a pass.
@@ -128,6 +131,7 @@ class Scenario:
     num_workers: int = 1
     length: tuple[int, int] = (60, 240)
     text: Text = novel
+    slower: Callable[[float], float] = lambda _: 1.0
     shares: bool = False
     first_s: float = 0.0
     noise: float = 0.08
@@ -148,6 +152,7 @@ class _Decoder:
         scenario, fitted = self._scenario, [fit(turn) for turn in turns]
         num_rows = sum(each.turn.num_unread + len(each.turn.proposal) for each in fitted)
         seconds = scenario.cost(len(turns), num_rows) * self._rng.lognormvariate(0.0, scenario.noise)
+        seconds *= scenario.slower(self._clock.now)
         if any(worker.computes for worker in self._workers):
             seconds *= 1 + scenario.contention(self._clock.now)
         has_drafts = num_rows > len(turns)
@@ -269,7 +274,8 @@ class PoolWorker:
         num_unread = sum(each.num_unread for each in growing.values())
         for each in growing.values():
             each.num_unread = 0
-        await asyncio.sleep(self._scenario.step_s * (1 + 0.1 * len(growing) + 0.05 * num_unread))
+        step_s = self._scenario.step_s * self._scenario.slower(self._clock.now)
+        await asyncio.sleep(step_s * (1 + 0.1 * len(growing) + 0.05 * num_unread))
         for name, chain in growing.items():
             if self._chains.get(name) is chain and self._grows(chain) and not self._is_held:
                 self._extend(name, chain)
@@ -363,6 +369,7 @@ class _Town:
         if self._edge is not None:
             request = replace(request, draft_session=f"{self._edge.scope}{name}", schedule=Schedule.ASYNC)
             self._edge.begin(name, length)
+        if scenario.is_private:
             await asyncio.sleep(scenario.link_s)
         async for event in self._pool.generate(request):
             if isinstance(event, Commit):

@@ -16,7 +16,7 @@ from specdec.inference.request import Schedule
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
 from specdec.inference.scheduling.waiting import schedule_for
-from specdec.inference.scheduling.widths import Widths
+from specdec.inference.scheduling.widths import choose_widths
 
 Turns: TypeAlias = Sequence[tuple[TargetSession, Turn]]
 
@@ -34,7 +34,6 @@ class Batching:
         self._passes = PassTimes()
         self._steps = PassTimes()  # whole steps without prompts, drafting and draft tokens included
         self._parts = PromptParts(prompt_share)
-        self._widths = Widths()
 
     @property
     def pass_s(self) -> float:
@@ -82,8 +81,7 @@ class Batching:
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
         available = [len(turn.proposal or turn.lookup) for _, turn in free]
         rates = [session.sources.rate(turn) for session, turn in free]
-        probes = [len(turn.proposal) or len(turn.lookup[:1]) for _, turn in free]
-        widths = self._widths.choose(available, rates, self._passes.of(len(turns)), probes=probes)
+        widths = choose_widths(available, rates, self._passes.of(len(turns)).seconds)
         cut = {session: _cut(turn, width) for (session, turn), width in zip(free, widths, strict=True)}
         return [(session, cut.get(session, turn)) for session, turn in turns]
 

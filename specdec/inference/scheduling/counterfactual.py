@@ -15,7 +15,7 @@ import enum
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 NUM_QUIET = 8
@@ -142,6 +142,7 @@ class _Decision:
     Attributes:
         due: time of the next try, while drafting is off.
         interval_s: shortest time to the next try; doubles while tries agree.
+        is_tested: whether its own passes were compared.
         recent: latest passes with drafts.
     """
 
@@ -149,7 +150,8 @@ class _Decision:
     gain: float = 1.0
     due: float = 0.0
     interval_s: float = 0.0
-    recent: deque[Pass] = field(default_factory=lambda: deque(maxlen=MAX_TRY))
+    is_tested: bool = False
+    recent: deque[Pass] = field(default_factory=lambda: deque(maxlen=4 * MAX_TRY))
 
 
 class Counterfactual:
@@ -177,7 +179,7 @@ class Counterfactual:
         self._began, self._num_probed = 0.0, 0
         self._tried: list[Pass] = []
         self._since, self._num_since, self._has_drafts = 0.0, 0, False
-        self._settle_s = 0.0
+        self._settle_s = self._arrival_s = 0.0  # from a switch to the last draft step, and to the first draft token
         self._loss_s: float | None = None  # of the try that ends, or of a probe, until no worker computes
         self._quiet_due = self._quiet_least = 0.0
         self._quiet_interval_s = FIRST_INTERVAL_S
@@ -219,14 +221,16 @@ class Counterfactual:
         return Change(decision.is_on, 2**self._octave, decision.gain, self.quiet.period(each.num_sessions) or 0.0)
 
     def _here(self, num_sessions: int) -> _Decision:
-        """Return the decision for a number of sessions; a new one is that of the nearest number that is known."""
+        """Return the decision for a number of sessions; a new one is that of a tested number near to it."""
         octave = round(math.log2(num_sessions))
         self._num_here = self._num_here + 1 if octave == self._octave else 0
         self._octave = octave
         if octave not in self._decisions:
-            near = min(self._decisions, key=lambda key: abs(key - octave), default=None)
-            known = _Decision(self.begins_on) if near is None else self._decisions[near]
-            self._decisions[octave] = _Decision(known.is_on, known.gain, known.due)
+            tested = [key for key, each in self._decisions.items() if each.is_tested]
+            near = min(tested, key=lambda key: abs(key - octave), default=octave)
+            known = self._decisions.get(near, _Decision(self.begins_on))
+            is_near = abs(near - octave) <= 1  # else it begins with quiet passes, which cost nothing, and a try
+            self._decisions[octave] = _Decision(known.is_on and is_near, known.gain, known.due * is_near)
         return self._decisions[octave]
 
     def _is_first(self, each: Pass) -> bool:
@@ -247,25 +251,32 @@ class Counterfactual:
             return
         self._num_since += 1
         if not self._has_drafts:  # workers read the sessions' tokens first, all at once
-            late = self._num_since > MAX_CATCH_UP and now - self._since > 4 * self._settle_s
+            late = self._num_since > MAX_CATCH_UP and now - self._since > 2 * self._settle_s
             self._has_drafts = each.has_drafts or late
+            self._arrival_s = now - self._since
         elif not self._is_first(each):
             self._take_drafted(each, decision, now)
 
     def _take_drafted(self, each: Pass, decision: _Decision, now: float) -> None:
         decision.recent.append(each)
+        if self._lasts(decision.recent, MAX_TRY + 1, 3):
+            decision.recent.popleft()
         if self._probe is _Probe.TRY:
             self._tried.append(each)
             gain, error = self._gain(self._tried)
-            is_clear = len(self._tried) >= MIN_TRY and (gain - 2 * error > 1 + MARGIN or gain + error < 1)
-            if is_clear or len(self._tried) >= MAX_TRY:
+            is_clear = gain - 2 * error > 1 + MARGIN or gain + error < 1
+            if self._lasts(self._tried, MIN_TRY, 1) and (is_clear or self._lasts(self._tried, MAX_TRY, 3)):
                 self._probe = None
                 self._decide(self._probed, gain, gain > 1 + MARGIN, now)
-        elif self._probe is None and len(decision.recent) >= FIRST_CHECK and self._num_since % 4 == 0:
+        elif self._probe is None and self._lasts(decision.recent, FIRST_CHECK, 3) and self._num_since % 4 == 0:
             decision.gain, error = self._gain(decision.recent)
             is_losing = decision.gain + error < 1 - MARGIN
             if is_losing or (now >= self._quiet_least and self._is_stale(decision.recent)):
                 self._quiet_due = now  # fresh quiet passes decide
+
+    def _lasts(self, passes: Collection[Pass], number: int, num_arrivals: int) -> bool:
+        """Return whether passes show what drafts bring: there are `number`, and messages go to and fro meanwhile."""
+        return len(passes) >= number and sum(each.seconds for each in passes) >= num_arrivals * self._arrival_s
 
     def _take_quiet(self, each: Pass, now: float) -> None:
         if not self._num_since:  # the first one since the switch
@@ -297,7 +308,7 @@ class Counterfactual:
     def _end_quiet(self, now: float) -> None:
         """Decide by the fresh quiet passes, and the passes with drafts just before them."""
         self._probe, decision = None, self._probed
-        cost_s = now - self._began
+        cost_s = now - self._began + self._arrival_s
         self._quiet_interval_s = min(MAX_INTERVAL_S, 2 * self._quiet_interval_s)
         self._quiet_least = now + cost_s / QUIET_SHARE
         self._quiet_due = max(self._quiet_least, now + self._quiet_interval_s)
@@ -318,7 +329,7 @@ class Counterfactual:
             decision.recent.clear()
         else:
             self._loss_s = None
-        decision.is_on, decision.gain = is_on, gain
+        decision.is_on, decision.gain, decision.is_tested = is_on, gain, True
 
     def _settle(self, now: float) -> None:
         """Account for the loss of a try that has ended, once no worker computes."""
@@ -332,12 +343,12 @@ class Counterfactual:
         self.is_on, self._since, self._num_since, self._has_drafts = is_on, now, 0, False
         self.num_switches += 1
 
-    def _is_stale(self, passes: Sequence[Pass]) -> bool:
+    def _is_stale(self, passes: Collection[Pass]) -> bool:
         """Return whether passes are quicker than the quiet ones were, which drafts cannot bring about."""
         ratios = [each.seconds / quiet_s for each in passes if (quiet_s := self.quiet.period(each.num_sessions))]
         return bool(ratios) and statistics.median(ratios) < _STALE
 
-    def _gain(self, passes: Sequence[Pass]) -> tuple[float, float]:
+    def _gain(self, passes: Collection[Pass]) -> tuple[float, float]:
         """Return the gain of passes with drafts and its standard error; (1, infinity) while it is not known."""
         pairs = [(plain_s, each.seconds) for each in passes if (plain_s := self.quiet.plain_s(each)) is not None]
         if not pairs:

@@ -53,7 +53,9 @@ def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[i
         view = TokenView(log)
         assert ids_of(proposer.extend([Draft(0, view, SamplingParams(), limit)])) == [found] == [reference(log, limit)]
         if end is not None:
-            assert log[end - match_length(log, end, len(log)) : end] == log[len(log) - match_length(log, end, len(log)) :]
+            assert (
+                log[end - match_length(log, end, len(log)) : end] == log[len(log) - match_length(log, end, len(log)) :]
+            )
         proposer.extend([Draft(0, TokenView(log, tail=drafts), SamplingParams(), limit)])
 
 

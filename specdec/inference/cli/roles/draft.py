@@ -26,7 +26,7 @@ from specdec.inference.errors import ConfigError, IncompatibleDraftError
 from specdec.inference.settings import group, setting
 
 SERVICE = "service (instead of prompts)"
-OF_TARGETS = ("port", "lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+OF_TARGETS = ("port", "lookup", "drafting", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of `ServerConfig` that a draft worker lacks."""
 
 

@@ -8,7 +8,7 @@ from specdec.inference.config import ConnectionConfig, HttpConfig, ObserveConfig
 from specdec.inference.settings import group
 
 OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
-OF_MODELS = ("lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+OF_MODELS = ("lookup", "drafting", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of `ServerConfig` that a gateway lacks."""
 
 
