@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -60,17 +59,16 @@ class Drafting:
         self._workers: Workers | None = None
         self._began: tuple[float, bool] | None = None  # start of the latest pass, and whether it was quiet then
         self._pass: Pass | None = None  # without its period
-        self._change: Callable[[], None] = lambda: None
 
-    def follow(self, workers: Workers, change: Callable[[], None] = lambda: None) -> None:
-        """Switch these workers from now on; call `change` after each switch."""
-        self._workers, self._change = workers, change
+    def follow(self, workers: Workers) -> None:
+        """Switch these workers from now on."""
+        self._workers = workers
 
     def begin_off(self) -> None:
         """Measure passes without drafts first: they share their cores with the draft."""
         if self.mode == MEASURED and not self.rule.has_decided:
             self.rule.is_on = self.rule.begins_on = False
-            self._apply()
+            self.switch(is_on=False)
 
     @property
     def num_switches(self) -> int:
@@ -100,16 +98,16 @@ class Drafting:
             since, was_quiet = began
             each = replace(done, seconds=now - since)
             change = self.rule.passed(each, is_quiet=was_quiet and self._began[1], now=now)
-            self._apply()
+            self.switch(is_on=self.rule.is_on)
             if change is not None:
                 _log(change)
 
-    def _apply(self) -> None:
-        if self.rule.is_on != self.is_on:
-            self.is_on = self.rule.is_on
+    def switch(self, *, is_on: bool) -> None:
+        """Let the workers go on, or ask them to stop."""
+        if is_on != self.is_on:
+            self.is_on = is_on
             if self._workers is not None:
-                self._workers.hold(is_on=self.is_on)
-            self._change()
+                self._workers.hold(is_on=is_on)
 
     def passed(self, done: Pass, num_found: int, num_verified: int) -> None:
         """Take note of what the latest pass did, and of the tokens that its sessions looked up and that it verified."""
