@@ -78,7 +78,7 @@ SEEN_BY_COMPARISON = (
 """Modules that comparison/ may import: foundation, command line, server processes, and a client of the servers' API."""
 DOORS_OF_BACKENDS = ("specdec.inference.backends.registry", "specdec.inference.backends.identity")
 CONCRETE_BACKENDS = tuple(f"specdec.inference.backends.{name}" for name in ("onnx", "pytorch", "neuron"))
-ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator")
+ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator", "statistics")
 PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
 """Modules that scheduling/ may import beside the foundation: no clock, no event loop, no model, no network."""
 

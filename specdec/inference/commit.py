@@ -149,6 +149,7 @@ class Commit:
         own: counts of verified draft tokens that the target itself proposed; `num_draft_tokens` and
             `num_accepted_tokens` include them.
         rejected_token_ids: draft tokens that the pass rejected, if the request asked for them.
+        is_held: True if drafting was off, as slower than passes without drafts.
     """
 
     position: int
@@ -163,6 +164,7 @@ class Commit:
     counts: Counts = Counts()
     own: OwnDrafts = NO_OWN_DRAFTS
     rejected_token_ids: tuple[int, ...] = ()
+    is_held: bool = False
 
     @property
     def num_bytes(self) -> int:

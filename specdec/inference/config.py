@@ -48,6 +48,8 @@ DEFAULT_START_TIMEOUT_S = 4 * 3600.0
 DEFAULT_PROMPT_SHARE = 2.0
 """Most time that reading prompts adds to a pass, as a multiple of the pass. At 2.0, other requests wait three times as
 long for a token, and a prompt takes 1.5 times as long as without other requests."""
+ALWAYS, MEASURED, NEVER = "always", "measured", "never"
+"""When drafting is on: MEASURED while it is not slower than passes without drafts."""
 DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
 """Port of a draft worker that serves clients."""
@@ -345,12 +347,14 @@ class DraftConfig(Checked):
         schedule: async: draft ahead while the target verifies or decodes; sync: draft, send, wait for the verdict;
             load: sync while so many requests share the target's passes that these are slow, else async.
         max_waiting: requests that may queue for a slot of the draft model.
+        num_threads: threads of the draft model; 0: not known.
     """
 
     connection: ConnectionConfig = group(ConnectionConfig)
     gamma: int = setting(DEFAULT_GAMMA, "--gamma --speculation_length N", section="speculation", within=GAMMA)
     schedule: Schedule = setting(Schedule.LOAD, "--schedule", section="link to the target")
     max_waiting: int = setting(64, within=COUNT)
+    num_threads: int = setting(0, within=COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +441,7 @@ class ServerConfig:
             same tokens; wait: they get the grace period like all others.
         max_worker_slots: most sessions of one worker of the pool, even if it announces more room.
         lookup: propose the tokens that followed an earlier occurrence of a request's last tokens, as many as pay.
+        drafting: measured: draft only while that is not slower than passes without drafts; or always; or never.
         prompt_share: beside requests that are being answered, read prompts for this many times a pass's time in each
             pass; more shortens the time to first token of long prompts, and lengthens the others' gaps.
         probe_port: answer /livez and /readyz over plain HTTP on this port, to every caller (default: none).
@@ -463,6 +468,7 @@ class ServerConfig:
         DEFAULT_WORKER_SLOTS, "--max_worker_slots N", section="sessions of draft workers", within=Range(1)
     )
     lookup: bool = setting(True, "--lookup", section="passes without draft tokens")
+    drafting: str = setting(MEASURED, "--drafting", choices=(ALWAYS, MEASURED, NEVER))
     prompt_share: float = setting(
         DEFAULT_PROMPT_SHARE, "--prompt_share PASSES", section="long prompts", within=Range(0.1, 1000.0)
     )
@@ -489,7 +495,7 @@ class ServerConfig:
         return self.on_loopback or self.security.auth_file is not None
 
 
-OF_MODELS = ("lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+OF_MODELS = ("lookup", "drafting", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of `ServerConfig` that processes without a target lack."""
 
 

@@ -118,7 +118,7 @@ class ScriptedProposer:
 class SilentWorker:
     """A `Worker` of the pool that takes all sessions and proposes nothing."""
 
-    does_rounds, scope = True, ""
+    does_rounds, takes_hold, scope = True, False, ""
 
     def __init__(self, name: str, num_slots: int, pool: DraftPool) -> None:
         self.id = name
@@ -135,3 +135,5 @@ class SilentWorker:
 
     def close(self, session: VerificationSession) -> None:
         self.sessions.discard(session.id)
+
+    def hold(self, number: int, *, is_on: bool) -> None: ...

@@ -16,7 +16,7 @@ from specdec.comparison.plan.endpoint import Endpoint
 from specdec.comparison.plan.lists import list_of
 from specdec.comparison.plan.machine import Machine, split_into_machines
 from specdec.comparison.plan.slo import FIGURES, Slo
-from specdec.inference.config import DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, check_branches, model_name
+from specdec.inference.config import ALWAYS, DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, check_branches, model_name
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import MAX_GAMMA, RANGES, Grammar, Schedule
 from specdec.inference.serving.models import NGRAM, VLLM
@@ -265,6 +265,7 @@ class ComparisonConfig:
         usable_cores: CPU cores of this host that may be used.
         chosen: contenders to measure; if empty, all combinations.
         endpoints: servers that are already running.
+        drafting: setting of the started servers.
         budget_s: seconds of wall time of a search, with the start of servers.
         asked: all flags in the format of a --config file.
     """
@@ -287,6 +288,7 @@ class ComparisonConfig:
     equal_weights: bool = False
     one_at_a_time: bool = False
     workers: tuple[int, ...] = (1,)
+    drafting: str = ALWAYS
     capacity: int | None = None
     budget_s: float = 600.0
     page: str | None = None

@@ -27,11 +27,13 @@ from specdec.comparison.plan.slo import FIGURES, Slo, parse_slo
 from specdec.inference.cli.config_file import ConfigFileParser, as_toml, program
 from specdec.inference.cli.flags import add_group, read
 from specdec.inference.config import (
+    ALWAYS,
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
     DialSecurity,
+    ServerConfig,
 )
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Schedule
@@ -95,6 +97,9 @@ class ComparisonSettings:
     )
     branches: tuple[int, ...] = setting((DEFAULT_BRANCHES,), "--branches LIST", kind=list_of(int))
     workers: tuple[int, ...] = setting((1,), "--workers LIST", kind=list_of(int))
+    drafting: str = same(
+        ServerConfig, "drafting", default=ALWAYS, help="when the started servers draft: always, never, or while it pays"
+    )
     capacity: int | None = setting(None, "--capacity STREAMS", bare=64, within=Range(2, 4096))
     budget: str = setting(
         "10m",
@@ -166,6 +171,7 @@ class ComparisonSettings:
             backend=self.backend,
             endpoints=tuple(endpoint_of(text, self.security) for text in self.endpoints or ()),
             equal_weights=self.equal_weights,
+            drafting=self.drafting,
             one_at_a_time=self.one_at_a_time,
             asked=asked,
         )

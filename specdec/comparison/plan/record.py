@@ -25,6 +25,7 @@ class Round:
     timings: Timings
     counts: Counts = NOTHING_COUNTED
     own: OwnDrafts = NO_OWN_DRAFTS
+    is_held: bool = False
 
 
 @dataclass(frozen=True)

@@ -341,6 +341,7 @@ def row(summary: CellSummary) -> dict[str, Any]:
         "tpot_s": summary.tpot_s,
         "end_to_end_s": summary.end_to_end_s,
         "acceptance_rate": summary.acceptance_rate,
+        "drafting_share": summary.drafting_share,
         "acceptance_probability": summary.alpha,
         "mean_acceptance_length": summary.mean_acceptance_length,
         "wire_bytes_per_token": summary.wire_bytes_per_token,

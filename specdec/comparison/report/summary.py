@@ -40,6 +40,7 @@ class CellSummary:
         bound_speedup: bound over that of the target alone.
         is_estimated: whether tokens of some answers are estimates, since the server does not count them.
         cached_share: share of the prompts' tokens that the server had kept, and did not read.
+        drafting_share: share of the passes for which drafting was on.
         client_share: CPU time over wall time of the process that sent the requests, median over the runs.
     """
 
@@ -50,6 +51,7 @@ class CellSummary:
     tpot_s: float | None
     end_to_end_s: float
     acceptance_rate: float | None
+    drafting_share: float | None
     alpha: float | None
     mean_acceptance_length: float | None
     wire_bytes_per_token: float | None
@@ -176,6 +178,7 @@ class Summarizer:
             tpot_s=_median(item.tpot_s for item in stats),
             end_to_end_s=statistics.median(item.end_to_end_s for item in stats),
             acceptance_rate=pooled.acceptance_rate,
+            drafting_share=pooled.drafting_share,
             alpha=bound.acceptance_probability(rounds),
             mean_acceptance_length=pooled.mean_acceptance_length,
             wire_bytes_per_token=pooled.wire_bytes / max(1, pooled.num_output_tokens) or None,

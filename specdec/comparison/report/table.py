@@ -65,6 +65,7 @@ FIGURES: tuple[Column[CellSummary], ...] = (
     Column("TPOT\nms", lambda it: _figure(it.tpot_s, scale=1e3, digits=1)),
     Column("end to\nend ms", lambda it: _figure(it.end_to_end_s, scale=1e3, digits=0)),
     Column("acceptance\nrate", lambda it: _figure(it.acceptance_rate, digits=2)),
+    Column("drafting\non %", lambda it: _figure(it.drafting_share, scale=1e2, digits=0)),
     Column("tokens\n/pass", lambda it: _figure(it.mean_acceptance_length, digits=2)),
     Column("speed-up", lambda it: f"{it.speedup.median:.2f}" if it.speedup else "-"),
     Column("min-max", lambda it: f"{it.speedup.low:.2f}-{it.speedup.high:.2f}" if it.speedup else "-"),

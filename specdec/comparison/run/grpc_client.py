@@ -142,7 +142,7 @@ def record_of(events: Sequence[tuple[float, TextEvent]], prompt_index: int, sent
 
 def _round(arrived_s: float, delta: Delta) -> Round:
     counted = delta.num_draft_tokens, delta.num_accepted_tokens, delta.timings, delta.counts, delta.own
-    return Round(arrived_s, len(delta.token_ids), *counted)
+    return Round(arrived_s, len(delta.token_ids), *counted, is_held=delta.is_held)
 
 
 @asynccontextmanager

@@ -109,13 +109,13 @@ class Deployment:
     def _role_flags(self, server: ServerPlan) -> list[str]:
         """Return the flags of main.py for a server, except the flags for backend and cores."""
         target, draft, port = str(self._config.target_model), server.draft or "", self._ports[server]
-        gamma = ["--gamma", str(self._config.gammas[0])]
+        gamma, drafting = ["--gamma", str(self._config.gammas[0])], ["--drafting", self._config.drafting]
         if server.role == "target":
-            return ["--model", target, "--port", str(port)]
+            return ["--model", target, "--port", str(port), *drafting]
         if server.role == "fused_target":
             is_sweep = len(self._config.gammas) > 1  # over lengths, not limits
             fixed = ["--no-adaptive_gamma"] if is_sweep else []
-            return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma, *fixed]
+            return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma, *fixed, *drafting]
         flags = ["--model", draft, "--tokenizer", target, *gamma, "--branches", str(server.branches)]
         if server.pooled:
             link = self._draft_links[replace(server, role="target", number=0)]

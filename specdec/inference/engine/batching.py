@@ -17,7 +17,7 @@ from specdec.inference.request import Schedule
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
 from specdec.inference.scheduling.waiting import schedule_for
-from specdec.inference.scheduling.widths import Widths
+from specdec.inference.scheduling.widths import choose_widths
 
 Turns: TypeAlias = Sequence[tuple[TargetSession, Turn]]
 
@@ -36,7 +36,6 @@ class Batching:
         self._passes = PassTimes()
         self._steps = PassTimes()  # whole steps without prompts, drafting and draft tokens included
         self._parts = PromptParts(prompt_share)
-        self._widths = Widths()
 
     @property
     def pass_s(self) -> float:
@@ -85,8 +84,7 @@ class Batching:
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
         available = [len(turn.proposal or turn.lookup) for _, turn in free]
         rates = [session.sources.rate(turn) for session, turn in free]
-        probes = [len(turn.proposal) or len(turn.lookup[:1]) for _, turn in free]
-        widths = self._widths.choose(available, rates, self._passes.of(len(turns)), probes=probes)
+        widths = choose_widths(available, rates, self._passes.of(len(turns)).seconds)
         cut = {session: _cut(turn, width) for (session, turn), width in zip(free, widths, strict=True)}
         return [(session, cut.get(session, turn)) for session, turn in turns]
 
@@ -104,7 +102,7 @@ class Batching:
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
-    return session.runs_ahead and turn.chooses and not turn.proposal and turn.gamma > 0
+    return session.runs_ahead and session.drafting.is_on and turn.chooses and not turn.proposal and turn.gamma > 0
 
 
 def _within(windows: Windows, turns: Turns) -> Iterator[tuple[TargetSession, Turn]]:

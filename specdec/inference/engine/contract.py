@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol, TypeVar
 
 from specdec.inference.commit import TokenEvent, TokenSource
+from specdec.inference.engine.drafting import Drafting
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.speculation.tree import Branch
@@ -59,6 +60,9 @@ SessionT = TypeVar("SessionT", bound=VerificationSession)
 
 class VerificationEngine(TokenSource, Protocol[SessionT]):
     """Engine of a target: a `TokenSource` that also verifies the proposals of draft workers."""
+
+    drafting: Drafting
+    """Switch of all drafting for the engine's sessions."""
 
     @property
     def seed_invariant(self) -> bool:

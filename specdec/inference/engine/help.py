@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from specdec.inference.commit import Commit
@@ -33,6 +33,8 @@ class Worker(Protocol):
     id: str
     num_slots: int
     does_rounds: bool
+    takes_hold: bool
+    """Whether the worker stops when it is asked to, and says so."""
     scope: str
     """Beginning of the names of all sessions that a private worker drafts for; empty for a worker that helps all."""
 
@@ -44,6 +46,12 @@ class Worker(Protocol):
 
     def close(self, session: VerificationSession) -> None:
         """Ask the worker to stop drafting for this session."""
+
+    def hold(self, number: int, *, is_on: bool) -> None:
+        """Ask the worker to stop computing for all sessions, which it keeps; with `is_on` False, to go on.
+
+        The worker answers with the number once it has stopped; see `DraftPool.held`.
+        """
 
 
 @dataclass(slots=True)
@@ -104,6 +112,7 @@ class Help:
         self._engine, self._idle_timeout_s, self._lend = engine, idle_timeout_s, lend
         self._num_silent = 0  # commits since the worker's latest proposal
         self._num_vain = 0  # commits since the target last accepted a draft token of the worker
+        self._missed: list[Commit] = []  # while drafting is off
 
     def begin(self, helper: Helper) -> None:
         """Let a worker draft for the session, which has none."""
@@ -155,6 +164,12 @@ class Help:
         """Send the worker a commit of the session, or take the session away from a worker that is of no use to it."""
         if self.helper is None:
             return
+        if commit.is_held:
+            self._missed.append(commit)
+            if self._engine.drafting.is_on:
+                self.resume()
+            return
+        self.resume()
         self._num_silent += 1
         self._num_vain += 1
         if commit.num_accepted_tokens > commit.own.num_accepted:
@@ -164,6 +179,14 @@ class Help:
             self.take_back(trust=self.helper.trust // 2)
         else:
             self.helper.worker.commit(self.session, commit)
+
+    def resume(self) -> None:
+        """Send the worker the tokens of all commits that were made while it was held, as one commit."""
+        if self.helper is not None and self._missed:
+            token_ids = tuple(token_id for each in self._missed for token_id in each.token_ids)
+            latest, position = self._missed[-1], self._missed[0].position
+            self.helper.worker.commit(self.session, replace(latest, position=position, token_ids=token_ids))
+            self._missed.clear()
 
     def _trust(self, helper: Helper) -> None:
         """Raise the worker's limit of sessions by one, since one of its draft tokens was accepted."""
@@ -190,6 +213,7 @@ class Help:
     def leave(self) -> None:
         """End the worker's part: the session closes, or decodes alone."""
         if self.helper is not None:
+            self._missed.clear()
             del self.helper.sessions[self.session.help_id]
             self.helper.worker.close(self.session)
             self.helper = None

@@ -76,6 +76,9 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     def _deliver(self, session: SessionT, work: WorkT, result: ResultT) -> None:
         """Apply one result to a session that still holds its slot."""
 
+    def _passed(self, done: Sequence[tuple[SessionT, WorkT, ResultT]]) -> None:
+        """Take note of a step, once its results have been delivered; none if it failed."""
+
     def _can_replay(self, session: SessionT) -> bool:
         """Return whether computing a session's next tokens again, after a failed step, would give the same tokens."""
         return True
@@ -147,6 +150,10 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._left.set()
         self.wake()
 
+    async def until_step_ends(self) -> None:
+        """Wait until the step that runs now has ended."""
+        await self._thread.run(lambda: None)  # the thread runs one function after another
+
     def wake(self) -> None:
         """Let the loop look for work again."""
         self._wake.set()
@@ -171,9 +178,10 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._wake.clear()
             await self._admit()
             if scheduled := self._guard.next_step(tuple(self._admission.running)):
-                for session, work, result in await self._step(scheduled):
+                for session, work, result in (done := await self._step(scheduled)):
                     if session.slot is not None:  # else it was closed meanwhile
                         self._deliver(session, work, result)
+                self._passed(done)
             else:
                 self._check()
                 await self._wake.wait()

@@ -52,6 +52,9 @@ class DraftPool:
         self._workers: dict[Worker, Helper] = {}
         self._helped: dict[str, Help] = {}  # by session id
         self._private = PrivateMatch(self._lend)
+        self._num_holds = 0
+        self._computing: set[Worker] = set()
+        engine.drafting.follow(self)
         self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
         self.seed_invariant = engine.seed_invariant
 
@@ -85,6 +88,9 @@ class DraftPool:
         if sum(bool(each.scope) == bool(worker.scope) for each in self._workers) >= MAX_WORKERS:
             raise CapacityError(f"{MAX_WORKERS} draft workers are attached already", retry_after_s=60.0)
         helper = self._workers[worker] = Helper(worker)
+        self._computing.add(worker)
+        if not self._engine.drafting.is_on:
+            worker.hold(self._num_holds, is_on=True)
         if worker.scope:
             self._private.attach(helper)
         logger.info("draft worker %s attached with %d slots", worker.id, worker.num_slots)
@@ -93,11 +99,41 @@ class DraftPool:
     def detach(self, worker: Worker) -> None:
         """Remove a worker; its sessions move to other workers."""
         helper = self._workers.pop(worker, Helper(worker))
+        self._computing.discard(worker)
         self._private.detach(helper)
         logger.info("draft worker %s left; sessions that move on: %d", worker.id, len(helper.sessions))
         for help_ in list(helper.sessions.values()):
             help_.end()
         self._lend()
+
+    @property
+    def computes(self) -> bool:
+        """Return whether any worker may be computing."""
+        return bool(self._computing)
+
+    @property
+    def can_hold(self) -> bool:
+        """Return whether all workers stop when they are asked to; one of an earlier version does not."""
+        return all(worker.takes_hold for worker in self._workers)
+
+    def hold(self, *, is_on: bool) -> None:
+        """Let all workers go on, or ask them to stop; they keep their sessions."""
+        self._num_holds += 1
+        self._computing.update(self._workers)
+        for help_ in self._helped.values():
+            help_.resume()
+        for worker in self._workers:
+            worker.hold(self._num_holds, is_on=not is_on)
+        self._lend()
+
+    def begin_off(self) -> None:
+        """Measure passes without drafts first, unless something is measured: a worker shares the target's cores."""
+        self._engine.drafting.begin_off()
+
+    def held(self, worker: Worker, number: int) -> None:
+        """Take note that a worker has stopped, as it was asked to under this number."""
+        if number == self._num_holds and not self._engine.drafting.is_on:
+            self._computing.discard(worker)
 
     def propose(self, worker: Worker, help_id: str, branches: Sequence[Branch]) -> None:
         """Pass on a worker's branches for a session; ignore them if the session is no longer the worker's.
@@ -145,7 +181,12 @@ class DraftPool:
             self._lend()
 
     def _lend(self) -> None:
-        """Assign draft workers of the pool to sessions without one, first the worker that can take most sessions."""
+        """Assign draft workers of the pool to sessions without one, first the worker that can take most sessions.
+
+        While drafting is off, sessions get no worker.
+        """
+        if not self._engine.drafting.is_on:
+            return
         alone = [each for each in self._helped.values() if each.helper is None and not self._private.awaits(each)]
         for help_ in sorted(alone, key=lambda each: each.alone_since):
             if (helper := self._choice(help_.useless)) is not None:

@@ -11,8 +11,9 @@ from typing import Any
 from weakref import WeakSet
 
 from specdec.inference.commit import Commit, TokenEvent
-from specdec.inference.config import DEFAULT_PROMPT_SHARE
+from specdec.inference.config import ALWAYS, DEFAULT_PROMPT_SHARE
 from specdec.inference.engine.batching import Batching
+from specdec.inference.engine.drafting import Drafting, OwnDraft
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
 from specdec.inference.engine.target_session import TargetSession
@@ -20,6 +21,8 @@ from specdec.inference.errors import CapacityError, ContextLengthError, InvalidR
 from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from specdec.inference.model.slots import PrefixKeeper, WindowedBackend
 from specdec.inference.request import GenerationRequest, Noise, Schedule
+from specdec.inference.scheduling.counterfactual import Pass
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from specdec.inference.speculation.tree import Branch
 
 MAX_PASS_DRAFT_TOKENS = 16
@@ -44,6 +47,7 @@ class EngineLimits:
         prefix_caching: True if a request may reuse a prefix that an earlier request left in a slot.
         lookup: True to propose tokens found in the session's own text (prompt lookup) when no draft tokens have
             arrived.
+        drafting: when draft workers may compute, see `Drafting`.
         prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of the
             pass.
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
@@ -59,6 +63,7 @@ class EngineLimits:
     prompt_share: float = DEFAULT_PROMPT_SHARE
     num_spare: int = 0
     noise: Noise = Noise.SPECDEC
+    drafting: str = ALWAYS
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -86,6 +91,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         slots = decoder.slots if isinstance(decoder, PrefixKeeper) else None
         windows = slots.windows if isinstance(slots, WindowedBackend) else None
         self._batching = Batching(limits.prompt_share, decoder.prompt_chunk_tokens, windows)
+        self.drafting = Drafting(limits.drafting)
+        if isinstance(decoder, SpeculativeDecoder):
+            self.drafting.follow(OwnDraft())
         self._unread: WeakSet[TargetSession] = WeakSet()  # until their readers have left
         self.max_length, self.vocab_size = decoder.max_length, decoder.vocab_size
         self.seed_invariant = is_seed_invariant(decoder)
@@ -142,6 +150,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             grammar=grammar,
             looks_up=self._limits.lookup,
         )
+        session.drafting = self.drafting
         session.num_cached_tokens = self._admission.num_cached(session)
         self._enter(session)
         return session
@@ -185,7 +194,31 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         if (seconds := self._batching.wait_s(turns, time.monotonic())) > 0:
             asyncio.get_running_loop().call_later(seconds, self.wake)
             return []
+        if turns:
+            self.drafting.begins(time.monotonic())
+        if not self.drafting.is_on:
+            turns = [(session, replace(turn, drafts=False)) for session, turn in turns]
         return self._batching.narrowed(turns)
+
+    def _passed(self, done: Sequence[tuple[TargetSession, Turn, _Timed]]) -> None:
+        verdicts = [verdict for _, _, (verdict, _, _) in done]
+        decoding = [session for session, turn, _ in done if turn.num_unread == 1]
+        members = {session for session, _, _ in done}
+        num_waiting = sum(each.num_unread == 1 for each in self._admission.running if each not in members)
+        passed = Pass(
+            len(decoding) + num_waiting,
+            sum(session.sources.num_plain for session in decoding),
+            sum(verdict.num_draft_tokens for verdict in verdicts),
+            sum(turn.num_unread for _, turn, _ in done if turn.num_unread > 1),
+            any(verdict.of_draft[0] for verdict in verdicts),
+        )
+        num_verified = sum(verdict.own.num_lookup_tokens for verdict in verdicts)
+        self.drafting.passed(passed, sum(session.num_found for session in decoding), num_verified)
+
+    def _check(self) -> None:
+        super()._check()
+        if not self._sessions():
+            self.drafting.idle()
 
     def _compute(self, work: list[Turn]) -> list[_Timed]:
         started = time.monotonic()

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from specdec.inference.caller import request_id
 from specdec.inference.commit import Commit, FinishReason, Opened, Timings, TokenAudit, TokenEvent, TokenLogprobs
+from specdec.inference.engine.drafting import Drafting
 from specdec.inference.engine.prefixes import Prefix
 from specdec.inference.model.decoder import Matcher, Turn, Verdict
 from specdec.inference.request import MAX_GAMMA, GenerationRequest, Schedule
@@ -105,6 +106,7 @@ class TargetSession:
     """Session of one request at a target. The engine's loop owns it.
 
     Attributes:
+        drafting: switch of drafting, which the engine sets; while it is off, passes verify no draft worker's tokens.
         schedule: SYNC: every pass waits for a proposal of the draft worker. ASYNC: a pass verifies the draft tokens
             that have arrived, or decodes if there are none. None: there is no draft worker.
 
@@ -140,11 +142,13 @@ class TargetSession:
         self.num_cached_tokens = 0  # prompt tokens that the slot held before; an estimate until there is a slot
         self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
+        self.drafting = Drafting()
         self.schedule: Schedule | None = None
         self.sources = Sources(self.token_ids)
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
         self._gamma, self._lookup_limit = gamma, gamma if looks_up else 0
         self._was_asked = False  # for the target's own token, by an empty proposal
+        self.num_found = 0  # tokens that lookup has found for the next pass
         self._num_helps = 0  # changes of the pool worker
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
         self._audits: list[TokenAudit] = []  # likewise
@@ -237,7 +241,7 @@ class TargetSession:
 
     @property
     def _waits_for_draft(self) -> bool:
-        return self.schedule is not None and self.schedule.target_waits
+        return self.schedule is not None and self.schedule.target_waits and self.drafting.is_on
 
     def propose(self, branches: Sequence[Branch]) -> None:
         """Add branches to the draft tree; with none, the next pass decodes one token without verifying any.
@@ -268,8 +272,10 @@ class TargetSession:
         if self._ready:
             room = self._end - end - 1  # each pass adds one token of the target itself
             limit = min(self._widest, room)
-            proposal, looked_up = self.tree.path(limit), min(limit, self._lookup_limit)
-            lookup = self.sources.lookup.propose(self.token_ids, looked_up) if looked_up > 0 and not proposal else []
+            proposal = self.tree.path(limit) if self.drafting.is_on else []
+            looked_up = max(0, min(limit, self._lookup_limit))
+            lookup = [] if proposal else self.sources.replay.propose(looked_up)
+            self.num_found = len(lookup)
             return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(end - 1, chooses=False)
@@ -317,14 +323,15 @@ class TargetSession:
         self._audits.extend(verdict.audits)
         if not turn.chooses:
             if self._lookup_limit:
-                self.sources.lookup.read(self.token_ids)
+                self.sources.lookup.read(self.token_ids, len(self.token_ids))
             return None
         position = len(self.token_ids)
         token_ids, reason = self._cut(verdict.token_ids)
         self.token_ids.extend(token_ids)
         self.tree.commit(token_ids)
         self._was_asked = False
-        self.sources.record(verdict, ended)
+        share, has_grammar = self.drafting.lookup_share, self._grammar is not None
+        self.sources.record(verdict, ended, lookup_share=share, has_grammar=has_grammar)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
         num_drafted, own = verdict.num_draft_tokens, verdict.own
         rejected = verdict.rejected_token_ids if self.request.include_rejected else ()
@@ -347,6 +354,7 @@ class TargetSession:
             rejected_token_ids=rejected,
             num_received_tokens=num_received,
             hold_us=hold_us,
+            is_held=not self.drafting.is_on and self._gamma > 0,
         )
         if position == len(self.request.prompt_token_ids):
             self.commits.put(Opened(self.num_cached_tokens, tuple(self._prompt_logprobs), tuple(self._audits)))

@@ -62,6 +62,7 @@ class Turn:
         sampling: how tokens are chosen.
         proposal: draft tokens to verify after `token_ids`; empty for plain decoding.
         gamma: number of draft tokens that a decoder with a draft of its own may add where the proposal is empty.
+        drafts: False if a decoder with a draft of its own adds none of its tokens to this turn.
         chooses: False for a part of a prompt that ends before its last token: no token is chosen.
         output_start: position of the sequence's first output token; penalties distinguish prompt and output by it.
         logprobs: as in `GenerationRequest`.
@@ -82,6 +83,7 @@ class Turn:
     sampling: SamplingParams
     proposal: Sequence[int] = ()
     gamma: int = 0
+    drafts: bool = True
     chooses: bool = True
     output_start: int = 0
     logprobs: int | None = None

@@ -21,7 +21,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from specdec.inference import VERSION
@@ -119,6 +119,47 @@ class _Upstreams(Collector):
             seconds.add_metric(place, each.busy_s)
             tokens.add_metric(place, each.num_tokens)
         yield from (requests, failures, seconds, tokens)
+
+
+class Drafting(Protocol):
+    """Switch of drafting, with what it has measured."""
+
+    @property
+    def is_on(self) -> bool: ...
+
+    @property
+    def num_switches(self) -> int: ...
+
+    @property
+    def lost_s(self) -> float: ...
+
+    def figures(self) -> Iterable[tuple[int, float, float | None]]: ...
+
+
+class _Drafting(Collector):
+    """Metrics of the switch of drafting, read at every scrape."""
+
+    def __init__(self, model_name: str, drafting: Drafting) -> None:
+        self._model_name, self._drafting = model_name, drafting
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the state, the figures by number of sessions, switches and losses, for Prometheus."""
+        drafting, labels, name = self._drafting, (*_MODEL, "streams"), self._model_name
+        on = GaugeMetricFamily("specdec_drafting_on", "1 while draft models may compute.", labels=_MODEL)
+        on.add_metric((name,), drafting.is_on)
+        gain = GaugeMetricFamily("specdec_drafting_gain", "Speed with drafts over without.", labels=labels)
+        quiet = GaugeMetricFamily("specdec_drafting_quiet_seconds", "Pass without drafts.", labels=labels)
+        for num_sessions, value, quiet_s in drafting.figures():
+            gain.add_metric((name, str(num_sessions)), value)
+            if quiet_s is not None:
+                quiet.add_metric((name, str(num_sessions)), quiet_s)
+        switches = CounterMetricFamily(
+            "specdec_drafting_switches", "Times that drafting began or ended.", labels=_MODEL
+        )
+        switches.add_metric((name,), drafting.num_switches)
+        lost = CounterMetricFamily("specdec_drafting_tries_lost_seconds", "Time that tries have cost.", labels=_MODEL)
+        lost.add_metric((name,), drafting.lost_s)
+        yield from (on, gain, quiet, switches, lost)
 
 
 class Metrics:
@@ -250,6 +291,10 @@ class Metrics:
         """Add a gauge of the share of the target's token ids that the draft can propose."""
         text = "Share of the target's token ids that the draft has, and can propose; others the target chooses alone."
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
+
+    def watch_drafting(self, drafting: Drafting) -> None:
+        """Add what the switch of drafting has measured."""
+        self.registry.register(_Drafting(self._name, drafting))
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
         """Add a count of requests without this process's draft tokens, as behind a proxy that splits their streams."""

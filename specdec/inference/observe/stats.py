@@ -54,6 +54,9 @@ class Pass(Protocol):
     @property
     def own(self) -> OwnDrafts: ...
 
+    @property
+    def is_held(self) -> bool: ...
+
 
 @dataclass(slots=True)
 class RequestStats:
@@ -67,6 +70,7 @@ class RequestStats:
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
         drafted_by_position, accepted_by_position: [i] counts the proposals of which token i was verified, or accepted.
         by_source: numbers of draft tokens by (source, whether they were accepted).
+        num_held: passes for which drafting was off, as slower than passes without drafts.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -84,6 +88,7 @@ class RequestStats:
     timings: list[Timings] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
     by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    num_held: int = 0
 
     def take(self, event: TextEvent | TokenEvent, at: float | None = None) -> None:
         """Count an event that has arrived now, or `at` a time in monotonic seconds."""
@@ -115,6 +120,7 @@ class RequestStats:
         num_accepted_tokens = min(one.num_accepted_tokens, num_draft_tokens)
         self.timings.append(one.timings)
         self.counts.append(one.counts)
+        self.num_held += one.is_held
         passes = self.passes_by_draft_tokens
         passes.extend([0] * (num_draft_tokens + 1 - len(passes)))
         passes[num_draft_tokens] += 1
@@ -159,6 +165,11 @@ class RequestStats:
     def acceptance_rate(self) -> float | None:
         """Accepted / verified draft tokens; None if nothing was drafted."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def drafting_share(self) -> float | None:
+        """Share of the passes for which drafting was on; None without a pass."""
+        return 1 - self.num_held / len(self.timings) if self.timings else None
 
     @property
     def mean_acceptance_length(self) -> float | None:

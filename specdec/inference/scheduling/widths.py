@@ -12,39 +12,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
-from specdec.inference.scheduling.pass_times import PassCosts
 from specdec.inference.scheduling.throughput import fastest
-
-PROBE_EVERY = 32
-"""Number of passes that decline all draft tokens, after which one pass verifies those of one session."""
-
-
-class Widths:
-    """Choice of how many draft tokens each pass verifies.
-
-    While no draft token pays, one of PROBE_EVERY passes still verifies some, as a test.
-    """
-
-    def __init__(self) -> None:
-        self._num_declined = 0
-
-    def choose(
-        self, available: Sequence[int], rates: Sequence[float], costs: PassCosts, *, probes: Sequence[int] = ()
-    ) -> list[int]:
-        """Return how many draft tokens of each session to verify; see `choose_widths`.
-
-        Args:
-            probes: number of draft tokens per session to verify in a try while none pays; by default all that are
-                available.
-        """
-        widths = choose_widths(available, rates, costs.seconds)
-        return self._probed(probes or available) if any(available) and not any(widths) else widths
-
-    def _probed(self, probes: Sequence[int]) -> list[int]:
-        """Return 0 for every session, except that one of PROBE_EVERY passes tries one session's draft tokens."""
-        self._num_declined += 1
-        probed = probes.index(max(probes)) if self._num_declined % PROBE_EVERY == 0 else None
-        return [number if place == probed else 0 for place, number in enumerate(probes)]
 
 
 def choose_widths(available: Sequence[int], rates: Sequence[float], seconds: Callable[[int], float]) -> list[int]:

@@ -16,7 +16,14 @@ from prometheus_client.registry import Collector
 from specdec.inference.backends.identity import model_id_of
 from specdec.inference.backends.registry import has_fixed_slots, load_backend, load_decoder
 from specdec.inference.commit import TokenSource
-from specdec.inference.config import DEFAULT_PROMPT_SHARE, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.config import (
+    ALWAYS,
+    DEFAULT_PROMPT_SHARE,
+    FusedConfig,
+    ModelConfig,
+    ProposerConfig,
+    usable_cores,
+)
 from specdec.inference.engine.contract import SessionT, VerificationEngine
 from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.engine.grammars import Grammars
@@ -53,6 +60,7 @@ class LoadedDraft:
     Attributes:
         prefix_caching: True if slots keep prefixes for later requests.
         own: tokenizer of the draft model and number of rows of its output layer; None for prompt lookup.
+        num_threads: threads of the draft model; 0 for prompt lookup.
     """
 
     proposer: Proposer
@@ -62,6 +70,7 @@ class LoadedDraft:
     token_map: TokenMap = SAME_IDS
     own: tuple[Tokenizer, int] | None = None
     min_share: float = 0.0
+    num_threads: int = 0
 
     def for_target(self, tokenizer: Tokenizer) -> LoadedDraft:
         """Return this draft, mapped to a target with another tokenizer; a large vocabulary takes a second.
@@ -109,6 +118,7 @@ class RunningTarget:
         collectors: functions that make further metrics, given the registry of this project's metrics.
         adapters: digests of the model's adapters, by name.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
+        num_threads: threads of the target model; 0: not known.
         lend: function that gives the pool of draft workers to an engine whose requests come from `vllm serve`; None
             for other engines.
     """
@@ -121,6 +131,7 @@ class RunningTarget:
     collectors: tuple[Callable[[CollectorRegistry], Collector], ...] = ()
     adapters: Mapping[str, str] = field(default_factory=dict)
     noise: Noise = Noise.SPECDEC
+    num_threads: int = 0
     lend: Callable[[DraftPool, Metrics], None] | None = None
 
     def model_id(self, model: ModelConfig) -> str:
@@ -138,6 +149,7 @@ async def target_engine(
     lookup: bool = True,
     prompt_share: float = DEFAULT_PROMPT_SHARE,
     num_spare: int = 0,
+    drafting: str = ALWAYS,
 ) -> AsyncGenerator[RunningTarget, None]:
     """Run an engine over one model, or over a target and its draft; add `num_spare` slots if the backend can have them.
 
@@ -151,11 +163,13 @@ async def target_engine(
     )
     eos, caching = loaded.tokenizer.eos_token_ids, model.prefix_caching
     limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share, num_spare)
+    limits = replace(limits, drafting=drafting)
     compiler = GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size)
     grammars = Grammars(compiler, num_places=max_waiting + loaded.decoder.num_slots)
     await grammars.warm_up()
     async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
-        yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic, loaded.vocabulary_share, loaded.models)
+        facts = loaded.tokenizer, loaded.arithmetic, loaded.vocabulary_share, loaded.models
+        yield RunningTarget(engine, *facts, num_threads=_num_threads(model))
 
 
 def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
@@ -247,8 +261,13 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
         logger.warning("no branches: this backend cannot fork a slot")
     words, own = Vocabulary(tokenizer.fingerprint, backend.vocab_size), (tokenizer, backend.vocab_size)
     caching, share = model.prefix_caching, config.min_vocabulary_share
-    loaded = LoadedDraft(proposer, tokenizer, words, caching, own=own, min_share=share)
+    threads = _num_threads(model)
+    loaded = LoadedDraft(proposer, tokenizer, words, caching, own=own, min_share=share, num_threads=threads)
     return loaded if config.tokenizer_path == model.path else loaded.for_target(Tokenizer.load(config.tokenizer_path))
+
+
+def _num_threads(config: ModelConfig) -> int:
+    return config.num_threads or usable_cores()
 
 
 EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)

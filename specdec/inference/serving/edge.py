@@ -202,7 +202,8 @@ async def private_draft(
     """Run a draft engine, and the worker that drafts with it for the requests of this process; see `RunningDraft`."""
     reader = await _reader(loaded, path, card)
     async with running(draft_engine(loaded, max_waiting=config.max_waiting)) as engine:
-        worker = PrivateWorker(engine, fleet, config, loaded.vocabulary, reader)
+        own = replace(config, num_threads=loaded.num_threads)
+        worker = PrivateWorker(engine, fleet, own, loaded.vocabulary, reader)
         try:
             await worker.until_attached()
             yield RunningDraft(loaded, path, engine, worker)

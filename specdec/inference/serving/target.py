@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from specdec.grpc_comm.server import Servicer
 from specdec.inference.commit import TokenSource
-from specdec.inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
+from specdec.inference.config import MEASURED, FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.serving.assembly import RunningTarget, model_card, target_engine, target_of
@@ -38,6 +38,7 @@ async def serve_target(
             pass_timeout_s=server.pass_timeout_s,
             lookup=server.lookup,
             prompt_share=server.prompt_share,
+            drafting=server.drafting,
             num_spare=int(server.security.auth_file is not None),  # without one there is a single account
         ) as running:
             model = target_of(config)
@@ -53,6 +54,8 @@ def host_of(
     engine, server = running.engine, ports.server
     metrics = Metrics(name, role=observers.config.role)
     metrics.watch(engine)
+    if server.drafting == MEASURED:
+        metrics.watch_drafting(engine.drafting)
     if (share := running.vocabulary_share) is not None:
         metrics.watch_vocabulary(lambda: share)
     metrics.watch_graphs(running.models)
@@ -68,7 +71,7 @@ def host_of(
         if running.lend is not None:
             running.lend(pool, metrics)
         words = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
-        servicers.append(VerificationServicer(pool, words, running.tokenizer, running.noise))
+        servicers.append(VerificationServicer(pool, words, running.tokenizer, running.noise, running.num_threads))
     local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id, adapters=running.adapters)
     completer = observers.around(local, metrics, model=name)
     operation = Operation(engine, may_drain=server.ends_by_call)

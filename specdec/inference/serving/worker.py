@@ -41,7 +41,7 @@ async def serve_worker(
             metrics.watch(engine)
             metrics.watch_graphs([loaded.model])
             learn = None if loaded.own is None else loaded.words_of
-            offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security, learn)
+            offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security, learn, loaded.num_threads)
             worker = PoolWorker(engine, targets, offer, metrics)
             metrics.watch_vocabulary(lambda: worker.vocabulary_share)
             fronts = ports.fronts(observers, metrics, [])

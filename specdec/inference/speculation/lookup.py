@@ -47,28 +47,27 @@ class NgramIndex:
                     ends[piece[stop - length - first : stop - first]] = stop
         self.num_read = max(self.num_read, end)
 
-    def find(self, token_ids: Sequence[int]) -> int | None:
-        """Return the position after the latest earlier occurrence of the sequence's last n-gram; None if it is new."""
-        last = tuple(token_ids[-max(MATCHES) :])
+    def find(self, token_ids: Sequence[int], num_tokens: int) -> int | None:
+        """Return the position after the last n-gram's latest earlier occurrence in the first tokens; None if none."""
+        last = tuple(token_ids[max(0, num_tokens - max(MATCHES)) : num_tokens])
         for length, ends in self._ends.items():
             end = ends.get(last[-length:]) if len(last) >= length else None
-            if end is not None and end < len(token_ids):
+            if end is not None and end < num_tokens:
                 return end
         return None
 
 
-def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
-    """Return `limit` tokens from position `end` on; if the sequence has fewer, repeat these tokens."""
-    piece = [*token_ids[end : end + limit]]
-    period = len(token_ids) - end
+def continuation(token_ids: Sequence[int], end: int, limit: int, num_tokens: int) -> list[int]:
+    """Return `limit` of the sequence's first `num_tokens` from `end` on; if there are fewer, repeat these."""
+    piece = [*token_ids[end : min(end + limit, num_tokens)]]
+    period = num_tokens - end
     while len(piece) < limit:
         piece.append(piece[-period])
     return piece
 
 
-def match_length(token_ids: Sequence[int], end: int) -> int:
-    """Return how many tokens right before position `end` equal the sequence's last ones, at most `LONGEST_MATCH`."""
-    num_tokens = len(token_ids)
+def match_length(token_ids: Sequence[int], end: int, num_tokens: int) -> int:
+    """Return how many tokens right before `end` equal the last of the first `num_tokens`, at most `LONGEST_MATCH`."""
     length = 0
     while length < min(LONGEST_MATCH, end) and token_ids[end - 1 - length] == token_ids[num_tokens - 1 - length]:
         length += 1
@@ -99,8 +98,8 @@ class NgramProposer:
             index = NgramIndex()
         index.read(log, min(len(log), len(token_ids) - 1))
         self._held[draft.slot] = index, log
-        end = index.find(token_ids)
-        return [] if end is None else continuation(token_ids, end, draft.limit)
+        end = index.find(token_ids, len(token_ids))
+        return [] if end is None else continuation(token_ids, end, draft.limit, len(token_ids))
 
 
 class Lookup:
@@ -121,18 +120,24 @@ class Lookup:
         """Return the probability that a token of the latest proposal is accepted if all tokens before it are."""
         return self._acceptance[self._match].rate
 
-    def read(self, token_ids: Sequence[int]) -> None:
-        """Index a part of the new tokens of a sequence that has grown; never its last token."""
-        self._index.read(token_ids, min(len(token_ids) - 1, self._index.num_read + _READ_AT_ONCE))
+    def read(self, token_ids: Sequence[int], num_tokens: int) -> None:
+        """Index a part of the new ones of a growing sequence's first `num_tokens`; never the last of these."""
+        self._index.read(token_ids, min(num_tokens - 1, self._index.num_read + _READ_AT_ONCE))
 
-    def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
-        """Return up to `limit` tokens, but only so many that all are accepted with probability `MIN_SURVIVAL`."""
-        self.read(token_ids)
-        end = self._index.find(token_ids)
+    def propose(self, token_ids: Sequence[int], limit: int, num_tokens: int | None = None) -> list[int]:
+        """Return up to `limit` tokens, but only so many that all are accepted with probability `MIN_SURVIVAL`.
+
+        Args:
+            num_tokens: number of the sequence's first tokens, after which the proposal begins; None: all.
+        """
+        num_tokens = len(token_ids) if num_tokens is None else num_tokens
+        self.read(token_ids, num_tokens)
+        end = self._index.find(token_ids, num_tokens)
         if end is None:
             return []
-        self._match = bisect.bisect(_EDGES, match_length(token_ids, end))
-        return continuation(token_ids, end, min(limit, int(math.log(MIN_SURVIVAL) / math.log(self.rate))))
+        self._match = bisect.bisect(_EDGES, match_length(token_ids, end, num_tokens))
+        limit = min(limit, int(math.log(MIN_SURVIVAL) / math.log(self.rate)))
+        return continuation(token_ids, end, limit, num_tokens)
 
     def record(self, num_tokens: int, num_accepted_tokens: int) -> None:
         """Record a pass's verdict on the latest proposal; `num_tokens` is 0 if the pass verified none of its tokens."""

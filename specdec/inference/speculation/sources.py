@@ -11,6 +11,7 @@ from specdec.inference.scheduling.acceptance import Acceptance
 from specdec.inference.scheduling.pass_times import PassCosts
 from specdec.inference.scheduling.waiting import Arrivals, wait_s
 from specdec.inference.speculation.lookup import Lookup
+from specdec.inference.speculation.replay import Replay
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 
 _OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
@@ -25,13 +26,15 @@ class Sources:
     Attributes:
         tree: tokens of the draft model.
         arrivals: arrivals of the draft model's tokens.
-        lookup: lookup in the session's own tokens.
+        replay: lookup in the session's own tokens.
+        num_plain: passes that decoding without a draft model would have taken for the tokens of the latest pass.
         last_at: monotonic second of the draft worker's latest message.
     """
 
     def __init__(self, committed: Sequence[int]) -> None:
         self._committed = committed
-        self.lookup = Lookup()
+        self.replay = Replay(committed)
+        self.num_plain = 0.0
         self.last_at = 0.0
         self.follow()
         self._acceptance = Acceptance()
@@ -70,6 +73,11 @@ class Sources:
         """Return the probability that the target accepts a token of the draft model."""
         return self._acceptance.rate
 
+    @property
+    def lookup(self) -> Lookup:
+        """Return the lookup in the session's own tokens."""
+        return self.replay.lookup
+
     def rate(self, turn: Turn) -> float:
         """Return the probability that the target accepts a token that the turn proposes."""
         return self.lookup.rate if turn.lookup else self.draft_rate
@@ -79,11 +87,22 @@ class Sources:
         rate = self._acceptance.rate
         return wait_s(self.arrivals, rate, costs, now=now, ready_s=ready_s, num_own=self._num_own)
 
-    def record(self, verdict: Verdict, ended: float) -> None:
-        """Record a verdict, separately for draft model and lookup; the pass ended at monotonic second `ended`."""
+    def record(self, verdict: Verdict, ended: float, *, lookup_share: float = 1.0, has_grammar: bool = False) -> None:
+        """Record a verdict, separately for draft model and lookup.
+
+        Args:
+            ended: end of the pass, in monotonic seconds.
+            lookup_share: share of looked-up tokens that passes without a draft model verify.
+            has_grammar: True if a grammar may force tokens, which plain decoding gets too.
+        """
         num_draft_tokens, num_accepted_tokens = verdict.of_draft
         self._acceptance.record(num_draft_tokens, num_accepted_tokens)
         self.arrivals.committed(ended, all_accepted=num_accepted_tokens == num_draft_tokens)
-        self.lookup.record(verdict.own.num_lookup_tokens, verdict.own.num_lookup_accepted)
+        num_tokens, own = len(verdict.token_ids), verdict.own
         if not num_draft_tokens:
-            self._num_own += _OWN_WEIGHT * (len(verdict.token_ids) - self._num_own)
+            self._num_own += _OWN_WEIGHT * (num_tokens - self._num_own)
+        looked_up = None if num_draft_tokens else (own.num_lookup_tokens, own.num_lookup_accepted)
+        self.num_plain = self.replay.record(num_tokens, looked_up, lookup_share)
+        if has_grammar:
+            self.replay.skip()
+            self.num_plain = num_tokens / self._num_own if num_draft_tokens else 1.0

@@ -80,13 +80,17 @@ class SpeculativeDecoder:
 
     def _read(self, turns: Sequence[Turn]) -> None:
         """Let the draft model read a part of a long prompt whenever the target does, not all of it at the end."""
-        parts = [turn for turn in turns if not turn.chooses and len(turn.token_ids) <= self._proposer.max_length]
+        parts = [
+            turn
+            for turn in turns
+            if turn.drafts and not turn.chooses and len(turn.token_ids) <= self._proposer.max_length
+        ]
         if parts:
             self._proposer.extend([_draft(_Chain(turn, room=1), self._token_map) for turn in parts])
 
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
         """Return the chains of the turns that may draft, by slot; each counts the time that all drafting takes."""
-        drafting = [turn for turn in turns if turn.chooses and turn.gamma and not turn.proposal]
+        drafting = [turn for turn in turns if turn.drafts and turn.chooses and turn.gamma and not turn.proposal]
         chains = [_Chain(turn, self._room(turn)) for turn in drafting]
         steps: dict[int, list[float]] = {}  # seconds by number of chains
         while growing := self._growing(chains, len(turns)):

@@ -17,7 +17,7 @@ from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Verdict
 from specdec.inference.scheduling.pass_times import PassCosts, PassTimes
-from specdec.inference.scheduling.widths import Widths
+from specdec.inference.scheduling.widths import choose_widths
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.frames import Has, Help, Row, ToCore, Wanted
@@ -84,7 +84,7 @@ class Drafted:
     def looked_up(self, room: int) -> list[int]:
         """Return draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
         limit = self.limit(room)
-        token_ids = self.sources.lookup.propose(self.token_ids, limit) if limit else []
+        token_ids = self.sources.replay.propose(limit)
         self.is_lookup = bool(token_ids)
         return token_ids
 
@@ -128,7 +128,6 @@ class Drafts:
         self._requests: dict[str, Drafted] = {}
         self._news = threading.Condition()
         self._times = PassTimes()
-        self._widths = Widths()
 
     def requests(self) -> Iterator[Has]:
         """Yield the message that announces each request to a new front; no request commits a token meanwhile."""
@@ -174,9 +173,8 @@ class Drafts:
                 paths = [path or each.looked_up(room) for path, (each, room) in zip(paths, ready, strict=True)]
             if not any(paths):
                 return paths
-            widths = self._widths.choose(
-                list(map(len, paths)), [each.rate for each, _ in ready], self._times.of(len(ready))
-            )
+            rates, costs = [each.rate for each, _ in ready], self._times.of(len(ready))
+            widths = choose_widths(list(map(len, paths)), rates, costs.seconds)
         return [path[:width] for path, width in zip(paths, widths, strict=True)]
 
     def _wait_s(self, ready: Sequence[tuple[Drafted, int]]) -> float:

@@ -20,6 +20,7 @@ from specdec.inference.commit import (
     TokenLogprobs,
 )
 from specdec.inference.engine.contract import VerificationEngine
+from specdec.inference.engine.drafting import Drafting
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher
@@ -157,6 +158,7 @@ class Sessions:
         self._mailbox = mailbox
         self._sessions: dict[str, VllmSession] = {}
         self._times = PassTimes()
+        self.drafting = Drafting()
         self.timeline: Timeline | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Numbers of draft tokens of the sessions in a run-ahead pass: the best choice, with probes of other numbers."""
+"""Numbers of draft tokens of the sessions in a run-ahead pass: the best choice."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.inference.scheduling.pass_times import PassCosts
-from specdec.inference.scheduling.widths import PROBE_EVERY, Widths, choose_widths
+from specdec.inference.scheduling.widths import choose_widths
 
 SESSIONS = st.lists(st.tuples(st.integers(0, 4), st.floats(0.0, 1.0)), max_size=3)
 
@@ -50,16 +49,3 @@ def test_load_narrows_speculation() -> None:
     widths = [choose_widths([8] * n, [0.7] * n, line(0.01, 0.0007))[0] for n in (1, 4, 16, 64)]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] > widths[-1]
-
-
-def test_costs_of_draft_tokens_are_remeasured() -> None:
-    """When draft tokens once seemed too slow, a pass tries some again at intervals."""
-    widths, costs = Widths(), PassCosts()
-    for width in (0, 4) * 20:
-        costs.record(width, 0.001 + 0.1 * width)
-    taken = [widths.choose([2, 3], [0.1, 0.1], costs) for _ in range(2 * PROBE_EVERY)]
-    assert [chosen for chosen in taken if any(chosen)] == [[0, 3]] * 2
-    assert taken[PROBE_EVERY - 1] == [0, 3]
-    widths = Widths()
-    taken = [widths.choose([2, 9], [0.1, 0.1], costs, probes=[2, 1]) for _ in range(PROBE_EVERY)]
-    assert [chosen for chosen in taken if any(chosen)] == [[2, 0]], "a probe has the given width"

@@ -48,12 +48,14 @@ def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[i
     for committed, drafts in steps:
         log += committed
         index.read(log, len(log) - 1)
-        end = index.find(log)
-        found = [] if end is None else continuation(log, end, limit)
+        end = index.find(log, len(log))
+        found = [] if end is None else continuation(log, end, limit, len(log))
         view = TokenView(log)
         assert ids_of(proposer.extend([Draft(0, view, SamplingParams(), limit)])) == [found] == [reference(log, limit)]
         if end is not None:
-            assert log[end - match_length(log, end) : end] == log[len(log) - match_length(log, end) :]
+            assert (
+                log[end - match_length(log, end, len(log)) : end] == log[len(log) - match_length(log, end, len(log)) :]
+            )
         proposer.extend([Draft(0, TokenView(log, tail=drafts), SamplingParams(), limit)])
 
 

@@ -241,7 +241,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., num_characters: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position", "num_lookup_tokens", "num_lookup_accepted", "rejected_text", "num_received_tokens", "hold_us", "rejected_token_ids")
+    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position", "num_lookup_tokens", "num_lookup_accepted", "rejected_text", "num_received_tokens", "hold_us", "rejected_token_ids", "is_held")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +257,7 @@ class Delta(_message.Message):
     NUM_RECEIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOLD_US_FIELD_NUMBER: _ClassVar[int]
     REJECTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_HELD_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     num_draft_tokens: int
@@ -272,7 +273,8 @@ class Delta(_message.Message):
     num_received_tokens: int
     hold_us: int
     rejected_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ..., rejected_text: _Optional[str] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., rejected_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_held: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ..., rejected_text: _Optional[str] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., rejected_token_ids: _Optional[_Iterable[int]] = ..., is_held: bool = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason",)
@@ -405,44 +407,54 @@ class DrainResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AssistRequest(_message.Message):
-    __slots__ = ("attach", "propose", "decline", "slots")
+    __slots__ = ("attach", "propose", "decline", "slots", "held")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     DECLINE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     propose: AssistPropose
     decline: AssistDecline
     slots: AssistSlots
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ..., decline: _Optional[_Union[AssistDecline, _Mapping]] = ..., slots: _Optional[_Union[AssistSlots, _Mapping]] = ...) -> None: ...
+    held: AssistHeld
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ..., decline: _Optional[_Union[AssistDecline, _Mapping]] = ..., slots: _Optional[_Union[AssistSlots, _Mapping]] = ..., held: _Optional[_Union[AssistHeld, _Mapping]] = ...) -> None: ...
 
 class AssistResponse(_message.Message):
-    __slots__ = ("attached", "open", "commit", "close")
+    __slots__ = ("attached", "open", "commit", "close", "hold")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     open: AssistOpen
     commit: AssistCommit
     close: AssistClose
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., open: _Optional[_Union[AssistOpen, _Mapping]] = ..., commit: _Optional[_Union[AssistCommit, _Mapping]] = ..., close: _Optional[_Union[AssistClose, _Mapping]] = ...) -> None: ...
+    hold: AssistHold
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., open: _Optional[_Union[AssistOpen, _Mapping]] = ..., commit: _Optional[_Union[AssistCommit, _Mapping]] = ..., close: _Optional[_Union[AssistClose, _Mapping]] = ..., hold: _Optional[_Union[AssistHold, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "num_slots", "is_private", "takes_tokenizer")
+    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "num_slots", "is_private", "takes_tokenizer", "takes_hold", "cpu_ids", "num_threads")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     IS_PRIVATE_FIELD_NUMBER: _ClassVar[int]
     TAKES_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    TAKES_HOLD_FIELD_NUMBER: _ClassVar[int]
+    CPU_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     tokenizer_fingerprint: str
     vocab_size: int
     num_slots: int
     is_private: bool
     takes_tokenizer: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_slots: _Optional[int] = ..., is_private: bool = ..., takes_tokenizer: bool = ...) -> None: ...
+    takes_hold: bool
+    cpu_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_threads: int
+    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_slots: _Optional[int] = ..., is_private: bool = ..., takes_tokenizer: bool = ..., takes_hold: bool = ..., cpu_ids: _Optional[_Iterable[int]] = ..., num_threads: _Optional[int] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("worker_id", "pass_us", "takes_declines", "takes_slots", "tokenizer", "eos_token_ids", "noise")
@@ -491,6 +503,20 @@ class AssistSlots(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     num_slots: int
     def __init__(self, num_slots: _Optional[int] = ...) -> None: ...
+
+class AssistHold(_message.Message):
+    __slots__ = ("is_on", "number")
+    IS_ON_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    is_on: bool
+    number: int
+    def __init__(self, is_on: bool = ..., number: _Optional[int] = ...) -> None: ...
+
+class AssistHeld(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class AssistCommit(_message.Message):
     __slots__ = ("session_id", "commit")
@@ -555,7 +581,7 @@ class Branch(_message.Message):
     def __init__(self, prefix_length: _Optional[int] = ..., parent_node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "num_received_tokens", "hold_us", "num_lookup_tokens", "num_lookup_accepted")
+    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "num_received_tokens", "hold_us", "num_lookup_tokens", "num_lookup_accepted", "is_held")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -566,6 +592,7 @@ class Commit(_message.Message):
     HOLD_US_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    IS_HELD_FIELD_NUMBER: _ClassVar[int]
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: int
@@ -576,4 +603,5 @@ class Commit(_message.Message):
     hold_us: int
     num_lookup_tokens: int
     num_lookup_accepted: int
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ...) -> None: ...
+    is_held: bool
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ..., is_held: bool = ...) -> None: ...

@@ -187,14 +187,16 @@ def speculation(part: Part) -> dict[str, Any]:
 
 
 def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return statistics of the draft tokens, named as in vLLM (its PR 48915); empty if nothing was drafted.
+    """Return statistics of the draft tokens, named as in vLLM (its PR 48915); empty if nothing was drafted or held.
 
     "acceptance_histogram" has the number of passes that accepted exactly j draft tokens at place j, and
-    "num_spec_tokens" is the longest draft of a pass.
+    "num_spec_tokens" is the longest draft of a pass, and "held" the number of passes for which drafting was off, as
+    slower than passes without drafts.
     """
     passes = sum((choice.drafted for choice in choices), Counter[tuple[int, int]]())
+    num_held = sum(choice.num_held for choice in choices)
     if not passes:
-        return {}
+        return {"metrics": {"speculative_decoding": {"held": num_held}}} if num_held else {}
     num_passes = passes.total()
     num_draft_tokens = sum(drafted * times for (drafted, _), times in passes.items())
     num_accepted_tokens = sum(accepted * times for (_, accepted), times in passes.items())
@@ -210,6 +212,7 @@ def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
         "num_accepted_draft_tokens": num_accepted_tokens,
         "num_draft_tokens": num_draft_tokens,
         "num_spec_tokens": longest,
+        **({"held": num_held} if num_held else {}),
     }
     return {"metrics": {"speculative_decoding": summary}}
 

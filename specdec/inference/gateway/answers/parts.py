@@ -67,6 +67,7 @@ class Choice:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     drafted: Counter[tuple[int, int]] = field(default_factory=Counter)  # passes, by draft tokens and accepted ones
+    num_held: int = 0  # passes without drafts, as these were slower
     prompt_text: str = ""
     shows_prompt: bool = True
     parts: list[Part] = field(default_factory=list)  # of an answer in one piece
@@ -83,6 +84,7 @@ class Choice:
                 self.has_scored_prompt = bool(event.prompt_logprobs)
                 yield Part(event.prompt_text, logprobs=event.prompt_logprobs, is_prompt=True)
         elif isinstance(event, Delta):
+            self.num_held += event.is_held
             if event.num_draft_tokens:
                 self.drafted[event.num_draft_tokens, event.num_accepted_tokens] += 1
             for part in parts_of(event, per_token=per_token):

@@ -238,6 +238,7 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
         "num_lookup_accepted": piece.own.num_lookup_accepted,
         "num_received_tokens": min(piece.num_received_tokens, MAX_COUNT),
         "hold_us": piece.hold_us,
+        "is_held": piece.is_held,
     }
 
 
@@ -262,6 +263,7 @@ def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
         "own": OwnDrafts(min(message.num_lookup_tokens, num_draft_tokens), num_lookup_accepted),
         "num_received_tokens": message.num_received_tokens,
         "hold_us": message.hold_us,
+        "is_held": message.is_held,
     }
 
 

@@ -93,7 +93,8 @@ class PrivateWorker:
 
     def _stream(self, replica: Replica) -> AssistStream:
         if replica not in self._streams:
-            offer = Offer(self._vocabulary, self._config.gamma, self._engine.num_slots, replica.security)
+            num_slots, threads = self._engine.num_slots, self._config.num_threads
+            offer = Offer(self._vocabulary, self._config.gamma, num_slots, replica.security, num_threads=threads)
             stream = AssistStream(self._engine, replica.address, offer)
             serving = stream.serve(lambda: nullcontext(replica.channel))
             # Not in the context of the request that finds the target: every call of the stream would have its name.

@@ -18,6 +18,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.caller import Right, caller
 from specdec.inference.commit import Commit
+from specdec.inference.config import usable_core_ids
 from specdec.inference.engine.contract import VerificationSession
 from specdec.inference.engine.pool import MAX_WORKERS, DraftPool
 from specdec.inference.errors import CapacityError, IncompatibleDraftError, InvalidRequestError, UnavailableError
@@ -59,6 +60,7 @@ class StreamWorker:
     def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
         self.scope = scope
         self.does_rounds = attach.protocol_version > 1
+        self.takes_hold = attach.takes_hold
         self.id = f"w{next(_numbers)}"
         self.num_slots = checked_slots(attach.num_slots)
         self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
@@ -90,6 +92,11 @@ class StreamWorker:
         """Ask the worker to stop drafting for this session."""
         session_id = session.request.draft_session.removeprefix(self.scope) if self.scope else session.help_id
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
+
+    def hold(self, number: int, *, is_on: bool) -> None:
+        """Ask the worker to stop, or to go on, for all of its sessions."""
+        if self.takes_hold:
+            self._put(pb.AssistResponse(hold=pb.AssistHold(is_on=is_on, number=number)))
 
     async def beat(self) -> None:
         """Queue an empty message at each interval in which no other message waits, until cancelled."""
@@ -152,11 +159,15 @@ async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
         elif kind == "slots":
             worker.num_slots = checked_slots(message.slots.num_slots)
             pool.resized(worker)
+        elif kind == "held":
+            pool.held(worker, message.held.number)
         elif kind == "propose":
             branches = branches_from_message(message.propose.propose)
             pool.propose(worker, _session(worker, message.propose.session_id), branches)
         else:
-            raise InvalidRequestError("a worker attaches once; every later message must be propose, decline or slots")
+            raise InvalidRequestError(
+                "a worker attaches once; every later message must be propose, decline, slots or held"
+            )
 
 
 def _session(worker: StreamWorker, name: str) -> str:
@@ -184,6 +195,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         tokenizer: tokenizer of the target, for draft workers that have another one; None refuses these.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md); draft and
             target must have the same.
+        num_threads: threads of the target model; 0: not known.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
@@ -194,8 +206,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         vocabulary: Vocabulary,
         tokenizer: Tokenizer | None = None,
         noise: Noise = Noise.SPECDEC,
+        num_threads: int = 0,
     ) -> None:
-        self._pool, self._noise = pool, noise
+        self._pool, self._noise, self._num_threads = pool, noise, num_threads
         self._places: Counter[str] = Counter()  # of private workers, by client
         self._vocabulary = vocabulary
         self._tokenizer = tokenizer
@@ -217,9 +230,18 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         attach = message.attach
         if not attach.is_private:
             require_any({Right.WORKER}, caller())
+        if self._shares_cores(attach, call.peer):
+            self._pool.begin_off()
         worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
         with self._place(call.peer) if attach.is_private else nullcontext():
             await serve_worker(worker, self._pool, call, await self._attached(attach))
+
+    def _shares_cores(self, attach: pb.Attach, peer: str) -> bool:
+        """Return whether a worker on this machine and the target have more threads than cores that they share."""
+        own, theirs = set(usable_core_ids()), set(attach.cpu_ids)
+        num_threads = self._num_threads + attach.num_threads
+        is_here = peer.startswith(("127.", "[::1]")) or peer == "-"  # a unix socket has no address
+        return is_here and not own.isdisjoint(theirs) and len(own | theirs) < num_threads
 
     @contextmanager
     def _place(self, peer: str) -> Generator[None, None, None]:

@@ -24,7 +24,7 @@ from specdec.inference.errors import InvalidRequestError, SpecDecError
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import GenerationRequest, Grammar
 from specdec.inference.scheduling.link import Echoes, Link
-from specdec.inference.scheduling.pacing import Measured, choose_pacing
+from specdec.inference.scheduling.pacing import Measured, Pacing, choose_pacing
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.workers.calls.convert import branch_to_message
 
@@ -116,6 +116,8 @@ class DraftingSession:
         self._num_unanswered = PROBE_AFTER  # measure at once: the opening took longer than a round trip
         self._is_heard = False
         self._committed = asyncio.Event()
+        self._may_draft = asyncio.Event()
+        self._may_draft.set()
         self._drafting_s = 0.0  # of the latest round
         self._waits_since = time.monotonic()  # for the next commit
         self.context = copy_context()
@@ -146,19 +148,31 @@ class DraftingSession:
             await self._draft.has_unsent()
             await self._proposals.propose(self._draft.take_unsent(self._proposals.num_nodes))
 
+    def hold(self, *, is_on: bool) -> None:
+        """Stop drafting after the running step, and only apply commits; with `is_on` False, go on after these."""
+        if not is_on:
+            self._may_draft.set()
+        else:
+            self._may_draft.clear()
+        if not self._in_rounds:
+            self._pace()
+        elif is_on:
+            self._engine.pace(self._draft, Pacing())
+
     def _pace(self) -> None:
-        """Choose how far and how broadly the draft runs ahead, from measured times."""
+        """Choose how far and how broadly the draft runs ahead, from measured times; not at all while it is held."""
         link = self._proposals.link
         measured = Measured(self._engine.step_s, link.pass_s, link.round_trip_s)
         pacing = choose_pacing(self._gamma, self._engine.num_branches, measured)
         if self._num_unanswered >= PROBE_AFTER:
             pacing = replace(pacing, num_ahead=0, min_gain=0.0)
-        self._engine.pace(self._draft, pacing)
+        self._engine.pace(self._draft, pacing if self._may_draft.is_set() else Pacing())
 
     async def _rounds(self) -> None:
         """Draft, send and wait for the verdict, until cancelled."""
         draft = self._draft
         while True:
+            await self._may_draft.wait()
             began = time.monotonic()
             # The pass itself adds one token after the accepted ones.
             chain = await self._engine.propose(draft, min(self._gamma, self._end - len(draft.committed) - 1))

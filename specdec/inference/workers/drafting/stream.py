@@ -18,7 +18,7 @@ import grpc
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.caller import ANYBODY, harmless_id, request_context
-from specdec.inference.config import PLAIN, DialSecurity
+from specdec.inference.config import PLAIN, DialSecurity, usable_core_ids
 from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import (
@@ -69,6 +69,7 @@ class Offer:
         gamma: most draft tokens of one pass, for requests that set no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
+        num_threads: threads of the draft model; 0: not known.
         learn: function that prepares drafting for a target with another tokenizer; None: such targets are refused.
     """
 
@@ -77,6 +78,7 @@ class Offer:
     num_slots: int
     security: DialSecurity = PLAIN
     learn: Callable[[Tokenizer], TargetWords] | None = None
+    num_threads: int = 0
 
 
 class AssistStream:
@@ -103,6 +105,7 @@ class AssistStream:
         self._is_private = metrics is None
         self.attached = asyncio.Event()
         self.is_refused = False
+        self._is_held = False  # the target has stopped all drafting
         self._num_unheard = 0  # requests in a row that no draft token reached
         self.vocab_size = offer.vocabulary.size
         self._words: TargetWords | None = None  # of a target with another tokenizer
@@ -111,6 +114,7 @@ class AssistStream:
         self._sessions: dict[str, DraftingSession] = {}
         self.link = Link()
         self._dial_now = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, connect: Connect, goes_on: Callable[[], bool] = lambda: True) -> None:
         """Draft for the target's sessions; if it refuses this worker, ask again later.
@@ -187,6 +191,9 @@ class AssistStream:
             num_slots=self._offer.num_slots,
             is_private=self._is_private,
             takes_tokenizer=self._offer.learn is not None,
+            takes_hold=True,
+            cpu_ids=usable_core_ids(),
+            num_threads=self._offer.num_threads,
         )
         dialled = time.monotonic()
         try:
@@ -204,6 +211,7 @@ class AssistStream:
                     await self._draft(call, channel)
         finally:
             self.attached.clear()
+            self._is_held = False
             call.cancel()
 
     @property
@@ -226,12 +234,13 @@ class AssistStream:
     async def _draft(self, call: AssistCall, channel: grpc.aio.Channel) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
         writer, following = asyncio.create_task(self._write(call)), asyncio.create_task(self._follow(channel))
+        self._tasks = {writer, following}
         try:
             while isinstance(message := await call.read(), pb.AssistResponse):
                 self._handle(message)
         finally:
-            writer.cancel()
-            following.cancel()
+            for task in self._tasks:
+                task.cancel()
             while self._sessions:
                 self._sessions.popitem()[1].close()
 
@@ -270,6 +279,21 @@ class AssistStream:
             self._try(message.commit.session_id, partial(self._commit, message.commit))
         elif kind == "close":
             self.close(message.close.session_id)
+        elif kind == "hold":
+            self._hold(message.hold)
+
+    def _hold(self, message: pb.AssistHold) -> None:
+        """Stop drafting for all sessions, and say so once the running step has ended; or go on."""
+        self._is_held = message.is_on
+        for session in self._sessions.values():
+            session.hold(is_on=message.is_on)
+        if message.is_on:
+            self._tasks.add(task := asyncio.create_task(self._acknowledge(message.number)))
+            task.add_done_callback(self._tasks.discard)
+
+    async def _acknowledge(self, number: int) -> None:
+        await self._engine.until_step_ends()
+        self._notify(pb.AssistRequest(held=pb.AssistHeld(number=number)))
 
     def _try(self, session_id: str, action: Callable[[], None]) -> None:
         """Run an action for one session; if it fails, decline this session and keep the others."""
@@ -350,6 +374,7 @@ class AssistStream:
             words=self._words,
             metrics=self._metrics,
         )
+        session.hold(is_on=self._is_held)
         self._sessions[session_id] = session
         session.drafting.add_done_callback(partial(self._ended, session_id))
         return session

@@ -1,0 +1,130 @@
+"""Drafting of a target's engine, on or off: measured pass by pass, decided by `Counterfactual`, told to the workers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Protocol
+
+from specdec.inference.config import ALWAYS, MEASURED, NEVER
+from specdec.inference.scheduling.counterfactual import Change, Counterfactual, Pass
+
+logger = logging.getLogger(__name__)
+
+_SHARE_WEIGHT = 0.05  # of the newest quiet pass with looked-up tokens
+
+
+class Workers(Protocol):
+    """Draft workers that can be held."""
+
+    @property
+    def computes(self) -> bool:
+        """Return whether any worker may be computing for the engine's sessions."""
+
+    @property
+    def can_hold(self) -> bool:
+        """Return whether all workers stop when they are asked to."""
+
+    def hold(self, *, is_on: bool) -> None:
+        """Let the workers go on, or ask them to stop."""
+
+
+class OwnDraft:
+    """Draft model in the engine's own passes, which skip its steps while drafting is off."""
+
+    can_hold = True
+
+    def __init__(self) -> None:
+        self.computes = True
+
+    def hold(self, *, is_on: bool) -> None:
+        """Follow the engine."""
+        self.computes = is_on
+
+
+class Drafting:
+    """Switch of all drafting for one engine.
+
+    Args:
+        mode: ALWAYS or NEVER, or MEASURED: on while that is not slower than decoding without drafts.
+
+    Attributes:
+        is_on: whether draft workers may compute, and passes verify their tokens.
+        lookup_share: share of looked-up tokens that passes without a draft model verify.
+    """
+
+    def __init__(self, mode: str = ALWAYS) -> None:
+        self.mode, self.is_on, self.lookup_share = mode, mode != NEVER, 1.0
+        self.rule = Counterfactual(is_on=self.is_on)
+        self._workers: Workers | None = None
+        self._began: tuple[float, bool] | None = None  # start of the latest pass, and whether it was quiet then
+        self._pass: Pass | None = None  # without its period
+
+    def follow(self, workers: Workers) -> None:
+        """Switch these workers from now on."""
+        self._workers = workers
+
+    def begin_off(self) -> None:
+        """Measure passes without drafts first: they share their cores with the draft."""
+        if self.mode == MEASURED and not self.rule.has_decided:
+            self.rule.is_on = self.rule.begins_on = False
+            self.switch(is_on=False)
+
+    @property
+    def num_switches(self) -> int:
+        """Return how often drafting has begun or ended."""
+        return self.rule.num_switches
+
+    @property
+    def lost_s(self) -> float:
+        """Return the seconds that tries have cost."""
+        return self.rule.lost_s
+
+    def figures(self) -> list[tuple[int, float, float | None]]:
+        """Return numbers of sessions, each with the gain by drafting and the seconds of a pass without, if known."""
+        return [(number, gain, self.rule.quiet.period(number)) for number, gain in self.rule.gains().items()]
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._workers is None or not self._workers.computes
+
+    def begins(self, now: float) -> None:
+        """Take note that a pass begins now, which ends the period of the one before."""
+        began, self._began = self._began, (now, self._is_quiet)
+        done, self._pass = self._pass, None
+        if began is None or done is None or self.mode != MEASURED or self._workers is None:
+            return
+        if self._workers.can_hold and done.num_sessions:
+            since, was_quiet = began
+            each = replace(done, seconds=now - since)
+            change = self.rule.passed(each, is_quiet=was_quiet and self._began[1], now=now)
+            self.switch(is_on=self.rule.is_on)
+            if change is not None:
+                _log(change)
+
+    def switch(self, *, is_on: bool) -> None:
+        """Let the workers go on, or ask them to stop."""
+        if is_on != self.is_on:
+            self.is_on = is_on
+            if self._workers is not None:
+                self._workers.hold(is_on=is_on)
+
+    def passed(self, done: Pass, num_found: int, num_verified: int) -> None:
+        """Take note of what the latest pass did, and of the tokens that its sessions looked up and that it verified."""
+        self._pass = done
+        if num_found and not done.has_drafts:
+            self.lookup_share += _SHARE_WEIGHT * (num_verified / num_found - self.lookup_share)
+
+    def idle(self) -> None:
+        """Take note that there is no work: the time to the next pass is not the latest one's."""
+        self._began = None
+
+
+def _log(change: Change) -> None:
+    logger.info(
+        "drafting is %s for about %d sessions: %.2f of the speed of passes without drafts, which take %.1f ms",
+        "on" if change.is_on else "off",
+        change.num_sessions,
+        change.gain,
+        change.quiet_s * 1e3,
+    )

@@ -1,0 +1,365 @@
+"""Counterfactual: whether drafting may go on, by the measured time of passes during which nothing drafted. Pure.
+
+The period of a pass is the time from its start to the start of the next one. It contains waits, messages, and whatever
+drafting takes from a core, a bus or a lock that the target needs too. Quiet passes, during which no draft worker
+computes, show what the same tokens would have cost without drafts:
+
+    gain = seconds that plain decoding would have taken for what was committed / seconds taken
+
+A gain below 1 means that drafting costs speed, whatever the cause. All times are in seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+NUM_QUIET = 8
+"""Quiet passes of a probe, and passes whose median is the quiet period of a number of sessions."""
+MIN_TRY, MAX_TRY = 4, 16
+"""Fewest and most passes of a try, apart from the first ones, in which drafts are not there yet."""
+FIRST_CHECK = 12
+"""Passes with drafts before they are first compared."""
+MAX_CATCH_UP = 12
+"""Most passes after the switch that wait for a first draft token."""
+HOLD_PASSES, LEAVE_PASSES = 8, 1
+"""Passes for which a number of sessions must last before drafting goes on by its decision, or stops by it."""
+MARGIN = 0.01
+TRY_BUDGET = 0.015
+"""Share of the time that tries may lose."""
+CREDIT_S = 5.0
+"""Seconds whose share tries may lose in advance."""
+QUIET_SHARE = 0.02
+"""Share of the time for quiet probes while drafting pays."""
+FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
+SETTLE_S = 2.0
+"""Longest wait for the draft workers to stop; a worker that goes on for longer leaves nothing to compare with."""
+_STALE = 0.85
+"""Ratio of a pass with drafts to a quiet one below which the quiet one must be from a slower time."""
+_NOISE = 0.05
+"""Standard deviation of a period that is assumed at least, as a share of it."""
+_OUTLIER = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass, up to the start of the next one.
+
+    Attributes:
+        num_sessions: sessions that decode, in the pass or not.
+        num_plain: passes of one session that plain decoding would have taken for the tokens of this one.
+        num_draft_tokens: draft tokens that were verified, those that the target proposed included.
+        num_prompt_tokens: prompt tokens that were read.
+        has_drafts: whether tokens of a draft model were verified.
+        seconds: the period.
+    """
+
+    num_sessions: int
+    num_plain: float
+    num_draft_tokens: int
+    num_prompt_tokens: int
+    has_drafts: bool
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Decision that has changed: for about how many sessions, and the two figures that it rests on."""
+
+    is_on: bool
+    num_sessions: int
+    gain: float
+    quiet_s: float
+
+
+class Quiet:
+    """Periods of quiet passes by number of sessions, and the time that a prompt token adds to one."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}  # by half octaves of the number of sessions
+        self._prompts: deque[float] = deque(maxlen=2 * NUM_QUIET)
+
+    def record(self, each: Pass) -> None:
+        """Record a quiet pass; by how much passes have become slower, those over other numbers of sessions have too."""
+        plain_s = self.period(each.num_sessions)
+        if each.num_prompt_tokens:
+            if plain_s is not None:
+                self._prompts.append(max(0.0, each.seconds - plain_s) / each.num_prompt_tokens)
+            return
+        place = _half_octave(each.num_sessions)
+        recent = self._recent.setdefault(place, deque(maxlen=NUM_QUIET))
+        before_s = statistics.median(recent) if len(recent) >= MIN_TRY else None
+        recent.append(each.seconds)
+        if before_s:
+            change = statistics.median(recent) / before_s
+            for other in self._recent.values():
+                if other is not recent:
+                    other.extend([seconds * change for seconds in other])
+
+    def period(self, num_sessions: int) -> float | None:
+        """Return the period of a quiet pass over so many sessions; None if no number within a factor of 3 is known."""
+        place = _half_octave(num_sessions)
+        if len(own := self._recent.get(place, ())) >= MIN_TRY:
+            return statistics.median(own)
+        known = [key for key, recent in self._recent.items() if len(recent) >= MIN_TRY and abs(key - place) <= 3]
+        if not known:
+            return None
+        below, above = max((k for k in known if k < place), default=0), min((k for k in known if k > place), default=0)
+        if min(known) < place < max(known):
+            low_s, high_s = (statistics.median(self._recent[key]) for key in (below, above))
+            return low_s + (max(low_s, high_s) - low_s) * (place - below) / (above - below)  # more take no less time
+        near = min(known, key=lambda key: abs(key - place))
+        return statistics.median(self._recent[near]) * 2 ** ((place - near) / 4)  # some time is shared by all
+
+    def plain_s(self, each: Pass) -> float | None:
+        """Return the seconds that plain decoding would have taken for a pass's tokens; None if that is not known."""
+        period_s = self.period(each.num_sessions)
+        if period_s is None or (each.num_prompt_tokens and not self._prompts):
+            return None
+        prompt_s = statistics.median(self._prompts) if each.num_prompt_tokens else 0.0
+        return each.num_plain / each.num_sessions * period_s + each.num_prompt_tokens * prompt_s
+
+
+def _half_octave(num_sessions: int) -> int:
+    return round(2 * math.log2(num_sessions))
+
+
+class _Probe(enum.Enum):
+    QUIET = enum.auto()
+    """Drafting pays, and stops for a few passes to see whether it still does."""
+    TRY = enum.auto()
+    """Drafting does not pay, and goes on for a few passes to see whether it would."""
+
+
+@dataclass(slots=True)
+class _Decision:
+    """Decision for numbers of sessions that round to the same power of two.
+
+    Attributes:
+        due: time of the next try, while drafting is off.
+        interval_s: shortest time to the next try; doubles while tries agree.
+        is_tested: whether its own passes were compared.
+        recent: latest passes with drafts.
+    """
+
+    is_on: bool
+    gain: float = 1.0
+    due: float = 0.0
+    interval_s: float = 0.0
+    is_tested: bool = False
+    recent: deque[Pass] = field(default_factory=lambda: deque(maxlen=4 * MAX_TRY))
+
+
+class Counterfactual:
+    """Decision whether draft workers may compute.
+
+    Args:
+        is_on: the decision until something is measured.
+
+    Attributes:
+        is_on: whether drafting goes on now: the decision, unless a probe is under way.
+        begins_on: the same for numbers of sessions for which nothing is known.
+        num_switches: changes of `is_on`.
+        lost_s: seconds that drafting has cost in tries, and before it was found to cost any.
+    """
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on, self.num_switches, self.lost_s = is_on, 0, 0.0
+        self.begins_on = is_on
+        self.quiet = Quiet()
+        self._decisions: dict[int, _Decision] = {}
+        self._octave, self._num_here = -1, 0
+        self._probe: _Probe | None = None
+        self._probed = _Decision(is_on)  # the decision that the probe is for
+        self._start = -1.0
+        self._began, self._num_probed = 0.0, 0
+        self._tried: list[Pass] = []
+        self._since, self._num_since, self._has_drafts = 0.0, 0, False
+        self._settle_s = self._arrival_s = 0.0  # from a switch to the last draft step, and to the first draft token
+        self._loss_s: float | None = None  # of the try that ends, or of a probe, until no worker computes
+        self._quiet_due = self._quiet_least = 0.0
+        self._quiet_interval_s = FIRST_INTERVAL_S
+        self._seen: set[tuple[int, int, bool]] = set()
+
+    @property
+    def has_decided(self) -> bool:
+        """Return whether a pass has been recorded."""
+        return bool(self._decisions)
+
+    def gains(self) -> dict[int, float]:
+        """Return the latest gain by number of sessions, rounded to a power of two."""
+        return {2**octave: decision.gain for octave, decision in self._decisions.items()}
+
+    def passed(self, each: Pass, *, is_quiet: bool, now: float) -> Change | None:
+        """Record a pass that ended `now`; return the decision if it has changed.
+
+        Args:
+            is_quiet: True if no draft worker computed during the pass.
+        """
+        decision = self._here(each.num_sessions)
+        was_on = decision.is_on
+        self._start = now if self._start < 0 else self._start
+        if is_quiet and self.is_on:  # there is no worker
+            if not self._is_first(each):
+                self.quiet.record(each)
+            return None
+        if is_quiet:
+            self._take_quiet(each, now)
+        else:
+            self._take(each, decision, now)
+        self._begin_probe(each, decision, now)
+        is_on = decision.is_on if self._probe is None else self._probe is _Probe.TRY
+        is_decided = self._probe is not None or decision is self._probed
+        if is_on != self.is_on and (is_decided or self._num_here >= (HOLD_PASSES if is_on else LEAVE_PASSES)):
+            self._switch(is_on, now)
+        if decision.is_on == was_on:
+            return None
+        return Change(decision.is_on, 2**self._octave, decision.gain, self.quiet.period(each.num_sessions) or 0.0)
+
+    def _here(self, num_sessions: int) -> _Decision:
+        """Return the decision for a number of sessions; a new one is that of a tested number near to it."""
+        octave = round(math.log2(num_sessions))
+        self._num_here = self._num_here + 1 if octave == self._octave else 0
+        self._octave = octave
+        if octave not in self._decisions:
+            tested = [key for key, each in self._decisions.items() if each.is_tested]
+            near = min(tested, key=lambda key: abs(key - octave), default=octave)
+            known = self._decisions.get(near, _Decision(self.begins_on))
+            is_near = abs(near - octave) <= 1  # else it begins with quiet passes, which cost nothing, and a try
+            self._decisions[octave] = _Decision(known.is_on and is_near, known.gain, known.due * is_near)
+        return self._decisions[octave]
+
+    def _is_first(self, each: Pass) -> bool:
+        """Return whether it is the first pass of its shape: backends prepare in it."""
+        shape = _half_octave(each.num_sessions), each.num_draft_tokens.bit_length(), each.num_prompt_tokens > 0
+        is_first = shape not in self._seen
+        self._seen.add(shape)
+        return is_first
+
+    def _take(self, each: Pass, decision: _Decision, now: float) -> None:
+        """Record a pass during which workers computed."""
+        plain_s = self.quiet.plain_s(each)
+        if self._loss_s is not None and plain_s is not None:
+            self._loss_s += each.seconds - plain_s
+        if not self.is_on:
+            if now - self._since > SETTLE_S and self._probe is _Probe.QUIET:
+                self._end_quiet(now)
+            return
+        self._num_since += 1
+        if not self._has_drafts:  # workers read the sessions' tokens first, all at once
+            late = self._num_since > MAX_CATCH_UP and now - self._since > 2 * self._settle_s
+            self._has_drafts = each.has_drafts or late
+            self._arrival_s = now - self._since
+        elif not self._is_first(each):
+            self._take_drafted(each, decision, now)
+
+    def _take_drafted(self, each: Pass, decision: _Decision, now: float) -> None:
+        decision.recent.append(each)
+        if self._lasts(decision.recent, MAX_TRY + 1, 3):
+            decision.recent.popleft()
+        if self._probe is _Probe.TRY:
+            self._tried.append(each)
+            gain, error = self._gain(self._tried)
+            is_clear = gain - 2 * error > 1 + MARGIN or gain + error < 1
+            if self._lasts(self._tried, MIN_TRY, 1) and (is_clear or self._lasts(self._tried, MAX_TRY, 3)):
+                self._probe = None
+                self._decide(self._probed, gain, gain > 1 + MARGIN, now)
+        elif self._probe is None and self._lasts(decision.recent, FIRST_CHECK, 3) and self._num_since % 4 == 0:
+            decision.gain, error = self._gain(decision.recent)
+            is_losing = decision.gain + error < 1 - MARGIN
+            if is_losing or (now >= self._quiet_least and self._is_stale(decision.recent)):
+                self._quiet_due = now  # fresh quiet passes decide
+
+    def _lasts(self, passes: Collection[Pass], number: int, num_arrivals: int) -> bool:
+        """Return whether passes show what drafts bring: there are `number`, and messages go to and fro meanwhile."""
+        return len(passes) >= number and sum(each.seconds for each in passes) >= num_arrivals * self._arrival_s
+
+    def _take_quiet(self, each: Pass, now: float) -> None:
+        if not self._num_since:  # the first one since the switch
+            self._settle_s = now - each.seconds - self._since
+            self._settle(now)
+        self._num_since += 1
+        if self._is_first(each):
+            return
+        self.quiet.record(each)
+        self._num_probed += not each.num_prompt_tokens
+        if self._probe is _Probe.QUIET and self._num_probed >= NUM_QUIET:
+            self._end_quiet(now)
+
+    def _begin_probe(self, each: Pass, decision: _Decision, now: float) -> None:
+        if self._probe is not None or self._num_here < HOLD_PASSES or decision.is_on != self.is_on:
+            return
+        period_s = self.quiet.period(each.num_sessions)
+        if decision.is_on:
+            is_due = len(decision.recent) >= HOLD_PASSES if period_s is None else now >= self._quiet_due
+            self._probe = _Probe.QUIET if is_due and decision.recent else None
+        elif period_s is not None and now >= decision.due and self._num_since >= NUM_QUIET:
+            expected_s = MIN_TRY * period_s * max(0.0, 1 / decision.gain - 1)
+            is_cheap = self.lost_s + expected_s <= TRY_BUDGET * (now - self._start + CREDIT_S) or not self.lost_s
+            self._probe = _Probe.TRY if is_cheap else None
+        if self._probe is not None:
+            self._probed, self._began, self._num_probed, self._loss_s = decision, now, 0, 0.0
+            self._tried.clear()
+
+    def _end_quiet(self, now: float) -> None:
+        """Decide by the fresh quiet passes, and the passes with drafts just before them."""
+        self._probe, decision = None, self._probed
+        cost_s = now - self._began + self._arrival_s
+        self._quiet_interval_s = min(MAX_INTERVAL_S, 2 * self._quiet_interval_s)
+        self._quiet_least = now + cost_s / QUIET_SHARE
+        self._quiet_due = max(self._quiet_least, now + self._quiet_interval_s)
+        gain, _ = self._gain(decision.recent)
+        if self._num_probed >= NUM_QUIET and len(decision.recent) >= MIN_TRY:
+            if gain <= 1 - MARGIN:
+                lost = [each.seconds - plain_s for each in decision.recent if (plain_s := self.quiet.plain_s(each))]
+                self._loss_s = (self._loss_s or 0.0) + sum(lost)
+            self._decide(decision, gain, gain > 1 - MARGIN, now)
+            self._settle(now)
+
+    def _decide(self, decision: _Decision, gain: float, is_on: bool, now: float) -> None:
+        if is_on and not decision.is_on:  # soon, since the quiet passes may have been unusual
+            self._quiet_interval_s, self._quiet_due = FIRST_INTERVAL_S / 2, now + FIRST_INTERVAL_S
+        decision.interval_s = 0.0 if is_on else min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, 2 * decision.interval_s))
+        if not is_on:
+            decision.due = now + decision.interval_s
+            decision.recent.clear()
+        else:
+            self._loss_s = None
+        decision.is_on, decision.gain, decision.is_tested = is_on, gain, True
+
+    def _settle(self, now: float) -> None:
+        """Account for the loss of a try that has ended, once no worker computes."""
+        if self._loss_s is None or self._probed.is_on or self._probe is not None:
+            return
+        lost_s, self._loss_s = max(0.0, self._loss_s), None
+        self.lost_s += lost_s
+        self._probed.due = max(self._probed.due, now + lost_s / TRY_BUDGET)
+
+    def _switch(self, is_on: bool, now: float) -> None:
+        self.is_on, self._since, self._num_since, self._has_drafts = is_on, now, 0, False
+        self.num_switches += 1
+
+    def _is_stale(self, passes: Collection[Pass]) -> bool:
+        """Return whether passes are quicker than the quiet ones were, which drafts cannot bring about."""
+        ratios = [each.seconds / quiet_s for each in passes if (quiet_s := self.quiet.period(each.num_sessions))]
+        return bool(ratios) and statistics.median(ratios) < _STALE
+
+    def _gain(self, passes: Collection[Pass]) -> tuple[float, float]:
+        """Return the gain of passes with drafts and its standard error; (1, infinity) while it is not known."""
+        pairs = [(plain_s, each.seconds) for each in passes if (plain_s := self.quiet.plain_s(each)) is not None]
+        if not pairs:
+            return 1.0, math.inf
+        longest = _OUTLIER * statistics.median(seconds for _, seconds in pairs)
+        return _ratio([(plain_s, min(seconds, longest)) for plain_s, seconds in pairs])
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the ratio of the sums of pairs, and its standard error."""
+    number, under = len(pairs), sum(y for _, y in pairs)
+    ratio = sum(x for x, _ in pairs) / under
+    spread = sum((x - ratio * y) ** 2 for x, y in pairs) / max(1, number - 1)
+    return ratio, math.sqrt(spread * number) / under + _NOISE / math.sqrt(number)

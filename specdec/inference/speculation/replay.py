@@ -1,0 +1,71 @@
+"""Replay of prompt lookup on a session's text, at the place that decoding without a draft model would have reached.
+
+The committed text does not depend on drafts. So what lookup would have proposed, and how much of it would have been
+accepted, is known for every place of it, and with it the number of passes that plain decoding would have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.inference.speculation.lookup import Lookup
+from specdec.inference.tokens import common_length
+
+
+class Replay:
+    """Prompt lookup of one session: its proposals, and the number of passes that they alone would have needed.
+
+    Args:
+        committed: the session's token ids, a list that grows.
+
+    Attributes:
+        lookup: the lookup, which learns from the replay.
+    """
+
+    def __init__(self, committed: Sequence[int]) -> None:
+        self._committed = committed
+        self.lookup = Lookup()
+        self._place = len(committed)  # tokens that plain decoding would have had by now
+        self._proposal: list[int] | None = None  # after that place; None: not looked up
+        self._limit = 0
+
+    def propose(self, limit: int) -> list[int]:
+        """Return up to `limit` tokens that may follow the committed ones: the rest of the proposal that is replayed."""
+        if not limit:
+            return []
+        self._limit = max(limit, self._limit)
+        num_ahead = len(self._committed) - self._place
+        if self._proposal is None or self._proposal[:num_ahead] != self._committed[self._place :]:
+            self.skip()
+            num_ahead, self._proposal = 0, self.lookup.propose(self._committed, self._limit)
+        return self._proposal[num_ahead : num_ahead + limit]
+
+    def skip(self) -> None:
+        """Go on from the present end of the text."""
+        self._place, self._proposal = len(self._committed), None
+
+    def record(self, num_tokens: int, verified: tuple[int, int] | None, share: float) -> int:
+        """Replay the text, to which a pass has added its tokens, as far as it is certain; return the number of passes.
+
+        Args:
+            num_tokens: number of tokens that the pass committed.
+            verified: numbers of tokens that lookup proposed for the pass and that were accepted; None if the pass
+                verified tokens of a draft model.
+            share: share of looked-up tokens that plain passes verify.
+        """
+        if verified is not None and len(self._committed) - self._place == num_tokens:  # plain decoding's own pass
+            self.lookup.record(*verified)
+            self.skip()
+            return 1
+        num_passes = 0
+        while (num_tokens := len(self._committed) - self._place) > 0:
+            if self._proposal is None:
+                found = self.lookup.propose(self._committed, self._limit, self._place) if self._limit else []
+                self._proposal = found[: round(share * len(found))]
+            num_accepted = common_length(self._proposal, self._committed[self._place :])
+            if num_accepted == num_tokens:  # the next token, not known yet, decides
+                break
+            self.lookup.record(len(self._proposal), num_accepted)
+            self._place, self._proposal = self._place + num_accepted + 1, None
+            num_passes += 1
+        return num_passes

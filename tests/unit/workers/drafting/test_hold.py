@@ -1,0 +1,121 @@
+"""Drafting that is held in the middle of an answer: workers stop, say so, keep their sessions, and go on later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from specdec.inference.commit import Delta
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import Schedule
+from specdec.inference.serving.assembly import running
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completion import Completer, CompletionRequest
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.service import VerificationServicer
+from specdec.inference.workers.drafting.stream import Offer
+from tests.support.completers import CARD
+from tests.support.edges import WORDS, edge
+from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
+from tests.support.scripted import ScriptedDecoder, ScriptedProposer, tokens_at, until
+
+NUM_TOKENS = 600
+REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=NUM_TOKENS, ignore_eos=True, gamma=4)
+
+
+class SlowDecoder(ScriptedDecoder):
+    """Decoder that takes a few milliseconds per pass, in which draft tokens can arrive."""
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        time.sleep(0.003)
+        return super().step(turns)
+
+
+class Place:
+    """A target, what completes requests at it, and the proposer that drafts for them."""
+
+    def __init__(self, engine: TargetEngine, pool: DraftPool, completer: Completer, proposer: ScriptedProposer) -> None:
+        self.engine, self.pool, self.completer, self.proposer = engine, pool, completer, proposer
+        proposer.max_length = 900
+
+    async def complete(self, deltas: list[Delta], schedule: Schedule) -> None:
+        async for event in self.completer.complete(replace(REQUEST, schedule=schedule)):
+            if isinstance(event, Delta):
+                deltas.append(event)
+
+    async def until_held(self) -> None:
+        self.engine.drafting.switch(is_on=False)
+        await until(lambda: not self.pool.computes)
+
+
+@asynccontextmanager
+async def place(kind: str, schedule: Schedule) -> AsyncGenerator[Place, None]:
+    """Yield a target with a worker of the pool, or with a client that has a worker of its own."""
+    async with running(TargetEngine(SlowDecoder(num_slots=4), EngineLimits(lookup=False))) as engine:
+        pool = DraftPool(engine)
+        local = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
+        async with listening(GenerationServicer(local, CARD), VerificationServicer(pool, WORDS)) as server:
+            if kind == "private":
+                async with edge(server.port, schedule) as client:
+                    yield Place(engine, pool, client.completer, client.proposer)
+                return
+            async with running(DraftEngine(proposer := ScriptedProposer())) as drafts:
+                worker = PoolWorker(drafts, [f"127.0.0.1:{server.port}"], Offer(WORDS, 4, 2), Metrics("draft"))
+                await until(lambda: worker.fault is None)
+                yield Place(engine, pool, local, proposer)
+                await worker.stop(grace_s=0.0)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.SYNC, Schedule.ASYNC])
+@pytest.mark.parametrize("kind", ["pool", "private"])
+async def test_a_worker_that_is_held_stops_and_goes_on(kind: str, schedule: Schedule) -> None:
+    async with asyncio.timeout(60), place(kind, schedule) as each:
+        deltas: list[Delta] = []
+        answer = asyncio.create_task(each.complete(deltas, schedule))
+        await until(lambda: sum(delta.num_accepted_tokens for delta in deltas) > 8)
+        await each.until_held()
+        num_steps, num_deltas = len(each.proposer.steps), len(deltas)
+        await until(lambda: len(deltas) > num_deltas + 20)
+        assert len(each.proposer.steps) == num_steps, "it computes while it is held"
+        assert all(delta.is_held and not delta.num_draft_tokens for delta in deltas[-10:])
+        each.engine.drafting.switch(is_on=True)
+        num_deltas = len(deltas)
+        await answer
+        assert sum(delta.num_accepted_tokens for delta in deltas[num_deltas:]) > 20
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.SYNC, Schedule.ASYNC])
+@pytest.mark.parametrize("kind", ["pool", "private"])
+async def test_requests_that_come_while_drafting_is_held(kind: str, schedule: Schedule) -> None:
+    """A request that begins while drafting is held gets tokens at once, and drafts once it is not."""
+    async with asyncio.timeout(60), place(kind, schedule) as each:
+        await each.until_held()
+        deltas: list[Delta] = []
+        answer = asyncio.create_task(each.complete(deltas, schedule))
+        await until(lambda: len(deltas) > 20)
+        assert not each.proposer.steps
+        each.engine.drafting.switch(is_on=True)
+        await answer
+        assert sum(delta.num_accepted_tokens for delta in deltas) > 20
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, NUM_TOKENS)
+
+
+async def test_a_worker_that_attaches_while_drafting_is_held_is_held() -> None:
+    async with asyncio.timeout(60), running(TargetEngine(SlowDecoder(num_slots=4))) as engine:
+        pool = DraftPool(engine)
+        engine.drafting.switch(is_on=False)
+        async with listening(VerificationServicer(pool, WORDS)) as server, edge(server.port):
+            await until(lambda: len(pool._workers) == 1 and not pool.computes)
