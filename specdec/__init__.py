@@ -57,9 +57,9 @@ def __dir__() -> list[str]:
 
 
 def main() -> int:
-    """Run a role, a comparison, a study or a diff; return the exit code."""
+    """Run a role, a comparison, a study, a diff or a test of a law; return the exit code."""
     arguments = sys.argv[1:]
-    if arguments[:1] in (["compare"], ["study"], ["diff"]):
+    if arguments[:1] in (["compare"], ["study"], ["diff"], ["law"]):
         from specdec.comparison.app import main as measure
 
         return measure(arguments[1:] if arguments[0] == "compare" else arguments)

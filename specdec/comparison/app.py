@@ -21,6 +21,7 @@ from specdec.comparison.report.files import in_full, prepare_directory, write_re
 from specdec.comparison.report.findings import Findings, find, json_of
 from specdec.comparison.report.markdown import page_part, write_part
 from specdec.comparison.report.table import load_table, print_tables
+from specdec.comparison.run import law
 from specdec.comparison.run.load import require_clients
 from specdec.comparison.run.measurement import measure
 from specdec.comparison.run.progress import Progress
@@ -200,5 +201,5 @@ def _report_capacities(found: Capacities) -> int:
     return EXIT_FAILED if found.differences else 0
 
 
-COMMANDS: dict[str, Command] = {"diff": diff, "study": study}
+COMMANDS: dict[str, Command] = {"diff": diff, "law": law.main, "study": study}
 """Commands of `compare_architectures.py NAME ...`, beside the comparison itself."""

@@ -1,0 +1,250 @@
+"""Statistical test of a server: do its texts follow the distribution that it reports in its own log-probabilities?
+
+Works with any server of OpenAI's completions API. Speculation must not change the law of the text. Each token's rank
+among the best tokens at its place is compared with the probabilities that the server reports there: apart for each
+beginning of an answer that has come often, and for all others apart by the rank of the token before. Given the tokens
+before, observed less expected counts have mean zero, so their squares over the covariances of the ranks add up to a
+chi-squared value. The first token of an answer is left out, since no server speculates about it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec.inference.errors import ConfigError, UnavailableError
+
+FloatArray = npt.NDArray[np.float64]
+NUM_RANKS = 5
+"""Number of best tokens that are told apart, as many as OpenAI's API gives; all others are one class."""
+NUM_CLASSES = NUM_RANKS + 1
+NUM_TOKENS = 8
+"""Tokens of one answer; short ones come often to the same beginning."""
+ALPHA = 0.001
+"""Probability that a server which follows its law is said not to."""
+SHIFT = 0.03
+"""Change of a probability that is found: vLLM before its pull request 54282 drew 63 % for 60 %."""
+POWER = 0.99
+"""Probability with which a change of `SHIFT` is found."""
+MIN_VISITS = 100
+"""Least number of answers with one beginning for which the next token's counts stand apart."""
+FREEDOM = 200
+"""Degrees of freedom by which the number of tokens is chosen, before those of the answers are known."""
+MIN_EXPECTED = 5.0
+"""Least expected count of a class of ranks; a class below it joins the next better one."""
+LAW = {"temperature": 1.0, "top_p": 1.0, "logprobs": NUM_RANKS}
+PROMPTS = ("The weather today is", "Once upon a time", "1, 2, 3, 4,", "The capital of France is", "def add(a, b):\n")
+_DRAWS = 400_000  # from a chi-squared law, for probabilities down to some 1e-5
+
+
+class Row:
+    """Observed less expected counts of the ranks after one beginning, or after one rank.
+
+    Attributes:
+        excess, expected: [NUM_CLASSES].
+        covariance: [NUM_CLASSES, NUM_CLASSES], of `excess`.
+    """
+
+    def __init__(self) -> None:
+        self.excess, self.expected = np.zeros(NUM_CLASSES), np.zeros(NUM_CLASSES)
+        self.covariance = np.zeros((NUM_CLASSES, NUM_CLASSES))
+
+    def add(self, rank: int, best: Sequence[float]) -> None:
+        """Count a token of class `rank`, where the best tokens have these probabilities."""
+        share = np.zeros(NUM_CLASSES)
+        share[: len(best)] = best
+        share[NUM_RANKS] = max(0.0, 1.0 - share.sum())
+        self.excess -= share
+        self.excess[rank] += 1.0
+        self.expected += share
+        self.covariance += np.diag(share) - np.outer(share, share)
+
+    def statistic(self) -> tuple[float, int]:
+        """Return the row's chi-squared value and its degrees of freedom."""
+        merge = _merging(self.expected)[1:]  # one class follows from the others
+        if not len(merge):
+            return 0.0, 0
+        excess, covariance = merge @ self.excess, merge @ self.covariance @ merge.T
+        return float(excess @ np.linalg.pinv(covariance, hermitian=True) @ excess), len(merge)
+
+    @property
+    def largest(self) -> tuple[float, int]:
+        """Return the largest deviation in standard deviations, and its class."""
+        sigma = np.sqrt(np.maximum(self.covariance.diagonal(), 1e-12))
+        sigmas = np.where(self.expected >= MIN_EXPECTED, np.abs(self.excess) / sigma, 0.0)
+        return float(sigmas.max()), int(sigmas.argmax())
+
+
+@dataclass
+class Counts:
+    """Tokens of many answers: each with its beginning, the class before it, its own, and the best probabilities."""
+
+    tokens: list[tuple[tuple[Any, ...], int, int, list[float]]] = field(default_factory=list)
+
+    def take(self, name: Hashable, answer: dict[str, Any]) -> None:
+        """Add an answer's tokens but the first; `name` tells its prompt from others."""
+        begun: tuple[Any, ...] = (name,)
+        before: int | None = None
+        for text, rank, best in classes(answer):
+            if before is not None and best:
+                self.tokens.append((begun, before, rank, best))
+            begun, before = (*begun, text), rank
+
+    def rows(self) -> dict[str, Row]:
+        """Return the rows of counts, by a description."""
+        visits = Counter(begun for begun, *_ in self.tokens)
+        rows: defaultdict[str, Row] = defaultdict(Row)
+        for begun, before, rank, best in self.tokens:
+            is_common = visits[begun] >= MIN_VISITS
+            rows[f"after {''.join(map(str, begun))!r}" if is_common else f"after {RANKS[before]}"].add(rank, best)
+        return rows
+
+
+RANKS = (*(f"rank {i + 1}" for i in range(NUM_RANKS)), "a lower rank")
+
+
+def _chi_squared(rows: Iterable[Row]) -> tuple[float, int]:
+    """Return the chi-squared value of all rows and its degrees of freedom."""
+    values = [row.statistic() for row in rows]
+    return sum(value for value, _ in values), sum(freedom for _, freedom in values)
+
+
+def _merging(expected: FloatArray) -> FloatArray:
+    """Return a matrix [num_merged, NUM_CLASSES] of ones and zeros, whose rows have `MIN_EXPECTED` counts at least."""
+    rows: list[FloatArray] = []
+    for rank, unit in enumerate(np.eye(NUM_CLASSES)):
+        if rows and (expected[rank] < MIN_EXPECTED or rows[-1] @ expected < MIN_EXPECTED):
+            rows[-1] = rows[-1] + unit
+        else:
+            rows.append(unit)
+    return np.array(rows)
+
+
+def p_value(counts: Counts) -> float:
+    """Return the probability of at least this chi-squared value, to some 1e-5."""
+    statistic, freedom = _chi_squared(counts.rows().values())
+    if not freedom:
+        return 1.0
+    return float(np.mean(np.random.default_rng(1).chisquare(freedom, _DRAWS) >= statistic))
+
+
+def num_needed(alpha: float, shift: float) -> int:
+    """Return the number of tokens by which a change of an even chance by `shift` is found with probability `POWER`.
+
+    The change is taken to concern all tokens; one that concerns a share of them takes so many times as many.
+    """
+    draws = np.random.default_rng(2)
+    limit = np.quantile(draws.chisquare(FREEDOM, _DRAWS), 1.0 - alpha)
+    low, high = 1.0, 1000.0
+    while high - low > 0.5:
+        middle = (low + high) / 2
+        found = np.mean(draws.noncentral_chisquare(FREEDOM, middle, _DRAWS) >= limit)
+        low, high = (low, middle) if found >= POWER else (middle, high)
+    return math.ceil(high * 0.25 / shift**2)
+
+
+def classes(answer: dict[str, Any]) -> Iterator[tuple[str, int, list[float]]]:
+    """Yield the text, the class and the best tokens' probabilities of each token of an answer with `logprobs`.
+
+    The list is empty where two of the best tokens may have one text, as parts of characters have.
+    """
+    entries = answer["choices"][0]["logprobs"]
+    columns = (entries["tokens"], entries["token_logprobs"], entries["top_logprobs"])
+    for text, logprob, top in zip(*columns, strict=True):
+        best = sorted(top.items(), key=lambda each: -each[1])[:NUM_RANKS]
+        rank = next((i for i, (_, each) in enumerate(best) if abs(each - logprob) < 1e-9), NUM_RANKS)
+        is_clear = len(best) == NUM_RANKS and not any("\ufffd" in name for name, _ in best)
+        yield text, rank, [math.exp(each) for _, each in best] if is_clear else []
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Test the server that the arguments name; return 0 if its texts follow its law, else 1."""
+    args = _parser().parse_args(arguments)
+    return asyncio.run(_test(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="specdec law", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("url", help="server of OpenAI's completions API, as http://localhost:8000")
+    parser.add_argument("--model", help="name of the model (the first one that is served)")
+    parser.add_argument("--num_requests", type=int, help=f"answers of {NUM_TOKENS} tokens (as many as the power takes)")
+    parser.add_argument("--alpha", type=float, default=ALPHA, help="probability of a false alarm (%(default)s)")
+    parser.add_argument("--shift", type=float, default=SHIFT, help="change of a probability to find (%(default)s)")
+    parser.add_argument("--concurrency", type=int, default=8, help="requests in flight (%(default)s)")
+    return parser
+
+
+async def _test(args: argparse.Namespace) -> int:
+    if not (0.0001 <= args.alpha <= 0.5 and 0.001 <= args.shift <= 0.5 and args.concurrency >= 1):
+        raise ConfigError("--alpha must be in 0.0001..0.5, --shift in 0.001..0.5, and --concurrency at least 1")
+    url, num_tokens = args.url.rstrip("/").removesuffix("/v1"), num_needed(args.alpha, args.shift)
+    model = args.model or (await _call(f"{url}/v1/models"))["data"][0]["id"]
+    num_requests = args.num_requests or math.ceil(num_tokens / (NUM_TOKENS - 1))
+    reach = math.sqrt(num_tokens / (num_requests * (NUM_TOKENS - 1))) * args.shift
+    print(
+        f"{num_requests} answers of {NUM_TOKENS} tokens at temperature 1, seeds 0 to {num_requests - 1}: a server that "
+        f"follows its law fails with probability {args.alpha:g}; an even chance that is off by {reach:.3f} is found "
+        f"with probability {POWER:g}",
+        file=sys.stderr,
+    )
+    counts = await _answers(url, model, num_requests, args.concurrency)
+    p, rows = p_value(counts), counts.rows()
+    holds = p >= args.alpha
+    verdict = "the texts follow the reported law" if holds else "the texts do NOT follow the reported law"
+    print(f"{verdict}: {len(counts.tokens)} tokens, p = {p:.5f}")
+    (sigmas, rank), place = max((row.largest, name) for name, row in rows.items())
+    expected = rows[place].expected[rank]
+    seen = f"{expected + rows[place].excess[rank]:.0f} times for {expected:.1f}, {sigmas:.1f} sigma"
+    print(f"largest deviation {place}: {RANKS[rank]} {seen}")
+    return int(not holds)
+
+
+async def _answers(url: str, model: str, num_requests: int, concurrency: int) -> Counts:
+    counts, places, done = Counts(), asyncio.Semaphore(concurrency), 0
+
+    async def ask(seed: int) -> None:
+        nonlocal done
+        prompt = PROMPTS[seed % len(PROMPTS)]
+        body = {"model": model, "prompt": prompt, "seed": seed, "max_tokens": NUM_TOKENS, **LAW}
+        async with places:
+            answer = await _call(
+                f"{url}/v1/completions", {**body, "temperature": 1.0, "top_p": 1.0, "logprobs": NUM_RANKS}
+            )
+        counts.take(seed % len(PROMPTS), answer)
+        done += 1
+        if sys.stderr.isatty() or done % 100 == 0 or done == num_requests:
+            print(f"{done} of {num_requests} answers", end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr)
+
+    await asyncio.gather(*map(ask, range(num_requests)))
+    return counts
+
+
+async def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a server's JSON answer.
+
+    Raises:
+        UnavailableError: the server cannot be reached, or answers with an error.
+    """
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get("OPENAI_API_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    request = Request(url, None if body is None else json.dumps(body).encode(), headers)
+    try:
+        raw = await asyncio.to_thread(lambda: urlopen(request, timeout=600).read())
+    except OSError as exc:  # an HTTPError is one
+        detail = exc.read().decode(errors="replace")[:500] if hasattr(exc, "read") else ""
+        raise UnavailableError(f"{url}: {exc} {detail}") from exc
+    answer: dict[str, Any] = json.loads(raw)
+    return answer

@@ -1,0 +1,127 @@
+"""The test of a server's law passes right samplers, and finds wrong ones within the tokens that it names beforehand.
+
+Each sampler speculates over two toy models, and reports the target's probabilities as a server does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from specdec.comparison.run.law import ALPHA, NUM_RANKS, NUM_TOKENS, SHIFT, Counts, num_needed, p_value
+
+Law: TypeAlias = npt.NDArray[np.float64]
+Rule: TypeAlias = Callable[[Law, Law, np.random.Generator], tuple[int, bool]]
+"""Function of target's and draft's probabilities to the token, and whether it is the draft's."""
+pytestmark = pytest.mark.long
+SIZE = 7
+"""Tokens of the toy vocabulary: few, so that a wrong sampler is wrong by some points at each place."""
+
+
+def laws(seed: int) -> tuple[Law, Law]:
+    """Return a target and a draft that is often wrong: [SIZE, SIZE] probabilities of the next token by the last one."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(scale=1.4, size=(SIZE, SIZE))
+    both = [np.exp(each) for each in (logits, rng.normal(scale=1.4, size=logits.shape))]
+    return tuple(each / each.sum(-1, keepdims=True) for each in both)  # type: ignore[return-value]
+
+
+def drawn(law: Law, rng: np.random.Generator) -> int:
+    return min(int(np.searchsorted(np.cumsum(law) / law.sum(), rng.random(), side="right")), SIZE - 1)
+
+
+def rejection(p: Law, q: Law, rng: np.random.Generator, residual: Callable[[Law, Law], Law]) -> tuple[int, bool]:
+    token = drawn(q, rng)
+    if rng.random() * q[token] <= p[token]:
+        return token, True
+    return drawn(residual(p, q), rng), False
+
+
+def right(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
+    return rejection(p, q, rng, lambda p, q: np.maximum(p - q, 0.0))
+
+
+def coupled(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
+    """Draw both tokens with one noise, and take the target's: this project's rule."""
+    noise = rng.gumbel(size=SIZE)
+    token = int(np.argmax(np.log(p) + noise))
+    return token, token == int(np.argmax(np.log(q) + noise))
+
+
+def residual_from_target(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
+    return rejection(p, q, rng, lambda p, q: p)
+
+
+def residual_of_the_best(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
+    """Draw the residual among the target's best four tokens alone."""
+    return rejection(p, q, rng, lambda p, q: np.where(p >= np.sort(p)[-4], np.maximum(p - q, 0.0), 0.0) + 1e-12 * p)
+
+
+def one_noise_under_a_ratio(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
+    """Draw draft and residual with one noise, and accept by the ratio: vLLM before its pull request 54282."""
+    noise = rng.gumbel(size=SIZE)
+    token = int(np.argmax(np.log(q) + noise))
+    if rng.random() * q[token] <= p[token]:
+        return token, True
+    return int(np.argmax(np.log(np.maximum(p - q, 1e-300)) + noise)), False
+
+
+def answers(rule: Rule, seed: int, num_tokens: int, *, off_by: int = 0) -> Counts:
+    """Count answers of a server that speculates by the rule; `off_by` 1 verifies with the row before."""
+    target, draft = laws(seed)
+    rng, counts = np.random.default_rng(seed), Counts()
+    for number in range(math.ceil(num_tokens / (NUM_TOKENS - 1))):
+        tokens = [number % 3]  # the prompt
+        columns: list[tuple[str, float, dict[str, float]]] = []
+        for _ in range(NUM_TOKENS):
+            p = target[tokens[-1]]
+            token, _ = rule(target[tokens[max(0, len(tokens) - 1 - off_by)]], draft[tokens[-1]], rng)
+            best = {str(each): math.log(p[each]) for each in np.argsort(p)[-NUM_RANKS:]}
+            columns.append((str(token), math.log(p[token]), {**best, str(token): math.log(p[token])}))
+            tokens.append(token)
+        counts.take(tokens[0], answer_of(columns))
+    return counts
+
+
+def answer_of(columns: list[tuple[str, float, dict[str, float]]]) -> dict[str, Any]:
+    tokens, logprobs, top = map(list, zip(*columns, strict=True))
+    return {"choices": [{"logprobs": {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top}}]}
+
+
+@pytest.mark.parametrize("rule", [right, coupled])
+def test_a_right_sampler_passes(rule: Rule) -> None:
+    """Of thirty right servers none fails, and their p-values are even: their median is near one half."""
+    values = [p_value(answers(rule, seed, 1400)) for seed in range(30)]
+    assert min(values) >= ALPHA
+    assert 0.25 < float(np.median(values)) < 0.75
+    assert sum(value < 0.1 for value in values) <= 8
+
+
+@pytest.mark.parametrize(
+    ("rule", "off_by"),
+    [
+        (residual_from_target, 0),
+        (residual_of_the_best, 0),
+        (one_noise_under_a_ratio, 0),
+        (right, 1),
+        (coupled, 1),
+    ],
+)
+def test_a_wrong_sampler_is_found_within_the_tokens_that_are_named(rule: Rule, off_by: int) -> None:
+    assert p_value(answers(rule, 3, num_needed(ALPHA, SHIFT), off_by=off_by)) < ALPHA
+
+
+def test_a_right_sampler_passes_with_the_tokens_that_are_named() -> None:
+    assert p_value(answers(coupled, 3, num_needed(ALPHA, SHIFT))) >= ALPHA
+
+
+def test_tokens_whose_texts_may_be_one_are_left_out() -> None:
+    counts = Counts()
+    best = {"a": -0.5, "b": -2.0, "c": -3.0, "d": -4.0, "\ufffd": -5.0}
+    counts.take("a prompt", answer_of([("a", -0.5, best), ("a", -0.5, best), ("b", -2.0, best)]))
+    assert counts.tokens == []
