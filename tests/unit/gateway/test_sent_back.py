@@ -340,6 +340,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no content": ({"messages": [{"role": "user", "contents": "x"}]}, "messages.0: content is needed"),
     "no function": ({"messages": [USER], "tools": [{"type": "function", "name": "f"}]}, "tools.0.function: Field"),
     "strict beside it": ({"messages": [USER], "tools": [{**tool(), "strict": True}]}, "a field of the function"),
+    "half a character in a type": ({"messages": [{"role": "user", "content": [{"type": "\ud83d"}]}]}, r"type \ud83d"),
     "choice": (
         {"messages": [USER], "tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}},
         "not supported here",

@@ -227,7 +227,8 @@ class ResponsesBody(GenerationBody, TemplateBody):
         try:
             return ChatBody.model_validate({**fields, **dict(self._mapped())})
         except ValidationError as exc:
-            raise RequestValidationError([{**fault, "loc": _place(fault["loc"])} for fault in exc.errors()]) from exc
+            faults = [{**fault, "loc": _place(fault["loc"])} for fault in exc.errors()]
+            raise RequestValidationError(faults, body=self.model_dump(by_alias=True)) from exc
 
     def _mapped(self) -> Iterator[tuple[str, Any]]:
         yield "messages", self._messages()
