@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from specdec.inference.engine.threads import Threads
 from specdec.inference.errors import InvalidRequestError
@@ -66,8 +67,9 @@ class Grammars:
         """Wait for a trial, in a place of one's own; return None if another request's was first."""
         work = self._trials.run(self._compiler.compile, grammar, self._trials.is_awaited)
         turn = asyncio.ensure_future(work)
+        first: list[asyncio.Future[Any]] = [trial, turn]
         try:
-            await asyncio.wait([trial, turn], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         finally:
             turn.add_done_callback(lambda each: each.cancelled() or each.exception())  # read, for asyncio
             turn.cancel()

@@ -309,7 +309,13 @@ async def test_parts_are_lines() -> None:
 
 
 async def test_parts_and_items_of_the_responses_api() -> None:
-    part = {"type": "output_text", "text": "a", "annotations": [{}], "parsed": {"n": 1}, "logprobs": None}
+    part: dict[str, Any] = {
+        "type": "output_text",
+        "text": "a",
+        "annotations": [{}],
+        "parsed": {"n": 1},
+        "logprobs": None,
+    }
     items = [
         {"type": "message", "role": "user", "content": "Will it rain?", "timestamp": 5},
         {
