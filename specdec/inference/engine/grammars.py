@@ -56,7 +56,7 @@ class Grammars:
             return matcher
         if (fault := trial.result()) is not None:
             raise InvalidRequestError(fault.message, field=fault.field)
-        return await self._others.run(self._compiler.compile, grammar)
+        return await self._others.run(self._compiler.compile, grammar, self._others.is_awaited)
 
     def _remember(self, grammar: Grammar) -> _Trial:
         if len(self._known) >= MAX_KNOWN:

@@ -576,7 +576,7 @@ PATHS: dict[str, tuple[str, dict[str, Any], str]] = {
     "one of a union's member": (
         "/v1/completions",
         {"prompt": "x", "response_format": {"type": "json_object", "schema": {}}},
-        "response_format.schema is not supported here (did you mean schema?)",
+        "response_format.schema is not supported here (did you mean json_schema?)",
     ),
     "one in a choice": (
         "/v1/chat/completions",

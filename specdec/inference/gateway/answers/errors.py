@@ -156,7 +156,7 @@ def from_validation(error: RequestValidationError, body: type[BaseModel]) -> Api
     if not place and fault["type"] in _NO_OBJECT:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json", code="no_json")
     param = str(place[0]) if place else _named_first(fault)
-    if fault["type"] == "extra_forbidden":
+    if fault["type"] == "extra_forbidden" and place:
         name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
         near = get_close_matches(str(place[-1]), _names_beside(body, place), n=1)
         meant = "".join(f" (did you mean {each}?)" for each in near)
@@ -211,7 +211,7 @@ def _names_beside(body: type[BaseModel], place: Sequence[int | str]) -> list[str
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             names += [field.alias or name for name, field in kind.model_fields.items()]
             kinds += [field.annotation for field in kind.model_fields.values()]
-    return names
+    return [name for name in names if name != place[-1]]  # which is a field of another one of a union
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
