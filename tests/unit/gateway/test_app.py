@@ -608,6 +608,8 @@ PATHS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}]},
         "input.0.arguments: ",
     ),
+    "no object": ("/v1/chat/completions", {"messages": [5]}, "messages.0: an object is expected, not 5"),
+    "no item": ("/v1/responses", {"input": [5]}, "input.0: an item must be an object, not 5"),
     "a key": ("/v1/completions", {"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias.x: "),
     "a value": ("/v1/completions", {"prompt": "x", "logit_bias": {"7": 1000}}, "logit_bias.7: "),
     "a tool": ("/v1/chat/completions", {"messages": [HELLO], "tools": [{"type": "function"}]}, "tools.0.function: "),

@@ -47,6 +47,7 @@ _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
     "stop": "a text or a list of texts is expected, none of them empty or too long",
 }
+_KINDS = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "an object is expected")
 # Faults of a body that is no object: another kind of JSON, another content type, or nothing.
 _NO_OBJECT = ("model_attributes_type", "missing")
 _OURS = ("value_error", UNSUPPORTED)  # our own validators, which are more specific than Pydantic's rules
@@ -162,7 +163,8 @@ def from_validation(error: RequestValidationError, body: type[BaseModel]) -> Api
         meant = "".join(f" (did you mean {each}?)" for each in near)
         return ApiError(400, f"{name} is not supported here{meant}", param=param, code="unsupported_parameter")
     message = _SHAPES.get(str(param)) if len(loc) > 1 and fault["type"] not in _OURS else None
-    message = message or fault["msg"].removeprefix("Value error, ") + _given(fault)
+    found = _KINDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
+    message = message or found + _given(fault)
     code = _CODES.get(fault["type"], "invalid_value")
     return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
 

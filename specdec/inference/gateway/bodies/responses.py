@@ -149,7 +149,7 @@ Item: TypeAlias = Annotated[
     | Annotated[CallItem, Tag("a function_call")]
     | Annotated[OutputItem, Tag("a function_call_output")]
     | Annotated[ReasoningItem, Tag("a reasoning")],
-    Discriminator(_tag),
+    Discriminator(_tag, custom_error_type="item_type", custom_error_message="an item must be an object"),
     BeforeValidator(of_kinds("an item", *_KINDS, hint=_ITEM_HINT)),
 ]
 Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
