@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
 """Names of tokenizers' files; a model has at least one of them, which Transformers can read or convert."""
 READ_QUANTIZED = ("mxfp4",)
 """Methods of quantization whose weights can be read: Transformers turns them into bfloat16."""
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHOWN = 80
 """Most characters of a field's value that an error message repeats."""
 MAX_HEADER_BYTES = 100 * 1024 * 1024
@@ -155,6 +155,8 @@ class CheckpointFiles:
         if missing := [file.name for file in weights if not file.is_file()]:
             shown = f"{len(missing)} of {len(weights)} files of weights are missing, such as {missing[0]}"
             raise self._fault(f"{shown}; {COMPLETE}")
+        if weights[0].name != WHOLE and not isinstance(self._object(INDEX).get("metadata"), dict):
+            raise self._fault(f'{INDEX} has no metadata: add "metadata": {{}} to it, which Transformers asks for')
         self.require_whole()
 
     def require_whole(self) -> None:
@@ -168,17 +170,14 @@ class CheckpointFiles:
         if not any((self.path / name).is_file() for name in TOKENIZERS):
             raise self._fault("no tokenizer.json there; copy the files tokenizer* of the model that it was made of")
 
-    def _weights(self) -> Collection[Path]:
+    def _weights(self) -> Sequence[Path]:
         """Return the files of weights, as Transformers chooses them; files that an index names may be missing."""
-        whole = self.path / "model.safetensors"
+        whole = self.path / WHOLE
         if whole.is_file() or not (self.path / INDEX).is_file():
             return [whole] if whole.is_file() else []
-        index = self._object(INDEX)
-        named = index.get("weight_map")
+        named = self._object(INDEX).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise self._fault(f"{INDEX} has no weight_map with the file of each weight; {COMPLETE}")
-        if not isinstance(index.get("metadata"), dict):
-            raise self._fault(f'{INDEX} has no metadata: add "metadata": {{}} to it, which Transformers asks for')
         return [self.path / name for name in sorted({*named.values()})]
 
     def _header(self, file: Path) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from specdec.inference.checkpoint_files import OWN, CheckpointFiles
 from specdec.inference.errors import ConfigError
 
 MAX_REASON_LENGTH = 300
+CONFIG = "config.json"
 
 
 def load_config(path: Path) -> PretrainedConfig:
@@ -31,7 +32,7 @@ def load_config(path: Path) -> PretrainedConfig:
         ConfigError: the file cannot be read, or names an architecture that Transformers does not know.
     """
     CheckpointFiles(path).require_model()  # before a forged number fills the memory
-    with _blaming(path, "config.json"):
+    with _blaming(path, CONFIG):
         # Unless trust_remote_code is False, Transformers asks on the terminal whether to run the checkpoint's own code.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         _ = [*reasons(config, DEFAULT_LENGTH, windows=True)]  # here an odd field has a file to blame
@@ -46,7 +47,7 @@ def require_fitting(path: Path, model_config: PretrainedConfig) -> None:
     files = CheckpointFiles(path)
     if files.quantization is not None:
         return
-    with _blaming(path, "config.json"), torch.device("meta"):
+    with _blaming(path, CONFIG), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(deepcopy(model_config), trust_remote_code=False)
     wanted, stored = model.state_dict(keep_vars=True), files.shapes
     for name in sorted(wanted.keys() & stored.keys()):
@@ -88,7 +89,7 @@ def load_weights(
     quantization = getattr(model_config, "quantization_config", None)
     if isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4":
         quantization["dequantize"] = True  # gpt-oss; packed experts need kernels that only some GPUs have
-    with _blaming(path, "its weights"):
+    with _blaming(path):
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
             config=model_config,
@@ -105,8 +106,8 @@ def load_weights(
 
 
 @contextmanager
-def _blaming(path: Path, what: str) -> Iterator[None]:
-    """Turn any exception of Transformers in the block into a ConfigError of one line that names the checkpoint."""
+def _blaming(path: Path, file: str = "") -> Iterator[None]:
+    """Turn any exception of Transformers in the block into a ConfigError of one line that names checkpoint and file."""
     try:
         yield
     except ConfigError:
@@ -115,4 +116,6 @@ def _blaming(path: Path, what: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:MAX_REASON_LENGTH] or type(error).__name__
         if "contains custom code" in reason or "trust_remote_code" in reason:
             reason = "it has custom code, which is never run here; take a model that Transformers knows by itself"
-        raise ConfigError(f"model {path}: {what}: {reason}; {OWN}") from error
+        elif file:
+            reason = f"{file}: {reason}; {OWN}"
+        raise ConfigError(f"model {path}: {reason}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from specdec.inference.engine.threads import Threads
 from specdec.inference.errors import InvalidRequestError
@@ -55,7 +56,7 @@ class Grammars:
             return matcher
         if (fault := trial.result()) is not None:
             raise InvalidRequestError(fault.message, field=fault.field)
-        return await self._others.run(self._compiler.compile, grammar)
+        return await self._others.run(self._compiler.compile, grammar, self._others.is_awaited)
 
     def _remember(self, grammar: Grammar) -> _Trial:
         if len(self._known) >= MAX_KNOWN:
@@ -66,8 +67,9 @@ class Grammars:
         """Wait for a trial, in a place of one's own; return None if another request's was first."""
         work = self._trials.run(self._compiler.compile, grammar, self._trials.is_awaited)
         turn = asyncio.ensure_future(work)
+        first: list[asyncio.Future[Any]] = [trial, turn]
         try:
-            await asyncio.wait([trial, turn], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         finally:
             turn.add_done_callback(lambda each: each.cancelled() or each.exception())  # read, for asyncio
             turn.cancel()

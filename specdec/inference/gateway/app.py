@@ -40,6 +40,7 @@ from specdec.inference.gateway.answers.errors import (
     from_error,
     from_validation,
     unexpected,
+    unreadable,
 )
 from specdec.inference.gateway.answers.formats import ChatFormat, ChunkFormat, CompletionFormat
 from specdec.inference.gateway.answers.message import MessageReader
@@ -379,7 +380,7 @@ def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_validation(request: Request, error: RequestValidationError) -> JsonAnswer:
         body = get_type_hints(request.scope["endpoint"])["body"]
-        return from_validation(error, names=list(body.model_fields)).answer()
+        return from_validation(error, body).answer()
 
     @app.exception_handler(RecursionError)
     async def on_depth(_: Request, error: RecursionError) -> JsonAnswer:
@@ -393,6 +394,8 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return unreadable(error.__cause__).answer()
         message = f"{request.method} {request.url.path[:MAX_ECHO_CHARACTERS]}: {error.detail}"
         if error.status_code == 404:
             message += f"; this server speaks OpenAI's API: {SPOKEN}; set base_url to {request.base_url}v1"

@@ -114,7 +114,7 @@ def _repeated(
         include_rejected=body.stream_options.include_speculation,
         prompt_logprobs=template.logprobs if template.echo else None,
     )
-    seeds = [None if body.seed is None else (body.seed + i) & MAX_SEED for i in range(body.n)]
+    seeds = [None if body.seed in (None, -1) else (body.seed + i) & MAX_SEED for i in range(body.n)]
     return [replace(one, prompt=prompt, seed=seed) for prompt in prompts for seed in seeds]
 
 

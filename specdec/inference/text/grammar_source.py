@@ -103,7 +103,8 @@ def _alternatives(text: str) -> str:
     choices: Any = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
         raise ValueError("a JSON array of one or more texts is expected, none of them empty")
-    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+    literals = (json.dumps(each, ensure_ascii=False).replace("\x7f", r"\u007f") for each in choices)  # no raw DEL there
+    return "start: " + " | ".join(literals)
 
 
 def parser_limits() -> LLParserLimits:

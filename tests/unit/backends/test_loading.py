@@ -116,7 +116,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "one weight missing": (drop_a_weight, r"1 weights are missing, such as model\.layers\.1\.mlp\.up_proj\.weight"),
     "more layers than weights": (edit_config(num_hidden_layers=3), "9 weights are missing"),
-    "other shapes": (edit_config(vocab_size=DEFAULT_VOCAB_SIZE + 1), "mismatch"),
+    "other shapes": (
+        edit_config(vocab_size=DEFAULT_VOCAB_SIZE + 1),
+        r"\[288, 32\] in the files, and \[289, 32\] by config\.json; take both from one model",
+    ),
     "no model type": (lambda path: (path / "config.json").write_text("{}"), "model_type"),
     "an adapter beside it": (lambda path: (path / "adapter_config.json").write_text("{}"), "adapter"),
     "unknown architecture": (edit_config(model_type="unheard_of"), "unheard_of"),

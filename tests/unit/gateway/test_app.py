@@ -143,7 +143,7 @@ async def test_every_field_reaches_the_completer() -> None:
     completer = ScriptedCompleter(PASSES)
     fields = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5, "gamma": 2,
-        "presence_penalty": 0.25, "frequency_penalty": -1, "logit_bias": {"5": 3, "2": -100}, "seed": -1, "n": 2,
+        "presence_penalty": 0.25, "frequency_penalty": -1, "logit_bias": {"5": 3, "2": -100}, "seed": 2**64 - 1, "n": 2,
         "stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": True, "max_tokens": 9, "logprobs": 3, "user": "me",
         "min_tokens": 5,
     }  # fmt: skip
@@ -570,12 +570,103 @@ async def test_tokens_and_text_as_vllm_has_them() -> None:
         assert (await client.post("/detokenize", json={"tokens": [1]})).status_code == 404
 
 
+PATHS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an unknown field of an option": (
+        "/v1/completions",
+        {"prompt": "x", "stream": True, "stream_options": {"include_usages": True}},
+        "stream_options.include_usages is not supported here (did you mean include_usage?)",
+    ),
+    "one of a union's member": (
+        "/v1/completions",
+        {"prompt": "x", "response_format": {"type": "json_object", "schema": {}}},
+        "response_format.schema is not supported here (did you mean json_schema?)",
+    ),
+    "one in a choice": (
+        "/v1/chat/completions",
+        {"messages": [HELLO], "tool_choice": {"type": "function", "function": {"nam": "f"}}},
+        "tool_choice.function.name: Field required",
+    ),
+    "a missing schema": (
+        "/v1/completions",
+        {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema: Field required",
+    ),
+    "a wrong part": (
+        "/v1/chat/completions",
+        {"messages": [HELLO, {"role": "user", "content": [{"type": "text", "text": 5}]}]},
+        "messages.1.content.0.text: ",
+    ),
+    "no text and no parts": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": 5}]},
+        "messages.0.content: ",
+    ),
+    "an item": (
+        "/v1/responses",
+        {"input": [HELLO, {"role": "user", "content": [{"type": "text"}]}]},
+        "input.1.content.0.text: ",
+    ),
+    "a call's arguments": (
+        "/v1/responses",
+        {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}]},
+        "input.0.arguments: ",
+    ),
+    "no object": ("/v1/chat/completions", {"messages": [5]}, "messages.0: an object is expected, not 5"),
+    "no item": ("/v1/responses", {"input": [5]}, "input.0: an item must be an object, not 5"),
+    "a key": ("/v1/completions", {"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias.x: "),
+    "a value": ("/v1/completions", {"prompt": "x", "logit_bias": {"7": 1000}}, "logit_bias.7: "),
+    "a tool": ("/v1/chat/completions", {"messages": [HELLO], "tools": [{"type": "function"}]}, "tools.0.function: "),
+    "a choice of grammars": (
+        "/v1/completions",
+        {"prompt": "x", "structured_outputs": {"choices": ["a"]}},
+        "structured_outputs.choices",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+async def test_paths_have_only_the_names_of_the_body(name: str) -> None:
+    """A path leads through the body that was sent, and a suggestion is about its last part.
+
+    Regression: paths had validators' names, such as content.list[function-before[check(), TextPart]].0, and the name
+    of a union's member; messages.1.id was asked whether it meant messages.
+    """
+    path, body, message = PATHS[name]
+    error = (await post(ScriptedCompleter(PASSES), path, body)).json()["error"]
+    assert error["message"].startswith(message), error["message"]
+    assert not set("[( ") & set(error["message"].partition(":")[0].partition(" is not")[0])
+
+
+@pytest.mark.parametrize("body", [b'{"prompt":"\xe9","max_tokens":1}', b'{"prompt":"' + b"x" * 70_000 + b'\xe9"}'])
+async def test_a_body_that_is_not_utf8_names_the_byte(body: bytes) -> None:
+    """A body in Latin-1, as PowerShell 5 sends it, gets the place of its first wrong byte.
+
+    Regression: "There was an error parsing the body".
+    """
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        answer = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "invalid_json")
+    assert f"the body is not UTF-8: byte {body.index(0xE9)} is 0xe9" in error["message"]
+
+
+async def test_minus_one_draws_a_seed() -> None:
+    """As in vLLM and llama-server; other negative seeds are seeds."""
+    completer = ScriptedCompleter(PASSES)
+    for seed in (-1, -2, None):
+        assert (await post(completer, "/v1/completions", {"prompt": "x", "n": 2, "seed": seed})).is_success
+    seeds = [request.seed for request in completer.requests]
+    assert seeds == [None, None, 2**64 - 2, 2**64 - 1, None, None]
+
+
 HALF = '"\\ud83d"'
 HALVES = {
     "prompt": f'{{"prompt": {HALF}}}',
     "prompts": f'{{"prompt": ["x", {HALF}]}}',
     "stop": f'{{"prompt": "x", "stop": {HALF}}}',
     "model": f'{{"prompt": "x", "model": {HALF}}}',
+    "format": f'{{"prompt": "x", "response_format": {{"type": {HALF}}}}}',
+    "name": f'{{"prompt": "x", {HALF}: 1}}',
 }
 
 
@@ -588,7 +679,7 @@ async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
     assert response.status_code in (400, 404)
     told = response.json()["error"]
     assert told["type"] == "invalid_request_error"
-    assert told["param"] == "model" or "half of a surrogate pair" in told["message"]
+    assert told["param"] not in ("prompt", "stop") or "half of a surrogate pair" in told["message"]
     assert not completer.requests
 
 

@@ -309,7 +309,13 @@ async def test_parts_are_lines() -> None:
 
 
 async def test_parts_and_items_of_the_responses_api() -> None:
-    part = {"type": "output_text", "text": "a", "annotations": [{}], "parsed": {"n": 1}, "logprobs": None}
+    part: dict[str, Any] = {
+        "type": "output_text",
+        "text": "a",
+        "annotations": [{}],
+        "parsed": {"n": 1},
+        "logprobs": None,
+    }
     items = [
         {"type": "message", "role": "user", "content": "Will it rain?", "timestamp": 5},
         {
@@ -340,6 +346,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no content": ({"messages": [{"role": "user", "contents": "x"}]}, "messages.0: content is needed"),
     "no function": ({"messages": [USER], "tools": [{"type": "function", "name": "f"}]}, "tools.0.function: Field"),
     "strict beside it": ({"messages": [USER], "tools": [{**tool(), "strict": True}]}, "a field of the function"),
+    "half a character in a type": ({"messages": [{"role": "user", "content": [{"type": "\ud83d"}]}]}, r"type \ud83d"),
     "choice": (
         {"messages": [USER], "tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}},
         "not supported here",

@@ -346,6 +346,16 @@ def test_a_trial_reports_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         grammar_trial.try_out('start: "a"')
 
 
+@pytest.mark.parametrize("text", ["i\x7fj", "\x01\t\n", 'a"\\b', "\x85\u2028"], ids=ascii)
+def test_a_choice_is_any_text(text: str) -> None:
+    """A choice may have any characters.
+
+    Regression: one with U+007F was refused, "lexer error 1 | start:".
+    """
+    output = walk(compiled(GrammarKind.CHOICE, json.dumps([text])), random.Random(1), limit=40)
+    assert TOKENIZER.decode(output) == text
+
+
 def test_size_is_limited() -> None:
     with pytest.raises(InvalidRequestError, match=str(MAX_GRAMMAR_CHARACTERS)):
         Grammar(GrammarKind.REGEX, "a" * (MAX_GRAMMAR_CHARACTERS + 1))

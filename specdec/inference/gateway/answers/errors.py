@@ -8,7 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from pydantic import BaseModel
 
 from specdec.inference import errors
 from specdec.inference.gateway.answers.documents import JsonAnswer
@@ -45,6 +47,7 @@ _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
     "stop": "a text or a list of texts is expected, none of them empty or too long",
 }
+_KINDS = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "an object is expected")
 # Faults of a body that is no object: another kind of JSON, another content type, or nothing.
 _NO_OBJECT = ("model_attributes_type", "missing")
 _OURS = ("value_error", UNSUPPORTED)  # our own validators, which are more specific than Pydantic's rules
@@ -137,21 +140,31 @@ def _param(field: str | None, path: str) -> str | None:
     return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
 
 
-def from_validation(error: RequestValidationError, names: Sequence[str] = ()) -> ApiError:
-    """Return the failure of a body that does not fit its schema, by its worst fault; `names` are the body's fields."""
+def unreadable(error: UnicodeDecodeError) -> ApiError:
+    """Return the failure of a body that is not UTF-8, as that of old shells."""
+    place = f"byte {error.start} is 0x{error.object[error.start]:02x}"
+    message = f"the body is not UTF-8: {place}; send it in UTF-8, or write other characters as \\uXXXX"
+    return ApiError(400, message, code="invalid_json")
+
+
+def from_validation(error: RequestValidationError, body: type[BaseModel]) -> ApiError:
+    """Return the failure of a request that does not fit the schema `body`, by its worst fault."""
     fault = _worst(error.errors())
-    place = [_cut(part, MAX_ECHO_CHARACTERS) for part in fault["loc"] if part != "body"]
+    loc = fault["loc"][1:] if fault["loc"][:1] == ("body",) else fault["loc"]
+    place = [_cut(part, MAX_ECHO_CHARACTERS) for part in _fields_of(loc, error.body)]
     if fault["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {fault['ctx']['error']}", code="invalid_json")
     if not place and fault["type"] in _NO_OBJECT:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json", code="no_json")
     param = str(place[0]) if place else _named_first(fault)
-    if fault["type"] == "extra_forbidden":
+    if fault["type"] == "extra_forbidden" and place:
         name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
-        meant = "".join(f" (did you mean {each}?)" for each in get_close_matches(name, names, n=1))
+        near = get_close_matches(str(place[-1]), _names_beside(body, place), n=1)
+        meant = "".join(f" (did you mean {each}?)" for each in near)
         return ApiError(400, f"{name} is not supported here{meant}", param=param, code="unsupported_parameter")
-    message = _SHAPES.get(str(param)) if len(place) > 1 and fault["type"] not in _OURS else None
-    message = message or fault["msg"].removeprefix("Value error, ") + _given(fault)
+    message = _SHAPES.get(str(param)) if len(loc) > 1 and fault["type"] not in _OURS else None
+    found = _KINDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
+    message = message or found + _given(fault)
     code = _CODES.get(fault["type"], "invalid_value")
     return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
 
@@ -175,11 +188,32 @@ def _path(place: list[Any]) -> str:
     """Return the path of a field in the body, such as messages.0.content, without names of a union's members."""
     if place[0] in _SHAPES:
         return str(place[0])
-    return ".".join(str(part) for part in place if isinstance(part, int) or (_is_field(part)))
+    return ".".join(map(str, place))
 
 
-def _is_field(part: str) -> bool:
-    return part.isidentifier() and part != "str" and not part[0].isupper()
+def _fields_of(loc: Sequence[int | str], body: Any) -> list[int | str]:
+    """Return the path in the body that Pydantic's path leads to, without names of validators and of unions' members."""
+    found: list[int | str] = []
+    for number, part in enumerate(loc, 1):
+        is_there = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
+        if is_there or (number == len(loc) and str(part).isidentifier() and isinstance(body, dict)):
+            found.append(part)
+            body = body[part] if is_there and (isinstance(body, dict) or int(part) < len(body)) else None
+    return found
+
+
+def _names_beside(body: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """Return the names of fields that may be meant by the last one of a path: of the body, or below the first one."""
+    if len(place) == 1:
+        return [*body.model_fields]
+    names, kinds = list[str](), [body.model_fields[str(place[0])].annotation]
+    while kinds:
+        kind = kinds.pop()
+        kinds += get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += [field.alias or name for name, field in kind.model_fields.items()]
+            kinds += [field.annotation for field in kind.model_fields.values()]
+    return [name for name in names if name != place[-1]]  # which is a field of another one of a union
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:

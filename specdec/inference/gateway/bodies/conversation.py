@@ -37,7 +37,8 @@ def of_kinds(what: str, *kinds: str, hint: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in kinds:
-            message = f"{what} of type {kind[:40]} is not supported here: {hint}"
+            shown = kind[:40].encode(errors="backslashreplace").decode()  # it may be half of a surrogate pair
+            message = f"{what} of type {shown} is not supported here: {hint}"
             raise PydanticCustomError(noops.UNSUPPORTED, "{message}", {"message": message})
         return value
 

@@ -149,7 +149,7 @@ Item: TypeAlias = Annotated[
     | Annotated[CallItem, Tag("a function_call")]
     | Annotated[OutputItem, Tag("a function_call_output")]
     | Annotated[ReasoningItem, Tag("a reasoning")],
-    Discriminator(_tag),
+    Discriminator(_tag, custom_error_type="item_type", custom_error_message="an item must be an object"),
     BeforeValidator(of_kinds("an item", *_KINDS, hint=_ITEM_HINT)),
 ]
 Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -227,7 +227,8 @@ class ResponsesBody(GenerationBody, TemplateBody):
         try:
             return ChatBody.model_validate({**fields, **dict(self._mapped())})
         except ValidationError as exc:
-            raise RequestValidationError([{**fault, "loc": _place(fault["loc"])} for fault in exc.errors()]) from exc
+            faults = [{**fault, "loc": _place(fault["loc"])} for fault in exc.errors()]
+            raise RequestValidationError(faults, body=self.model_dump(by_alias=True)) from exc
 
     def _mapped(self) -> Iterator[tuple[str, Any]]:
         yield "messages", self._messages()

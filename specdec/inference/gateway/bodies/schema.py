@@ -195,7 +195,7 @@ class GenerationBody(Body):
         default_factory=dict, description="By token id.", json_schema_extra={"additionalProperties": False}
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE] | None = Field(
-        None, description="Choice i uses seed + i. Unset: drawn for each choice."
+        None, description="Choice i uses seed + i. Unset, or -1 as in vLLM: drawn for each choice."
     )
     n: Annotated[int, Field(ge=1, le=MAX_N), WHOLE] = 1
     stop: StopString | Stops = Field(default_factory=list)

@@ -106,7 +106,7 @@ def _from_status(status: Status, address: str) -> errors.SpecDecError:
         fault = f"a message of the answer is too long here ({message}): ask for fewer log-probabilities, or for no echo"
         return errors.InvalidRequestError(fault, address=where)
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LONG in message:
-        return errors.InvalidRequestError(f"the request is too long: {message}", address=where)
+        return errors.ContextLengthError(f"the request is too long: {message}", field="prompt", address=where)
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         retry_after_s = min(max(status.retry_after_s or 1.0, MIN_RETRY_S), MAX_RETRY_S)
         return errors.CapacityError(message, retry_after_s=retry_after_s, address=where)

@@ -51,8 +51,8 @@ class LocalCodec:
         """
         num_characters = len(prompt) if isinstance(prompt, str) else prompt.check()
         if num_characters > self._max_characters:
-            message = f"the prompt has {num_characters} characters, the limit is {self._max_characters}"
-            raise InvalidRequestError(message, field="prompt")
+            message = f"{num_characters} characters of the prompt are more than any context here holds"
+            raise ContextLengthError(f"{message} (the limit is {self._max_characters})", field="prompt")
         is_slow = isinstance(prompt, Chat) and self.tokenizer.is_slow_to_chat
         if is_slow or num_characters > MAX_INLINE_CHARACTERS:
             return self.checked(await self._threads.run(self._read, prompt, special))

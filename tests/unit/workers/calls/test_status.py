@@ -41,6 +41,18 @@ def test_there_and_back(error: errors.SpecDecError) -> None:
         assert back.retry_after_s == 2.5
 
 
+def test_a_message_above_grpcs_limit_is_too_long_a_prompt() -> None:
+    """A prompt that no message can hold has the reason of every prompt that is too long, by which agents compact.
+
+    Regression: it was a fault of another kind, without the code context_length_exceeded over HTTP.
+    """
+    limit = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (5000000 vs. 4194304)")
+    told = from_rpc_error(failed_call(limit), "host:1")
+    assert isinstance(told, errors.ContextLengthError)
+    assert from_error(told, "/v1/chat/completions").body()["error"]["code"] == "context_length_exceeded"
+    assert from_error(told, "/v1/chat/completions").param == "messages"
+
+
 def two_hops(told: errors.SpecDecError) -> errors.SpecDecError:
     """Return an error of a target as the client of a draft worker gets it."""
     for address in ("target:1", "draft:2"):

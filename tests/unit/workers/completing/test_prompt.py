@@ -49,7 +49,7 @@ async def test_every_part_of_a_message_counts(tmp_path: Path, field: str) -> Non
     save_tiny_model(tmp_path, "llama")
     codec = LocalCodec(Tokenizer.load(tmp_path), vocab_size=1000, max_length=128)
     message = ChatMessage("tool", **{field: "x" * MIN_CHARACTERS})
-    with pytest.raises(InvalidRequestError, match=f"the limit is {MIN_CHARACTERS}"):
+    with pytest.raises(ContextLengthError, match=f"the limit is {MIN_CHARACTERS}"):
         await codec.encode(Chat((message,)))
 
 
