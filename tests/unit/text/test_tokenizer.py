@@ -210,23 +210,23 @@ def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) ->
 def test_marks_of_calls_are_text_where_calls_are_read() -> None:
     """The special token <|python_tag|> has text only if calls are read; text around it stays the same."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
-    (mark,) = tokenizer.call_markers
+    (mark,) = tokenizer.shown_markers(calls=True)
     token_ids = [*tokenizer.encode("a\u00e9"), mark, *tokenizer.encode(" the\u00e9"), mark]
     for shown, text in (
-        (tokenizer.call_markers, "a\u00e9<|python_tag|> the\u00e9<|python_tag|>"),
+        (tokenizer.shown_markers(calls=True), "a\u00e9<|python_tag|> the\u00e9<|python_tag|>"),
         ({}, "a\u00e9 the\u00e9"),
     ):
         stream = tokenizer.stream(shown)
         assert "".join(map(stream.push, token_ids)) + stream.rest() == text
-    assert BYTE_LEVEL.call_markers == {}
+    assert BYTE_LEVEL.shown_markers(calls=True) == {}
 
 
 def test_a_character_that_a_mark_cuts_comes_once() -> None:
     """A character that a marker cuts is written once, as a replacement character, before the marker."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
-    (mark,) = tokenizer.call_markers
+    (mark,) = tokenizer.shown_markers(calls=True)
     first_half = tokenizer.encode("\u00e9")[:1]
-    stream = tokenizer.stream(tokenizer.call_markers)
+    stream = tokenizer.stream(tokenizer.shown_markers(calls=True))
     pieces = [stream.push(token_id) for token_id in [*tokenizer.encode("ab"), mark, *first_half, mark, *first_half]]
     assert "".join(pieces) + stream.rest() == "ab<|python_tag|>\ufffd<|python_tag|>\ufffd"
 

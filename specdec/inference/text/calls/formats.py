@@ -24,6 +24,7 @@ class CallFormat:
     Attributes:
         key: name of the JSON field that holds the arguments.
         between: text between two calls; None if an answer has at most one call.
+        opening: marker that may stand before the first call; None if there is none.
         trigger: text that begins a call wherever it occurs; None if the format has no such text.
     """
 
@@ -33,6 +34,7 @@ class CallFormat:
     after: str
     between: str | None
     trigger: str | None
+    opening: str | None = None
 
     def written(self, call: Mapping[str, Any]) -> str:
         """Return a call from a conversation in the form in which the model would have written it."""
@@ -107,7 +109,7 @@ class Llama3JsonReader(CallReader):
 
 
 HERMES = CallFormat(HermesReader, f"{TOOL_CALL}\n", "arguments", f"\n{TOOL_CALL_END}", between="\n", trigger=TOOL_CALL)
-LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None)
+LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None, opening=PYTHON_TAG)
 FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 MARKERS = (TOOL_CALL, TOOL_CALL_END, PYTHON_TAG)
 """Markers of all formats; a tokenizer may have special tokens for them, which otherwise have no text."""
