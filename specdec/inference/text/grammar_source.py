@@ -120,7 +120,7 @@ def written_out(grammar: Grammar) -> Grammar:
 
 
 def nested(lark: str, inner: Grammar, name: str) -> Grammar:
-    """Return the grammar `lark`, in which @`name` is the grammar `inner`; that may itself have another one nested in it.
+    """Return the grammar `lark`, in which @`name` is the grammar `inner`, which may itself have one nested in it.
 
     Raises:
         ValueError: `inner` is malformed.
