@@ -117,8 +117,9 @@ def _edge_card(card: ModelCard | None, draft: LoadedDraft) -> ModelCard:
     """Return the card that a draft worker shows its clients: the target's, or its own while the former is unknown."""
     if card is not None:
         return replace(card, topology=DISTRIBUTED)
-    words, length = draft.vocabulary, draft.proposer.max_length
-    return ModelCard("target", DISTRIBUTED, length, words.size, words.fingerprint, draft.tokenizer.chat_template)
+    words, length, own = draft.vocabulary, draft.proposer.max_length, draft.tokenizer
+    sizes = length, words.size, words.fingerprint
+    return ModelCard("target", DISTRIBUTED, *sizes, own.chat_template, call_format=own.call_format())
 
 
 async def _switch_model(

@@ -60,9 +60,10 @@ class Markers:
         spelled = f"{name}_spelled[lazy]: TEXT {json.dumps(marker)}"
         return f"{name}: {name}_spelled | TEXT {self.literal(marker)}\n{spelled}\n"
 
-    def rules(self) -> str:
-        """Return the rules of all markers, and TEXT, which is any text."""
-        return "".join(f'{name}: "{text}"\n' for text, name in self._names.items()) + "TEXT: /(.|\\n)*/\n"
+    def complete(self, lark: str) -> str:
+        """Return a grammar with the rules of the markers that it uses, and TEXT, which is any text."""
+        rules = [f'{name}: "{text}"\n' for text, name in self._names.items() if name in lark]
+        return "".join([lark, *rules, "TEXT: /(.|\\n)*/\n"])
 
 
 def with_tokens(source: str, token_ids: Mapping[str, int]) -> str:
@@ -86,10 +87,10 @@ def with_tokens(source: str, token_ids: Mapping[str, int]) -> str:
 
 
 _MARKS = Markers((BEGIN, END))
-_THOUGHT = f"{_MARKS.anything_before('thought', END)}{_MARKS.rules()}SPACE: /\\s*/\n"
+_THOUGHT = f"{_MARKS.anything_before('thought', END)}SPACE: /\\s*/\n"
 _PREAMBLES = {
-    Preamble.REASONING: f"start: ({_MARKS.literal(BEGIN)} thought SPACE)? @answer\n{_THOUGHT}",
-    Preamble.REST_OF_REASONING: f"start: thought SPACE @answer\n{_THOUGHT}",
+    Preamble.REASONING: _MARKS.complete(f"start: ({_MARKS.literal(BEGIN)} thought SPACE)? @answer\n{_THOUGHT}"),
+    Preamble.REST_OF_REASONING: _MARKS.complete(f"start: thought SPACE @answer\n{_THOUGHT}"),
 }
 
 

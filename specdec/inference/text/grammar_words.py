@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _NO_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 _UNWRITTEN = "\U0010fffe{}\U0010fffe"  # no character: in no text
-_NOTHING_BEFORE: dict[str, dict[str, Any]] = {"Metaspace": {"prepend_scheme": "never"}, "ByteLevel": {"add_prefix_space": False}}
+_NOTHING_BEFORE: dict[str, dict[str, Any]] = {
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+}
 
 
 class GrammarWords:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from operator import itemgetter
 from pathlib import Path
@@ -22,8 +22,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from specdec.inference.checkpoint_files import CheckpointFiles
 from specdec.inference.errors import ConfigError, IncompatibleDraftError, InvalidRequestError
-from specdec.inference.text.calls.formats import HERMES, MARKERS
-from specdec.inference.text.chat import Chat
+from specdec.inference.text.calls.formats import HERMES, MARKERS, shown_format
+from specdec.inference.text.chat import Chat, one_template
 from specdec.inference.text.plain_tokenizer import PlainTokenizer, load_plain, names_generic_class
 from specdec.inference.text.reasoning import BEGIN, END
 from specdec.inference.text.unicode import check_unicode
@@ -52,6 +52,8 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        if isinstance(tokenizer.chat_template, dict):
+            tokenizer.chat_template = one_template(tokenizer.chat_template)
         self.eos_token_ids = eos_token_ids
         self._is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
         vocabulary = tokenizer.get_vocab()
@@ -101,9 +103,14 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Return the model's chat template; if it has several, the one called "default". None if it has none."""
-        template = self._tokenizer.chat_template
-        return template.get("default") if isinstance(template, dict) else template
+        """Return the model's chat template, of several the text that `one_template` makes; None if it has none."""
+        template: str | None = self._tokenizer.chat_template
+        return template
+
+    def call_format(self) -> str:
+        """Return the name of the format in which the chat template writes calls; empty if it is not known here."""
+        template = self._tokenizer.apply_chat_template if self.chat_template is not None else None
+        return shown_format(template and partial(template, tokenize=False))
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Return the token ids of a text; `special` adds the special tokens that the model expects around it."""
@@ -340,10 +347,11 @@ def fingerprint(vocabulary: dict[str, int]) -> str:
 
 
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:
-    """Return the end-of-sequence ids from generation_config.json, else config.json, else the tokenizer."""
+    """Return the end-of-sequence ids: the tokenizer's, and those from generation_config.json or else config.json."""
+    own = frozenset() if tokenizer_eos is None else frozenset([tokenizer_eos])
     for name in ("generation_config.json", "config.json"):
         file = path / name
         eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
         if eos is not None:
-            return frozenset(eos if isinstance(eos, list) else [eos])
-    return frozenset() if tokenizer_eos is None else frozenset([tokenizer_eos])
+            return own | frozenset(eos if isinstance(eos, list) else [eos])
+    return own

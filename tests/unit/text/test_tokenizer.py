@@ -18,7 +18,14 @@ from transformers import PreTrainedTokenizerFast
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.text.chat import Chat, ChatMessage
 from specdec.inference.text.tokenizer import MAX_SILENT_TOKENS, MAX_TEMPLATE_CHARACTERS, Tokenizer, plain_chat
-from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, marked_tokenizer, save_tiny_model, tiny_tokenizer
+from tests.support.models import (
+    CHAT_TEMPLATE,
+    EOS_TOKEN_ID,
+    NUM_TOKENIZER_IDS,
+    marked_tokenizer,
+    save_tiny_model,
+    tiny_tokenizer,
+)
 
 relaxed = settings(deadline=None, max_examples=150)
 texts = st.text(alphabet=" abthe\n\u00e9\u6771\u4eac\U0001f642\u0301\u2581", max_size=25)
@@ -135,6 +142,43 @@ def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: st
     tokenizer = Tokenizer.load(tmp_path).with_template(targets, tmp_path)
     assert tokenizer.chat_template == targets
     assert tokenizer.encode_chat(Chat.of(("user", "on"))) == expected.encode_chat(Chat.of(("user", "on")))
+
+
+def test_templates_by_name(tmp_path: Path) -> None:
+    """A conversation with tools gets the template "tool_use", any other "default"; a draft worker has both.
+
+    Regression: a draft worker was sent "default" alone, and so read another prompt than its target.
+    """
+    named = {
+        "default": "\n  {{ messages[0]['content'] }}\n",
+        "tool_use": "{% set n = 1 %}\n {{ n }}{{ tools | length }}\n\n",
+    }
+    fast = tiny_tokenizer()
+    fast.chat_template = named
+    chats = Chat.of(("user", "on")), Chat((ChatMessage("user", "on"),), TOOLS)
+    asked: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+    expected = [fast.apply_chat_template(each.conversation(), tools=each.tools(), **asked) for each in chats]
+    assert expected == ["\n  on", " 11\n"]
+    fast.save_pretrained(tmp_path)
+    target = Tokenizer.load(tmp_path)
+    save_tiny_model(tmp_path / "draft", "llama")
+    draft = Tokenizer.load(tmp_path / "draft").with_template(target.chat_template, tmp_path / "draft")
+    for tokenizer in (target, draft):
+        assert [tokenizer.decode(tokenizer.encode_chat(chat)) for chat in chats] == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "ids", "found"), [("generation_config.json", [2, 3], {2, 3}), ("config.json", 3, {3}), (None, None, set())]
+)
+def test_all_end_tokens_count(tmp_path: Path, file: str | None, ids: Any, found: set[int]) -> None:
+    """The tokenizer's end token ends a text beside those of the model's configuration.
+
+    Regression: a token that only the tokenizer names did not, and a model wrote on to the limit.
+    """
+    tiny_tokenizer().save_pretrained(tmp_path)
+    if file is not None:
+        (tmp_path / file).write_text(json.dumps({"eos_token_id": ids}))
+    assert Tokenizer.load(tmp_path).eos_token_ids == {EOS_TOKEN_ID, *found}
 
 
 TOOLS = '[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]'

@@ -33,7 +33,8 @@ def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Gr
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
     opening = f"{_text(form.opening)}?" if form.opening else ""
     start = f"start: {'calls | @output' if output else 'calls'}\ncalls: {opening} call {more}\n"
-    lark = f"{start}call: {_text(form.before)} object {_text(form.after)}\n{_MARKS.rules()}{_objects(form, functions)}"
+    call = f"call: {_text(form.before)} object {_text(form.after)}\n"
+    lark = _MARKS.complete(start + call + _objects(form, functions))
     return nested(lark, output, "output") if output else Grammar(GrammarKind.GRAMMAR, lark)
 
 
@@ -42,7 +43,7 @@ def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
     trigger = form.trigger or ""
     rest = _text(form.before.removeprefix(trigger))
     start = f"start: called* TEXT\ncalled: begin {rest} object {_text(form.after)}\n"
-    lark = start + _MARKS.anything_before("begin", trigger) + _MARKS.rules() + _objects(form, functions)
+    lark = _MARKS.complete(start + _MARKS.anything_before("begin", trigger) + _objects(form, functions))
     return Grammar(GrammarKind.GRAMMAR, lark)
 
 

@@ -88,7 +88,16 @@ _COMPLETION = (
     "adapter",
 )
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
-_CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
+_CARD = (
+    "name",
+    "topology",
+    "max_length",
+    "vocab_size",
+    "tokenizer_fingerprint",
+    "chat_template",
+    "model_id",
+    "call_format",
+)
 MAX_ADAPTERS = 1024
 """Most adapters that are taken from a server's model card."""
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
