@@ -19,7 +19,7 @@ from specdec.inference.workers.completion import Codec, Completer, CompletionReq
 
 REJECTED = "other "
 """Text of the draft token that every pass rejects."""
-CARD = ModelCard("tiny", "fused", 128, 288, "0123")
+CARD = ModelCard("tiny", "fused", 128, 288, "0123", call_format="hermes")
 
 
 SCORES = tuple(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,3 +48,30 @@ def walk(matcher: GrammarMatcher, rng: random.Random, *, limit: int) -> list[int
 
 def is_whole(output: Sequence[int]) -> bool:
     return output[-1] == EOS_TOKEN_ID
+
+
+def literal_of(kind: str, text: str) -> tuple[Grammar, str]:
+    """Return a grammar of a kind (const, property, regex, choice, lark) that allows one output, and that output."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    closed = {"type": "object", "properties": {text: {"const": 1}}, "required": [text], "additionalProperties": False}
+    return {
+        "const": (Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"const": text})), quoted),
+        "property": (Grammar(GrammarKind.JSON_SCHEMA, json.dumps(closed)), f"{{{quoted}:1}}"),
+        "regex": (Grammar(GrammarKind.REGEX, re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)), text),
+        "choice": (Grammar(GrammarKind.CHOICE, json.dumps([text])), text),
+        "lark": (Grammar(GrammarKind.GRAMMAR, f"start: {quoted}"), text),
+    }[kind]
+
+
+def spelled(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar) -> str:
+    """Return the text of the output that takes the first allowed token each time, as far as its end token."""
+    matcher, output = compiler.compile(grammar), list[int]()
+    while not compiler.eos_token_ids & {*output[-1:]}:
+        output.append(allowed_ids(matcher.masks(output, ())[0])[0])
+    return b"".join(map(tokenizer.token_bytes, output[:-1])).decode()
+
+
+def taken(compiler: GrammarCompiler, grammar: Grammar, token_ids: Sequence[int]) -> bool:
+    """Return whether the masks allow these tokens one after the other, and then the end."""
+    matcher, output = compiler.compile(grammar), [*token_ids, min(compiler.eos_token_ids)]
+    return all(each in allowed_ids(matcher.masks(output[:i], ())[0]) for i, each in enumerate(output))

@@ -168,7 +168,10 @@ def save_tiny_model(
     if vocab_size < NUM_TOKENIZER_IDS:
         raise ValueError(f"vocab_size {vocab_size} is below the tokenizer's {NUM_TOKENIZER_IDS} ids")
     tiny_model(family, vocab_size=vocab_size, seed=seed, **overrides).save_pretrained(directory)
-    tiny_tokenizer(tokenizer_variant, chat_template).save_pretrained(directory)
+    tokenizer = tiny_tokenizer(tokenizer_variant, chat_template)
+    if overrides.get("eos_token_id", EOS_TOKEN_ID) != EOS_TOKEN_ID:
+        tokenizer.eos_token = None  # it would end sequences, too
+    tokenizer.save_pretrained(directory)
     return directory
 
 

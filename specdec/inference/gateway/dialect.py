@@ -11,7 +11,7 @@ from specdec.inference.gateway.answers.message import MessageReader
 from specdec.inference.gateway.bodies.conversation import NamedTool, Tool
 from specdec.inference.gateway.bodies.schema import ChatBody
 from specdec.inference.request import Grammar, GrammarKind, Preamble
-from specdec.inference.text.calls.formats import FORMATS, CallFormat, format_of
+from specdec.inference.text.calls.formats import FORMATS, CallFormat
 from specdec.inference.text.calls.grammar import calls_anywhere, only_calls
 from specdec.inference.text.reasoning import BEGIN, Reasoning, is_begun
 from specdec.inference.workers.completion import ModelCard
@@ -24,27 +24,35 @@ class Dialect:
     Attributes:
         calls: format of its tool calls; None if this project does not know it.
         thinks: True if the model may reason before it answers, and marks its reasoning.
+        knows_effort: True if the chat template has a variable for the effort of reasoning.
     """
 
     calls: CallFormat | None
     thinks: bool
+    knows_effort: bool
 
     @classmethod
     def of(cls, card: ModelCard, config: HttpConfig) -> Dialect:
         """Return the dialect that the flags name; a flag set to auto takes it from the model's chat template."""
         parser, thinking = config.tool_call_parser, config.reasoning_parser
-        calls = format_of(card.chat_template) if parser == "auto" else FORMATS.get(parser)
+        calls = FORMATS.get(card.call_format or "" if parser == "auto" else parser)
         thinks = BEGIN in (card.chat_template or "") if thinking == "auto" else thinking == "think"
-        return cls(calls, thinks)
+        return cls(calls, thinks, "reasoning_effort" in (card.chat_template or ""))
 
     def check(self, body: ChatBody) -> None:
-        """Refuse a request with tools if the model's format of calls is not known.
+        """Refuse a request with tools or an effort of reasoning to a model for which there is no way to write them.
 
         Raises:
-            ApiError: the request offers tools to such a model.
+            ApiError: the request has one of them; the message names the way out.
         """
+        if body.reasoning_effort not in (None, "medium") and not self.knows_effort:
+            fault = (
+                f"the model's chat template knows no effort, {body.reasoning_effort} would change nothing; leave it out"
+            )
+            raise ApiError(400, f"reasoning_effort: {fault}", param="reasoning_effort", code="unsupported_parameter")
         if body.offered() and self.calls is None:
-            fault = "the model's chat template shows no way to call them that is known here; see --tool_call_parser"
+            known = " or ".join(FORMATS)
+            fault = f"the model's chat template writes calls in no known form; name one by --tool_call_parser {known}"
             raise ApiError(400, f"tools: {fault}", param="tools", code="unsupported_parameter")
 
     def grammar(self, body: ChatBody) -> Grammar | None:

@@ -318,7 +318,8 @@ def model_card(
 ) -> ModelCard:
     """Return the card of a served model, which GetModel answers with."""
     limits, words = (source.max_length, source.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
-    return ModelCard(name, topology, *limits, *words, defaults, model_id, text_fingerprint=tokenizer.text_fingerprint)
+    card = ModelCard(name, topology, *limits, *words, defaults, model_id, text_fingerprint=tokenizer.text_fingerprint)
+    return replace(card, call_format=tokenizer.call_format())
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

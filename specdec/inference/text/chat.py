@@ -174,6 +174,20 @@ def _spoken(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, "function": {**function, "description": description, "parameters": parameters}}
 
 
+def one_template(named: Mapping[str, str]) -> str | None:
+    """Return one chat template that does what a model's several, by their names, do together.
+
+    As in Transformers, a conversation with tools gets "tool_use" if the model has it, and any other gets "default".
+    """
+    default, with_tools = named.get("default"), named.get("tool_use")
+    if with_tools is None:
+        return default
+    missing = "{{ raise_exception('the model has a chat template for conversations with tools alone') }}"
+    # An empty expression keeps Jinja from taking the whitespace beside a statement away.
+    parts = [f"{{{{ '' }}}}{part.removesuffix(chr(10))}{{{{ '' }}}}" for part in (with_tools, default or missing)]
+    return f"{{% if tools is not none %}}{parts[0]}{{% else %}}{parts[1]}{{% endif %}}"
+
+
 def _text_of(part: Any, place: str) -> str:
     if not isinstance(part, Mapping) or not isinstance(text := part.get("text", part.get("refusal")), str):
         raise InvalidRequestError(f"{place}: a part with a text is expected", field=_field(place))

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from specdec.inference.errors import InternalError, InvalidRequestError
 from specdec.inference.request import Grammar, GrammarKind
-from specdec.inference.text.grammar_source import brief, parser_limits, source_of
+from specdec.inference.text.grammar_source import brief, parser_limits, source_of, with_tokens
 from specdec.inference.text.grammar_trial import try_out
+from specdec.inference.text.grammar_words import words_of
 from specdec.inference.text.schema_fault import fault_of_schema
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.tokens import common_length, joined
@@ -80,15 +81,14 @@ class GrammarCompiler:
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher
 
-        return LLMatcher(self._words, source_of(grammar), log_level=0, limits=parser_limits())
+        source = with_tokens(source_of(grammar), self._tokenizer.markers)
+        return LLMatcher(self._words, source, log_level=0, limits=parser_limits())
 
     @cached_property
     def _words(self) -> LLTokenizer:
         """The library's tokenizer, with a trie of all tokens."""
-        from llguidance import LLTokenizer
-
         num_ids = max(self._vocab_size, self._tokenizer.num_ids)  # of Gemma 3, small models lack the last id
-        return LLTokenizer(self._tokenizer.to_json(), n_vocab=num_ids, eos_token=sorted(self.eos_token_ids))
+        return words_of(self._tokenizer, num_ids, self.eos_token_ids)
 
 
 def _path(grammar: Grammar) -> str:

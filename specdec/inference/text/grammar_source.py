@@ -7,6 +7,8 @@ machine; docs/structured.md has the cost of each limit.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib.metadata import version
@@ -31,10 +33,64 @@ COMPACT = {"whitespace_flexible": False}
 """Option that makes outputs compact JSON, without whitespace."""
 _SEVERAL = '{"grammars"'
 _MAX_MESSAGE = 300
-_THOUGHT = f"thought[lazy]: /(.|\\n)*{END.replace('/', chr(92) + '/')}/\nSPACE: /\\s*/\n"
+_MARKER = re.compile(r'^(specdec_marker_\w+): "(.*)"$', re.MULTILINE)
+
+
+class Markers:
+    """Writer of literals in Lark's syntax, in which the markers of a format are names of rules.
+
+    Only the compiler knows whether a marker is a token of the model. It finds these rules by their names; a peer that
+    does not look for them reads each as the marker's letters.
+
+    Args:
+        texts: the markers, each a text within angle brackets.
+    """
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._names = {text: "specdec_marker_" + re.sub(r"\W+", "", text.replace("/", "end_")) for text in texts}
+        self._split = re.compile("|".join(map(re.escape, texts)).join("()"))
+
+    def literal(self, text: str | None) -> str:
+        """Return a text as a sequence of literals and rules of markers; an empty string for None."""
+        parts = filter(None, self._split.split(text or ""))
+        return " ".join(self._names.get(part) or json.dumps(part, ensure_ascii=False) for part in parts)
+
+    def anything_before(self, name: str, marker: str) -> str:
+        """Return the rules, of which `name` is one, of any text up to the first `marker`; TEXT is any text."""
+        spelled = f"{name}_spelled[lazy]: TEXT {json.dumps(marker)}"
+        return f"{name}: {name}_spelled | TEXT {self.literal(marker)}\n{spelled}\n"
+
+    def complete(self, lark: str) -> str:
+        """Return a grammar with the rules of the markers that it uses, and TEXT, which is any text."""
+        rules = [f'{name}: "{text}"\n' for text, name in self._names.items() if name in lark]
+        return "".join([lark, *rules, "TEXT: /(.|\\n)*/\n"])
+
+
+def with_tokens(source: str, token_ids: Mapping[str, int]) -> str:
+    """Return a grammar in llguidance's own form in which markers may come as tokens, too.
+
+    Args:
+        token_ids: id of each marker that is a token of the model.
+    """
+
+    def either(rule: re.Match[str]) -> str:
+        token_id = token_ids.get(rule[2])
+        return rule[0] if token_id is None else f'{rule[1]}: <[{token_id}]> | "{rule[2]}"'
+
+    if not source.startswith(_SEVERAL) or not token_ids:
+        return _MARKER.sub(either, source)
+    grammars = json.loads(source)
+    for each in grammars["grammars"]:
+        if each.get("lark_grammar"):
+            each["lark_grammar"] = _MARKER.sub(either, each["lark_grammar"])
+    return json.dumps(grammars)
+
+
+_MARKS = Markers((BEGIN, END))
+_THOUGHT = f"{_MARKS.anything_before('thought', END)}SPACE: /\\s*/\n"
 _PREAMBLES = {
-    Preamble.REASONING: f'start: (begin thought SPACE)? @output\nbegin: "{BEGIN}"\n{_THOUGHT}',
-    Preamble.REST_OF_REASONING: f"start: thought SPACE @output\n{_THOUGHT}",
+    Preamble.REASONING: _MARKS.complete(f"start: ({_MARKS.literal(BEGIN)} thought SPACE)? @answer\n{_THOUGHT}"),
+    Preamble.REST_OF_REASONING: _MARKS.complete(f"start: thought SPACE @answer\n{_THOUGHT}"),
 }
 
 
@@ -44,7 +100,7 @@ def grammar_version() -> str:
 
     Other versions allow other tokens, so a sequence that began with one version must end with the same.
     """
-    return f"llguidance {version('llguidance')}, compact JSON, separate oneOf"
+    return f"llguidance {version('llguidance')}, compact JSON, separate oneOf, markers as tokens"
 
 
 @lru_cache(maxsize=64)  # GBNF takes seconds: converted on the compiling thread, not again when sent on
@@ -56,7 +112,7 @@ def source_of(grammar: Grammar) -> str:
     """
     if grammar.preamble is Preamble.NONE:
         return _plain_source(grammar)
-    return nested(_PREAMBLES[grammar.preamble], replace(grammar, preamble=Preamble.NONE)).text
+    return nested(_PREAMBLES[grammar.preamble], replace(grammar, preamble=Preamble.NONE), "answer").text
 
 
 def written_out(grammar: Grammar) -> Grammar:
@@ -64,15 +120,15 @@ def written_out(grammar: Grammar) -> Grammar:
     return grammar if grammar.preamble is Preamble.NONE else Grammar(GrammarKind.GRAMMAR, source_of(grammar))
 
 
-def nested(lark: str, output: Grammar) -> Grammar:
-    """Return the grammar `lark`, in which @output is the name of the grammar `output`.
+def nested(lark: str, inner: Grammar, name: str) -> Grammar:
+    """Return the grammar `lark`, in which @`name` is the grammar `inner`, which may itself have one nested in it.
 
     Raises:
-        ValueError: `output` is malformed.
+        ValueError: `inner` is malformed.
     """
-    source = _plain_source(output)
+    source = _plain_source(inner)
     first, *others = json.loads(source)["grammars"] if source.startswith(_SEVERAL) else [{"lark_grammar": source}]
-    named = [{**first, "name": "output"}, *others]
+    named = [{**first, "name": name}, *others]
     return Grammar(GrammarKind.GRAMMAR, json.dumps({"grammars": [{"lark_grammar": lark}, *named]}))
 
 

@@ -21,6 +21,7 @@ FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4",
 MAX_COMPARISONS = 20_000
 """Limit of comparisons of two alternatives within one schema; beyond it a `oneOf` stays as it is."""
 MAX_DEPTH = 8
+_LISTS_NAMES = {"enum", "const", "type", "title", "description"}
 _TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
 _TYPE_OF = {
     type(None): "null",
@@ -85,6 +86,7 @@ def adapted(schema: Any) -> Any:
             if name is not None:
                 del kept["not"]
                 kept = _without([name], kept)
+        kept = alternatives.with_listed_names(kept)
         for keyword in ("dependencies", "dependentRequired"):
             kept = _separated_by_needs(keyword, kept)
         if "anyOf" not in kept and (separated := alternatives.separated(kept)) is not None:
@@ -125,6 +127,18 @@ class _Alternatives:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._num_left = MAX_COMPARISONS
+
+    def with_listed_names(self, part: dict[str, Any]) -> dict[str, Any]:
+        """Return an object's schema whose only properties are the names that its `propertyNames` lists."""
+        listed = self._resolved(part.get("propertyNames"))
+        names = _values(listed) if isinstance(listed, dict) and listed.keys() <= _LISTS_NAMES else None
+        given, rest = part.get("properties", {}), part.get("additionalProperties", True)
+        if names is None or "patternProperties" in part or not isinstance(given, dict):
+            return part
+        properties = {name: given.get(name, rest) for name in names if isinstance(name, str)}
+        kept = {key: value for key, value in part.items() if key != "propertyNames"}
+        closed_ = {**dict.fromkeys(given, False), **properties}
+        return {**kept, "type": "object", "properties": closed_, "additionalProperties": False}
 
     def separated(self, part: dict[str, Any]) -> list[Any] | None:
         """Return the alternatives of a part's `oneOf`; None if it has none, or if they are hard to distinguish."""

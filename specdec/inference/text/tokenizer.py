@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from operator import itemgetter
 from pathlib import Path
@@ -22,9 +22,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from specdec.inference.checkpoint_files import CheckpointFiles
 from specdec.inference.errors import ConfigError, IncompatibleDraftError, InvalidRequestError
-from specdec.inference.text.calls.formats import HERMES, MARKERS
-from specdec.inference.text.chat import Chat
+from specdec.inference.text.calls.formats import HERMES, MARKERS, shown_format
+from specdec.inference.text.chat import Chat, one_template
 from specdec.inference.text.plain_tokenizer import PlainTokenizer, load_plain, names_generic_class
+from specdec.inference.text.reasoning import BEGIN, END
 from specdec.inference.text.unicode import check_unicode
 
 FINGERPRINT_DIGITS = 16
@@ -39,8 +40,9 @@ MAX_TOKENIZER_BYTES = 4 * MAX_PACKED_BYTES
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Space as SentencePiece writes it."""
-_ESCAPES = re.compile(r"([^\udc80-\udcff]*)([\udc80-\udcff]?)")
-"""Text without undecodable bytes, and perhaps one such byte after it, as Python's `surrogateescape` writes it."""
+_ESCAPES = re.compile(f"([^{_SPACE}\udc80-\udcff]*)([{_SPACE}\udc80-\udcff]?)")
+"""Text that SentencePiece can write, and perhaps something after it that takes bytes: its own sign of a space, or an
+undecodable byte as Python's `surrogateescape` writes it."""
 Piece: TypeAlias = tuple[bytes, bool]
 """Bytes of a token, and whether it is special, in which case the bytes are its name."""
 
@@ -50,20 +52,22 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        if isinstance(tokenizer.chat_template, dict):
+            tokenizer.chat_template = one_template(tokenizer.chat_template)
         self.eos_token_ids = eos_token_ids
         self._is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
         vocabulary = tokenizer.get_vocab()
         self.fingerprint = fingerprint(vocabulary)
-        markers = {vocabulary[marker]: marker for marker in MARKERS if marker in vocabulary}
-        self.call_markers = {token_id: marker for token_id, marker in markers.items() if not self.decode([token_id])}
-        """Special tokens that begin or end a call, with their names, which readers of calls need as text."""
-        added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        added = self.backend.get_added_tokens_decoder()
         flags = [[token_id, token.content, token.special] for token_id, token in sorted(added.items())]
-        decoder = tokenizer.backend_tokenizer.decoder
+        decoder = self.backend.decoder
         written = [self.fingerprint, flags, "" if decoder is None else decoder.__getstate__().decode()]
         self.text_fingerprint = _digest(json.dumps(written))
         """Hash of all by which token ids become text: ids with their tokens, added tokens' flags, decoder."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)  # without a text
+        names = {token.content: token_id for token_id, token in added.items()}
+        self.markers = {marker: names[marker] for marker in (*MARKERS, BEGIN, END) if marker in names}
+        """Added tokens that begin or end a call or a reasoning, by their names."""
         self.longest_token = max(map(len, vocabulary), default=1)
         """Characters of the longest token: no text of n tokens is longer than n times that."""
         self.num_ids = 1 + max(vocabulary.values(), default=-1)
@@ -104,9 +108,14 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Return the model's chat template; if it has several, the one called "default". None if it has none."""
-        template = self._tokenizer.chat_template
-        return template.get("default") if isinstance(template, dict) else template
+        """Return the model's chat template, of several the text that `one_template` makes; None if it has none."""
+        template: str | None = self._tokenizer.chat_template
+        return template
+
+    def call_format(self) -> str:
+        """Return the name of the format in which the chat template writes calls; empty if it is not known here."""
+        template = self._tokenizer.apply_chat_template if self.chat_template is not None else None
+        return shown_format(template and partial(template, tokenize=False))
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Return the token ids of a text; `special` adds the special tokens that the model expects around it."""
@@ -146,8 +155,9 @@ class Tokenizer:
         return b"" if token is None else self._bytes_of(token)
 
     def _bytes_of(self, token: str) -> bytes:
-        if self._is_byte_level and all(character in _BYTE_OF_CHARACTER for character in token):
-            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        if self._is_byte_level:
+            is_text = all(character in _BYTE_OF_CHARACTER for character in token)
+            return bytes(_BYTE_OF_CHARACTER[each] for each in token) if is_text else token.encode()
         match = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(match[1]) if match else token.replace(_SPACE, " ").encode()
 
@@ -170,19 +180,19 @@ class Tokenizer:
         if self._is_byte_level:
             return self._ids_of("".join(map(_CHARACTERS.__getitem__, data)))
         token_ids: list[int] = []
-        for text, part_of_character in _ESCAPES.findall(data.decode(errors="surrogateescape")):
+        for text, other in _ESCAPES.findall(data.decode(errors="surrogateescape")):
             token_ids += self._ids_of(text.replace(" ", _SPACE))
-            if part_of_character and (token_id := self._id_of_byte(ord(part_of_character) & 0xFF)) is not None:
-                token_ids.append(token_id)
+            ids_of_bytes = map(self._id_of_byte, other.encode(errors="surrogateescape"))
+            token_ids += [token_id for token_id in ids_of_bytes if token_id is not None]
         return tuple(token_ids)
 
     def _ids_of(self, spelled: str) -> tuple[int, ...]:
         with suppress(Exception):  # whatever the library raises where its model lacks a token
-            return tuple(token.id for token in self._tokenizer.backend_tokenizer.model.tokenize(spelled))
+            return tuple(token.id for token in self.backend.model.tokenize(spelled))
         return ()
 
     def _id_of_byte(self, byte: int) -> int | None:
-        token_id: int | None = self._tokenizer.backend_tokenizer.token_to_id(f"<0x{byte:02X}>")
+        token_id: int | None = self.backend.token_to_id(f"<0x{byte:02X}>")
         return token_id
 
     def text_of(self, token_ids: Sequence[int]) -> str:
@@ -215,11 +225,23 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return the text of a tokenizer.json for this tokenizer."""
-        return str(self._tokenizer.backend_tokenizer.to_str())
+        return str(self.backend.to_str())
+
+    @property
+    def backend(self) -> Backend:
+        """Return the tokenizer of the library `tokenizers` that makes ids of a text."""
+        backend: Backend = self._tokenizer.backend_tokenizer
+        return backend
+
+    def shown_markers(self, *, calls: bool) -> dict[int, str]:
+        """Return the names, by id, of special tokens that readers of reasoning, and of `calls`, need as text."""
+        wanted = (*MARKERS, BEGIN, END) if calls else (BEGIN, END)
+        found = {self.markers[each]: each for each in wanted if each in self.markers}
+        return {token_id: marker for token_id, marker in found.items() if token_id in self.special_ids}
 
     def stream(self, shown: Mapping[int, str] = MappingProxyType({})) -> TextStream:
         """Return a decoder of a growing sequence; `shown` has texts that replace those of some token ids."""
-        return TextStream(self, self._tokenizer.backend_tokenizer, shown)
+        return TextStream(self, self.backend, shown)
 
 
 class TextStream:
@@ -336,7 +358,6 @@ def _digest(text: str) -> str:
 
 
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:
-    """Return the end-of-sequence ids from generation_config.json, else config.json, else the tokenizer."""
-    if (named := CheckpointFiles(path).eos_token_ids) is not None:
-        return named
-    return frozenset() if tokenizer_eos is None else frozenset([tokenizer_eos])
+    """Return the end-of-sequence ids: the tokenizer's, and those from generation_config.json or else config.json."""
+    own = frozenset() if tokenizer_eos is None else frozenset([tokenizer_eos])
+    return own | (CheckpointFiles(path).eos_token_ids or frozenset())

@@ -30,6 +30,8 @@ class ModelCard:
 
     Attributes:
         model_id: empty if it is unknown.
+        call_format: name of the format in which the model writes calls of tools; empty if it is not known, None if the
+            server is older and does not say.
         adapters: names of the model's adapters, which a request can ask for.
         adapter: adapter that the card stands for; empty for the model itself.
         text_fingerprint: `Tokenizer.text_fingerprint` of the server; empty if it is unknown.
@@ -46,6 +48,7 @@ class ModelCard:
     adapters: tuple[str, ...] = ()
     adapter: str = ""
     text_fingerprint: str = ""
+    call_format: str | None = None
 
     def named(self, name: str | None) -> ModelCard:
         """Return this description of the model under another name; None keeps its own."""

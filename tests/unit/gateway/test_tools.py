@@ -207,12 +207,26 @@ async def test_an_upstream_fault_names_the_clients_field(
 
 
 async def test_a_template_that_knows_no_calls() -> None:
-    card = replace(CARD, chat_template="{{ messages[0].content }}")
+    card = replace(CARD, chat_template="{{ messages[0].content }}", call_format="")
     refused = await ask(ScriptedCompleter(PASSES), {"tools": [tool()]}, card)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_parameter")
+    assert "--tool_call_parser hermes or llama3_json" in refused.json()["error"]["message"]
     (choice,) = (await ask(stopping(TEXTS), {"tools": [tool()]}, card, tool_call_parser="hermes")).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert (await ask(stopping(TEXTS), {"tools": [tool()]}, tool_call_parser="none")).status_code == 400
+
+
+@pytest.mark.parametrize("effort", ["low", "medium"])
+async def test_an_effort_goes_to_templates_that_know_it(effort: str) -> None:
+    """Regression: every effort but medium was refused, also beside a template that knows it."""
+    completer, body = ScriptedCompleter(PASSES), {"reasoning_effort": effort}
+    knows = replace(CARD, chat_template="{{ reasoning_effort }}{{ messages[0].content }}")
+    assert (await ask(completer, body, knows)).is_success
+    prompt = completer.requests[0].prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.template_kwargs() == body
+    refused = await ask(completer, body)
+    assert (refused.status_code, refused.is_success) == ((400, False) if effort == "low" else (200, True))
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.inference.gateway.answers.message import MessageReader
-from specdec.inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat, format_of
+from specdec.inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat
 from specdec.inference.text.calls.reader import CallPiece
 from specdec.inference.text.reasoning import Reasoning
+from specdec.inference.text.tokenizer import Tokenizer
+from tests.support.models import tiny_tokenizer
 
 NAMES = frozenset(["f", "get_weather"])
 Answer = tuple[str, str, list[tuple[str, str]]]
@@ -132,17 +134,47 @@ def test_reasoning_that_the_prompt_has_begun() -> None:
     assert read(HERMES, ["hm </think>"]) == ("", "hm </think>", [])
 
 
-QWEN = '{{- "<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}" }}'
-LLAMA_3 = '{{- \'Respond in the format {"name": function name, "parameters": dictionary}\' }}{% if tools %}'
+ROLES = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+EACH = "{% for call in m.tool_calls or [] %}"
+ARGUMENTS = "{{ call.function.arguments | tojson }}"
+HERMES_CALL = f'<tool_call>\n{{"name": "{{{{ call.function.name }}}}", "arguments": {ARGUMENTS}}}\n</tool_call>'
+LLAMA_CALL = '{"name": "{{ call.function.name }}", "parameters": ' + ARGUMENTS + "}<|eom|>"
+OTHER_TAG = "<tool_calls>[{{ call.function | tojson }}]</tool_calls>"
+CODER_CALL = "<tool_call>\n<function={{ call.function.name }}>\n</tool_call>"
 TEMPLATES = {
-    "none": (None, HERMES),
-    "qwen": (QWEN, HERMES),
-    "llama": (LLAMA_3, LLAMA3_JSON),
-    "qwen coder": ("<tool_call>\n<function=example>", None),
-    "plain": ("{{ messages[0].content }}", None),
+    "none": (None, "hermes"),
+    "hermes": (f"{ROLES}{EACH}{HERMES_CALL}{{% endfor %}}{END}", "hermes"),
+    "llama": (f"{ROLES}{EACH}{LLAMA_CALL}{{% endfor %}}{END}", "llama3_json"),
+    "hermes' words, without calls": (f"{{# <tool_call> #}}{ROLES}{END}", ""),
+    "llama's words, without calls": (f'{{% if tools %}}{{"parameters": 1}}{{% endif %}}{ROLES}{END}', ""),
+    "another tag": (f"{ROLES}{EACH}{OTHER_TAG}{{% endfor %}}{END}", ""),
+    "qwen coder": (f"{ROLES}{EACH}{CODER_CALL}{{% endfor %}}{END}", ""),
+    "no roles": ("{{ messages[0].content }}", ""),
+    "refuses": ("{{ raise_exception('only users') }}", ""),
+    "after thoughts": (f"{ROLES}{EACH}{HERMES_CALL}{{% endfor %}}{END}".replace("|>{%", "|><think>{%"), "hermes"),
 }
 
 
-@pytest.mark.parametrize(("template", "form"), TEMPLATES.values(), ids=TEMPLATES)
-def test_a_template_shows_the_format_of_calls(template: str | None, form: CallFormat | None) -> None:
-    assert format_of(template) is form
+@pytest.mark.parametrize(("template", "name"), TEMPLATES.values(), ids=TEMPLATES)
+def test_a_template_shows_the_format_of_calls(template: str | None, name: str) -> None:
+    """The format is that in which the template itself writes a call.
+
+    Regression: it followed from words in the template, wrongly for 8 of 70 public ones.
+    """
+    assert Tokenizer(tiny_tokenizer(chat_template=template), frozenset()).call_format() == name
+
+
+@pytest.mark.parametrize(
+    ("form", "beginning"), [(HERMES, '<tool_call>\n{"name": "f", "argum'), (LLAMA3_JSON, '{"name": "f"')]
+)
+def test_a_call_that_the_limit_cut_is_no_content(form: CallFormat, beginning: str) -> None:
+    """Regression: the beginning of a call that the limit of tokens cut was sent as content."""
+    for is_cut in (True, False):
+        reading = MessageReader(None, form.reader(NAMES), one_call=False).push(beginning, is_last=True, is_cut=is_cut)
+        assert (reading.content, reading.calls) == ("" if is_cut else beginning, {})
+    reader = MessageReader(None, HERMES.reader(NAMES), one_call=False)
+    whole = reader.push(
+        f'{HERMES.before}{{"name": "f", "arguments": {{}}}}{HERMES.after}\n<tool_', is_last=True, is_cut=True
+    )
+    assert (whole.content, len(whole.calls)) == ("", 1)

@@ -53,6 +53,14 @@ SERVED = {
         "additionalProperties": False,
         "dependentRequired": {"a": ["b", "c"], "c": ["a"]},
     },
+    "listed names": {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": NUMBER},
+    "one name": {**an_object("b", a=TEXT, b=TEXT), "propertyNames": {"const": "b"}},
+    "names by reference": {
+        "type": "object",
+        "propertyNames": {"$ref": "#/$defs/n"},
+        "additionalProperties": TEXT,
+        "$defs": {"n": {"type": "string", "enum": ["a", "c"], "title": "N"}},
+    },
     "a format": {**TEXT, "format": "color"},
     "items": {"type": "array", "items": NUMBER, "maxItems": 3, "uniqueItems": False},
 }

@@ -18,7 +18,14 @@ from transformers import PreTrainedTokenizerFast
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.text.chat import Chat, ChatMessage
 from specdec.inference.text.tokenizer import MAX_SILENT_TOKENS, MAX_TEMPLATE_CHARACTERS, Tokenizer, plain_chat
-from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, marked_tokenizer, save_tiny_model, tiny_tokenizer
+from tests.support.models import (
+    CHAT_TEMPLATE,
+    EOS_TOKEN_ID,
+    NUM_TOKENIZER_IDS,
+    marked_tokenizer,
+    save_tiny_model,
+    tiny_tokenizer,
+)
 
 relaxed = settings(deadline=None, max_examples=150)
 texts = st.text(alphabet=" abthe\n\u00e9\u6771\u4eac\U0001f642\u0301\u2581", max_size=25)
@@ -139,6 +146,45 @@ def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: st
 
 FUNCTION = '{"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}'
 TOOLS = f'[{{"type": "function", "function": {FUNCTION}}}]'
+
+
+def test_templates_by_name(tmp_path: Path) -> None:
+    """A conversation with tools gets the template "tool_use", any other "default"; a draft worker has both.
+
+    Regression: a draft worker was sent "default" alone, and so read another prompt than its target.
+    """
+    named = {
+        "default": "\n  {{ messages[0]['content'] }}\n",
+        "tool_use": "{% set n = 1 %}\n {{ n }}{{ tools | length }}\n\n",
+    }
+    fast = tiny_tokenizer()
+    fast.chat_template = named
+    chats = Chat.of(("user", "on")), Chat((ChatMessage("user", "on"),), TOOLS)
+    asked: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+    expected = [fast.apply_chat_template(each.conversation(), tools=each.tools(), **asked) for each in chats]
+    assert expected == ["\n  on", " 11\n"]
+    fast.save_pretrained(tmp_path)
+    target = Tokenizer.load(tmp_path)
+    save_tiny_model(tmp_path / "draft", "llama")
+    draft = Tokenizer.load(tmp_path / "draft").with_template(target.chat_template, tmp_path / "draft")
+    for tokenizer in (target, draft):
+        assert [tokenizer.decode(tokenizer.encode_chat(chat)) for chat in chats] == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "ids", "found"), [("generation_config.json", [2, 3], {2, 3}), ("config.json", 3, {3}), (None, None, set())]
+)
+def test_all_end_tokens_count(tmp_path: Path, file: str | None, ids: Any, found: set[int]) -> None:
+    """The tokenizer's end token ends a text beside those of the model's configuration.
+
+    Regression: a token that only the tokenizer names did not, and a model wrote on to the limit.
+    """
+    tiny_tokenizer().save_pretrained(tmp_path)
+    if file is not None:
+        (tmp_path / file).write_text(json.dumps({"eos_token_id": ids}))
+    assert Tokenizer.load(tmp_path).eos_token_ids == {EOS_TOKEN_ID, *found}
+
+
 CALLS = '[{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\\"a\\": [1]}"}}]'
 TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}|{% endfor %}"
@@ -211,23 +257,23 @@ def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) ->
 def test_marks_of_calls_are_text_where_calls_are_read() -> None:
     """The special token <|python_tag|> has text only if calls are read; text around it stays the same."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
-    (mark,) = tokenizer.call_markers
+    (mark,) = tokenizer.shown_markers(calls=True)
     token_ids = [*tokenizer.encode("a\u00e9"), mark, *tokenizer.encode(" the\u00e9"), mark]
     for shown, text in (
-        (tokenizer.call_markers, "a\u00e9<|python_tag|> the\u00e9<|python_tag|>"),
+        (tokenizer.shown_markers(calls=True), "a\u00e9<|python_tag|> the\u00e9<|python_tag|>"),
         ({}, "a\u00e9 the\u00e9"),
     ):
         stream = tokenizer.stream(shown)
         assert "".join(map(stream.push, token_ids)) + stream.rest() == text
-    assert BYTE_LEVEL.call_markers == {}
+    assert BYTE_LEVEL.shown_markers(calls=True) == {}
 
 
 def test_a_character_that_a_mark_cuts_comes_once() -> None:
     """A character that a marker cuts is written once, as a replacement character, before the marker."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
-    (mark,) = tokenizer.call_markers
+    (mark,) = tokenizer.shown_markers(calls=True)
     first_half = tokenizer.encode("\u00e9")[:1]
-    stream = tokenizer.stream(tokenizer.call_markers)
+    stream = tokenizer.stream(tokenizer.shown_markers(calls=True))
     pieces = [stream.push(token_id) for token_id in [*tokenizer.encode("ab"), mark, *first_half, mark, *first_half]]
     assert "".join(pieces) + stream.rest() == "ab<|python_tag|>\ufffd<|python_tag|>\ufffd"
 

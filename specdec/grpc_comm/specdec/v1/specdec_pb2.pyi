@@ -313,7 +313,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "defaults", "model_id", "features", "adapters", "text_fingerprint")
+    __slots__ = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "defaults", "model_id", "features", "adapters", "text_fingerprint", "call_format")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,7 @@ class GetModelResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CALL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     name: str
     topology: str
     max_length: int
@@ -336,7 +337,8 @@ class GetModelResponse(_message.Message):
     features: _containers.RepeatedScalarFieldContainer[str]
     adapters: _containers.RepeatedScalarFieldContainer[str]
     text_fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., topology: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., chat_template: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ..., model_id: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[str]] = ..., text_fingerprint: _Optional[str] = ...) -> None: ...
+    call_format: str
+    def __init__(self, name: _Optional[str] = ..., topology: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., chat_template: _Optional[str] = ..., defaults: _Optional[_Union[RequestDefaults, _Mapping]] = ..., model_id: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[str]] = ..., text_fingerprint: _Optional[str] = ..., call_format: _Optional[str] = ...) -> None: ...
 
 class RequestDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")

@@ -134,7 +134,7 @@ class ChatFormat(_Base):
         reader, reason = self._readers[index], _reason(ending)
         if reader is None:
             return {"content": text}, reason
-        reading = reader.push(text, is_last=reason is not None)
+        reading = reader.push(text, is_last=reason is not None, is_cut=reason == FinishReason.LENGTH.value)
         fields: dict[str, Any] = {"reasoning_content": reading.reasoning} if reading.reasoning else {}
         if reading.calls:
             fields["tool_calls"] = {number: _call(piece) for number, piece in reading.calls.items()}

@@ -32,12 +32,15 @@ class MessageReader:
         self._one_call = one_call
         self.has_calls = False
 
-    def push(self, text: str, *, is_last: bool) -> Reading:
-        """Return what a piece of text adds to the message; the last piece also adds text held back before."""
+    def push(self, text: str, *, is_last: bool, is_cut: bool = False) -> Reading:
+        """Return what a piece of text adds to the message; the last piece also adds text held back before.
+
+        If `is_cut`, the limit of tokens ended the text, and the beginning of a call is left out.
+        """
         thought, rest = self._reasoning.push(text, is_last=is_last) if self._reasoning else ("", text)
         if self._calls is None:
             return Reading(thought, rest)
-        content, calls = self._calls.push(rest, is_last=is_last)
+        content, calls = self._calls.push(rest, is_last=is_last, is_cut=is_cut)
         if self._one_call:
             calls = {number: call for number, call in calls.items() if number == 0}
         self.has_calls |= bool(calls)

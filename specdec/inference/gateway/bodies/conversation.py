@@ -201,9 +201,14 @@ class TemplateBody(Body):
     )
     enable_thinking: bool | None = Field(None, description="The same as in chat_template_kwargs.")
 
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="For templates that know it; beside others, only medium, which changes nothing."
+    )
+
     def template_kwargs(self) -> dict[str, Any]:
-        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        return {**self.chat_template_kwargs, **thinking}
+        """Return the template's variables that the body sets."""
+        named = {"enable_thinking": self.enable_thinking, "reasoning_effort": self.reasoning_effort}
+        return {**self.chat_template_kwargs, **{name: each for name, each in named.items() if each is not None}}
 
 
 def chat_of(messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: dict[str, Any]) -> Chat:

@@ -53,7 +53,7 @@ CHAT: NoOps = {
     **_each("mm_processor_kwargs media_io_kwargs", {}),
     **_each("modalities", ["text"]),
     **_each("function_call", "none", "auto"),
-    **_each("reasoning_effort verbosity", "medium"),
+    **_each("verbosity", "medium"),
     **_each("web_search_options think"),
 }
 RESPONSES: NoOps = {
@@ -86,7 +86,6 @@ _HINTS = {
     "response_format": "use text.format",
     "web_search_options": "no server here searches: offer a search of your own among tools",
     "think": 'templates that know it take chat_template_kwargs: {"enable_thinking": false}',
-    "reasoning_effort": "templates that know it take it as chat_template_kwargs",
 }
 
 

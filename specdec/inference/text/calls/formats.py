@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class CallFormat:
     Attributes:
         key: name of the JSON field that holds the arguments.
         between: text between two calls; None if an answer has at most one call.
+        opening: marker that may stand before the first call; None if there is none.
         trigger: text that begins a call wherever it occurs; None if the format has no such text.
     """
 
@@ -33,6 +34,7 @@ class CallFormat:
     after: str
     between: str | None
     trigger: str | None
+    opening: str | None = None
 
     def written(self, call: Mapping[str, Any]) -> str:
         """Return a call from a conversation in the form in which the model would have written it."""
@@ -107,17 +109,46 @@ class Llama3JsonReader(CallReader):
 
 
 HERMES = CallFormat(HermesReader, f"{TOOL_CALL}\n", "arguments", f"\n{TOOL_CALL_END}", between="\n", trigger=TOOL_CALL)
-LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None)
+LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None, opening=PYTHON_TAG)
 FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 MARKERS = (TOOL_CALL, TOOL_CALL_END, PYTHON_TAG)
 """Markers of all formats; a tokenizer may have special tokens for them, which otherwise have no text."""
-_OTHERS = ("<function=", "<arg_key>")  # other formats of a <tool_call>
+_PROBE = "probe"
+_ASKED: tuple[Mapping[str, Any], ...] = ({"role": "user", "content": "Please."},)
+_CALL: Mapping[str, Any] = {"name": _PROBE, "arguments": {"place": "Oslo"}}
+_CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "callprobe", "type": "function", "function": _CALL}],  # Mistral's ids have nine characters
+}
+_PROPERTIES = {"place": {"type": "string", "description": "A place."}}
+_TOOL = {
+    "name": _PROBE,
+    "description": "A probe.",
+    "parameters": {"type": "object", "properties": _PROPERTIES, "required": ["place"]},
+}
 
 
-def format_of(chat_template: str | None) -> CallFormat | None:
-    """Return the format of calls that a chat template shows the model: None if unknown, Hermes' without a template."""
-    if chat_template is None:
-        return HERMES
-    if TOOL_CALL in chat_template:
-        return None if any(each in chat_template for each in _OTHERS) else HERMES
-    return LLAMA3_JSON if "tools" in chat_template and '"parameters' in chat_template.replace("\\", "") else None
+def shown_format(render: Callable[..., str] | None) -> str:
+    """Return the name of the format in which a chat template writes a call; empty if no reader here reads it back.
+
+    Args:
+        render: function that writes messages by the template, with keyword arguments `tools` and
+            `add_generation_prompt`; None if the model has no template, and writes calls as Hermes does.
+    """
+    if render is None:
+        return "hermes"
+    tools = [{"type": "function", "function": _TOOL}]
+    try:
+        whole = render([*_ASKED, _CALLED], tools=tools, add_generation_prompt=False)
+        prompts = [render([*_ASKED], tools=tools, add_generation_prompt=each) for each in (True, False)]
+    except Exception:  # whatever a template raises that knows no tools
+        return ""
+    written = next((whole.removeprefix(each) for each in prompts if whole.startswith(each)), "")
+    return next((name for name, form in FORMATS.items() if _shows_call(written, form)), "")
+
+
+def _shows_call(text: str, form: CallFormat) -> bool:
+    _, calls = form.reader(frozenset([_PROBE])).push(text, is_last=True)
+    found = [(each.name, each.arguments) for each in calls.values()]
+    return found == [(_PROBE, json.dumps(_CALL["arguments"]))] and f'"{form.key}"' in text

@@ -7,18 +7,15 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from specdec.inference.request import Grammar, GrammarKind
-from specdec.inference.text.calls.formats import CallFormat
-from specdec.inference.text.grammar_source import nested
+from specdec.inference.text.calls.formats import MARKERS, CallFormat
+from specdec.inference.text.grammar_source import Markers, nested
 from specdec.inference.text.json_schema import adapted
 
 MAX_CALLS = 16
 """Limit of calls in one answer, where a grammar counts them."""
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
-_ANYWHERE = """start: called* TEXT
-TEXT: /(.|\\n)*/
-begin[lazy]: TEXT {trigger}
-called: begin {before} object {after}
-"""
+_MARKS = Markers(MARKERS)
+_text = _MARKS.literal
 
 Functions: TypeAlias = Mapping[str, Mapping[str, Any] | None]
 """JSON schema of the arguments of each function, by the function's name; None if it takes no arguments."""
@@ -34,17 +31,20 @@ def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
 def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
     """Return the grammar of one call, or of several if `many`; with `output`, text of that grammar may come instead."""
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
-    start = f"start: {'calls | @output' if output else 'calls'}\ncalls: call {more}\n"
-    lark = f"{start}call: {_text(form.before)} object {_text(form.after)}\n{_objects(form, functions)}"
-    return nested(lark, output) if output else Grammar(GrammarKind.GRAMMAR, lark)
+    opening = f"{_text(form.opening)}?" if form.opening else ""
+    start = f"start: {'calls | @output' if output else 'calls'}\ncalls: {opening} call {more}\n"
+    call = f"call: {_text(form.before)} object {_text(form.after)}\n"
+    lark = _MARKS.complete(start + call + _objects(form, functions))
+    return nested(lark, output, "output") if output else Grammar(GrammarKind.GRAMMAR, lark)
 
 
 def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
     """Return the grammar of any text with calls of these functions only; the format must have a trigger."""
     trigger = form.trigger or ""
-    places = {"trigger": trigger, "before": form.before.removeprefix(trigger), "after": form.after}
-    start = _ANYWHERE.format_map({name: _text(each) for name, each in places.items()})
-    return Grammar(GrammarKind.GRAMMAR, start + _objects(form, functions))
+    rest = _text(form.before.removeprefix(trigger))
+    start = f"start: called* TEXT\ncalled: begin {rest} object {_text(form.after)}\n"
+    lark = _MARKS.complete(start + _MARKS.anything_before("begin", trigger) + _objects(form, functions))
+    return Grammar(GrammarKind.GRAMMAR, lark)
 
 
 def _objects(form: CallFormat, functions: Functions) -> str:
@@ -60,8 +60,3 @@ def _objects(form: CallFormat, functions: Functions) -> str:
         rules.append(f'object_{i}: {" ".join(map(_text, head))} arguments_{i} "}}"')
         rules.append(f"arguments_{i}: %json {json.dumps(adapted(arguments_of(schema)))}")
     return "\n".join(rules) + "\n"
-
-
-def _text(text: str | None) -> str:
-    """Return a text as a literal of Lark's syntax; an empty string for None."""
-    return json.dumps(text, ensure_ascii=False) if text else ""

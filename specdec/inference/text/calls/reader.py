@@ -79,15 +79,21 @@ class CallReader:
         self._calls: dict[int, CallPiece] = {}
         self._state: Callable[[], bool] = self._in_text
 
-    def push(self, text: str, *, is_last: bool) -> Pieces:
-        """Return the content and calls that are certain now; all that is left if `is_last`, even an unfinished call."""
+    def push(self, text: str, *, is_last: bool, is_cut: bool = False) -> Pieces:
+        """Return the content and calls that are certain now; all that is left if `is_last`, even an unfinished call.
+
+        If `is_cut`, the limit of tokens ended the text: the beginning of a call is left out, which could not go on.
+        """
         self._buffer += text
         while self._state():
             pass
-        if is_last and self._state in (self._in_head, self._in_text):
+        if is_last and self._state in (self._in_head, self._in_text) and not (is_cut and self._may_begin_call()):
             self._emit((self._opening if self._state == self._in_head else "") + self._buffer)
         pieces, self._text, self._calls = (self._text, self._calls), "", {}
         return pieces
+
+    def _may_begin_call(self) -> bool:
+        return self._state == self._in_head or self._num_calls > 0
 
     def _in_text(self) -> bool:
         """Look for the beginning of a call. Each such state method returns True if another state must read on."""

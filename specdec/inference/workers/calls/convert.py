@@ -98,6 +98,7 @@ _CARD = (
     "chat_template",
     "model_id",
     "text_fingerprint",
+    "call_format",
 )
 MAX_ADAPTERS = 1024
 """Most adapters that are taken from a server's model card."""

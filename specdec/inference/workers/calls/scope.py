@@ -7,6 +7,7 @@ caller; its deadline and the drain of the process. Only `SupervisedCompleter` fi
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator
@@ -16,12 +17,21 @@ from typing import TYPE_CHECKING
 
 from specdec.inference.caller import Caller, CallerLimits, caller
 from specdec.inference.commit import Finished, Started, TextEvent
-from specdec.inference.errors import CapacityError, DeadlineError, InvalidRequestError, SpecDecError, UnavailableError
+from specdec.inference.errors import (
+    CapacityError,
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    SpecDecError,
+    UnavailableError,
+)
 from specdec.inference.workers.calls.observer import Observation, Observer
 from specdec.inference.workers.completion import Completer, CompletionRequest
 
 if TYPE_CHECKING:
     from specdec.inference.observe.spans import GenerationSpan, Spans
+
+logger = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -167,6 +177,11 @@ class SupervisedCompleter:
                         if self._end is not None:
                             scope.end(self._end)
                         yield scope
+                except InternalError as exc:
+                    if exc.address is None:  # else its server has the line
+                        kind = "no grammar" if request.grammar is None else f"a grammar ({request.grammar.kind.value})"
+                        logger.error("a request with %s failed: %s", kind, exc.message)
+                    raise
                 finally:
                     scope.close()
                     self._scopes.discard(scope)

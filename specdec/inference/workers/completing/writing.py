@@ -66,8 +66,8 @@ class Text:
 
     def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
         self._tokenizer = tokenizer
-        has_tools = isinstance(request.prompt, Chat) and request.prompt.tools_json
-        self._stream = tokenizer.stream(tokenizer.call_markers if has_tools else {})
+        chat = request.prompt if isinstance(request.prompt, Chat) else None
+        self._stream = tokenizer.stream(tokenizer.shown_markers(calls=bool(chat.tools_json)) if chat else {})
         self._stops = StopStrings(request.stop)
         self._is_empty = request.ids_only
 

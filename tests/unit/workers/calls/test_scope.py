@@ -12,9 +12,9 @@ import pytest
 
 from specdec.inference.caller import Caller, CallerLimits, request_context
 from specdec.inference.commit import TextEvent
-from specdec.inference.errors import CapacityError, DeadlineError, InvalidRequestError, UnavailableError
+from specdec.inference.errors import CapacityError, DeadlineError, InternalError, InvalidRequestError, UnavailableError
 from specdec.inference.observe.metrics import Metrics
-from specdec.inference.request import RequestDefaults
+from specdec.inference.request import ANY_JSON_OBJECT, RequestDefaults
 from specdec.inference.workers.calls.admitting import private_scope
 from specdec.inference.workers.calls.observer import Observer
 from specdec.inference.workers.calls.scope import RequestScope, SupervisedCompleter
@@ -78,6 +78,18 @@ async def test_a_drain_ends_with_the_last_request() -> None:
     await asyncio.sleep(0)
     await asyncio.wait_for(completer.stop(grace_s=60), 60)
     assert len(await running) == 4
+
+
+async def test_a_failure_of_this_server_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A request that fails through no fault of its own is in the log, once: a server's failure is in that server's log.
+
+    Regression: an error of a grammar was sent as 500, and left no line in the log.
+    """
+    request = replace(REQUEST, grammar=ANY_JSON_OBJECT)
+    for error in (InternalError("it broke"), InternalError("it broke", address="host:1"), InvalidRequestError("bad")):
+        with pytest.raises(type(error)):
+            await collected(supervised(ScriptedCompleter([["a"]], error=error)), request)
+    assert caplog.messages == ["a request with a grammar (json_schema) failed: it broke"]
 
 
 async def test_a_deadline_ends_the_request() -> None:

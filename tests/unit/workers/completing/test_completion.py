@@ -70,7 +70,7 @@ async def test_offsets_count_the_text_that_tokens_have(
 @pytest.mark.parametrize("tools", ["", '[{"type": "function"}]'])
 async def test_call_markers_are_text_without_tools(tools: str) -> None:
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
-    token_ids = (*tokenizer.call_markers, *tokenizer.encode("the"))
+    token_ids = (*tokenizer.shown_markers(calls=True), *tokenizer.encode("the"))
     request = CompletionRequest(Chat((ChatMessage("user", "x"),), tools))
     completer = LocalCompleter(WritingGenerator(token_ids), tokenizer)
     events = [event async for event in completer.complete(request)]

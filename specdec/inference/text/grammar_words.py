@@ -1,0 +1,92 @@
+"""Tokens as a grammar takes them: which bytes each one adds to the text, and how a literal is spelled.
+
+llguidance's own reading of a tokenizer finds special tokens in a literal of a grammar, which then has other bytes than
+the literal: no output would match it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer as Backend
+
+from specdec.inference.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_NO_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
+_UNWRITTEN = "\U0010fffe{}\U0010fffe"  # no character: in no text
+_NOTHING_BEFORE: dict[str, dict[str, Any]] = {
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+}
+
+
+class GrammarWords:
+    """Tokens of a model under the names by which `llguidance.TokenizerWrapper` reads them.
+
+    Special tokens, end tokens and the markers of calls and reasoning are no text: only their ids match them. All other
+    added tokens are.
+
+    Args:
+        num_ids: token ids of the model's output layer, or of its tokenizer if that has more.
+        eos_token_ids: tokens that may end an output.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, num_ids: int, eos_token_ids: Collection[int]) -> None:
+        self.eos_token_id = min(eos_token_ids)
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(num_ids)]
+        self._special = {*tokenizer.special_ids, *tokenizer.markers.values(), *eos_token_ids}
+        self.special_token_ids = sorted(self._special)
+        self._backend, self._encode_bytes = _of_literals(tokenizer.backend, self._special), tokenizer.encode_bytes
+
+    def __call__(self, data: bytes) -> list[int]:
+        """Return the token ids that spell a literal; empty if the model has no tokens for it.
+
+        A normalizer may change the text, a decomposed character for example: then it is spelled without one.
+        """
+        usual: list[int] = self._backend.encode(data.decode(), add_special_tokens=False).ids
+        return next((ids for ids in (usual, [*self._encode_bytes(data)]) if self._spell(ids, data)), [])
+
+    def _spell(self, token_ids: list[int], data: bytes) -> bool:
+        return self._special.isdisjoint(token_ids) and b"".join(map(self.tokens.__getitem__, token_ids)) == data
+
+
+def words_of(tokenizer: Tokenizer, num_ids: int, eos_token_ids: Collection[int]) -> LLTokenizer:
+    """Return llguidance's tokenizer; this takes up to some seconds for a large vocabulary."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    wrapped = TokenizerWrapper(GrammarWords(tokenizer, num_ids, eos_token_ids))
+    return LLTokenizer(wrapped, n_vocab=num_ids, eos_token=sorted(eos_token_ids))
+
+
+def _of_literals(backend: Backend, special: Collection[int]) -> Backend:
+    """Return a tokenizer of text within a sequence, which puts nothing before it and finds no `special` token."""
+    steps = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
+    given = {name: json.loads(step.__getstate__()) for name, step in steps.items() if step is not None}
+    fields = {name: _within(given.get(name)) for name in steps}
+    own = Backend.from_str(json.dumps({**fields, "added_tokens": [], "model": _NO_MODEL}))
+    own.model = backend.model  # shared: large
+    # The ids of other added tokens count on the place of a special one, unless it is in the model's own vocabulary.
+    own.add_tokens(
+        [
+            _UNWRITTEN.format(token_id) if token_id in special else token
+            for token_id, token in sorted(backend.get_added_tokens_decoder().items())
+            if token_id not in special or backend.model.token_to_id(token.content) is None
+        ]
+    )
+    return own
+
+
+def _within(part: Any) -> Any:
+    """Return a part of tokenizer.json for a text within a sequence, before which no space is put."""
+    if isinstance(part, list):
+        return [_within(each) for each in part if not (isinstance(each, dict) and each.get("type") == "Prepend")]
+    if not isinstance(part, dict) or part.get("type") == "Prepend":
+        return None if isinstance(part, dict) else part
+    return {key: _within(each) for key, each in part.items()} | _NOTHING_BEFORE.get(part.get("type", ""), {})

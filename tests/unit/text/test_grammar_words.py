@@ -1,0 +1,113 @@
+"""Grammars beside a tokenizer's own special and added tokens: literals are text, markers come as tokens or letters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tokenizers import AddedToken
+
+from specdec.inference.config import BUNDLED_TARGET
+from specdec.inference.request import Grammar, GrammarKind, Preamble
+from specdec.inference.text.calls.formats import FORMATS, MARKERS
+from specdec.inference.text.calls.grammar import calls_anywhere, only_calls
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.grammar_source import written_out
+from specdec.inference.text.grammar_words import GrammarWords
+from specdec.inference.text.reasoning import BEGIN, END
+from specdec.inference.text.tokenizer import Tokenizer
+from tests.support.grammars import literal_of, spelled, taken
+from tests.support.models import EOS_TOKEN_ID, tiny_tokenizer
+
+ANY = {"type": "object", "additionalProperties": {"type": "integer"}}
+SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(ANY))
+
+
+def with_markers(*, special: bool) -> Tokenizer:
+    fast = tiny_tokenizer()
+    added = [AddedToken(each, special=special, normalized=False) for each in (*MARKERS, BEGIN, END, "<table>")]
+    fast.add_tokens(added, special_tokens=special)
+    return Tokenizer(fast, frozenset([EOS_TOKEN_ID]))
+
+
+TOKENIZERS = {
+    "bundled": Tokenizer.load(BUNDLED_TARGET),
+    "markers are special": with_markers(special=True),
+    "markers are added": with_markers(special=False),
+}
+COMPILERS = {name: GrammarCompiler(each, each.num_ids) for name, each in TOKENIZERS.items()}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("kind", ["const", "property", "regex", "choice", "lark"])
+def test_a_literal_is_text_though_a_special_token_has_its_name(name: str, kind: str) -> None:
+    """Grammars whose only text holds names of special tokens give exactly that text.
+
+    Regression: llguidance spelled the literal with the special token; a schema's answer ended in the middle with
+    finish reason stop, or with "the grammar refuses token 2 of the output, which it had allowed".
+    """
+    tokenizer, compiler = TOKENIZERS[name], COMPILERS[name]
+    names = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]
+    assert len(names) > 1
+    for each in (*names, f"a{names[0]}{names[-1]}b"):
+        grammar, text = literal_of(kind, each)
+        assert spelled(compiler, tokenizer, grammar) == text
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_text_that_a_normalizer_would_change_is_spelled(name: str) -> None:
+    grammar, text = literal_of("const", "e\u0301 \u2581 \U0001f600\n")
+    assert spelled(COMPILERS[name], TOKENIZERS[name], grammar) == text
+
+
+def marked() -> dict[str, tuple[Grammar, str]]:
+    """Return grammars that mean markers, by a description, each with a text that it takes."""
+    found = {}
+    for name, form in FORMATS.items():
+        call = f'{form.before}{{"name": "f", "{form.key}": {{"a": 1}}}}{form.after}'
+        required = only_calls(form, {"f": ANY}, many=form.between is not None, output=None)
+        found[f"{name}, required"] = required, f"{form.opening or ''}{call}"
+        found[f"{name}, after thoughts"] = replace(required, preamble=Preamble.REASONING), f"{BEGIN}a <b>{END}\n{call}"
+        rest = replace(only_calls(form, {"f": ANY}, many=False, output=SCHEMA), preamble=Preamble.REST_OF_REASONING)
+        found[f"{name}, or JSON"] = rest, f'a\n{END}{{"b":2}}'
+        if form.trigger is not None:
+            strict = calls_anywhere(form, {"f": ANY})
+            found[f"{name}, anywhere"] = strict, f"a <b>{call} and {call} c"
+            found[f"{name}, anywhere after thoughts"] = (
+                replace(strict, preamble=Preamble.REASONING),
+                f"{BEGIN}{END}{call}",
+            )
+    found["schema"] = replace(SCHEMA, preamble=Preamble.REASONING), f'{BEGIN}\na\n{END}\n\n{{"a":1}}'
+    found["schema, no thought"] = replace(SCHEMA, preamble=Preamble.REASONING), '{"a":1}'
+    found["schema, rest of a thought"] = replace(SCHEMA, preamble=Preamble.REST_OF_REASONING), f'a{END}{{"a":1}}'
+    return found
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize(("grammar", "text"), marked().values(), ids=marked())
+def test_a_marker_comes_as_a_token_or_as_letters(name: str, grammar: Grammar, text: str) -> None:
+    """A marker that a format means is taken as the model's own token, and as its letters.
+
+    Regression: with Qwen's tokenizer a required call allowed only the token <tool_call>, and then refused it; a thought
+    before JSON could not end by </think>.
+    """
+    tokenizer, compiler = TOKENIZERS[name], COMPILERS[name]
+    own = tokenizer.encode(text, special=False)
+    letters = GrammarWords(tokenizer, tokenizer.num_ids, tokenizer.eos_token_ids)(text.encode())
+    assert any(each in own for each in tokenizer.markers.values()) == (name != "bundled" and "<" in text)
+    for sent in (grammar, written_out(grammar)):
+        for token_ids in (own, letters):
+            assert taken(compiler, sent, token_ids), tokenizer.text_of(token_ids)
+
+
+def test_other_added_tokens_are_text() -> None:
+    """An added token that is not special may stand where its text may, and a literal is spelled with it."""
+    tokenizer = TOKENIZERS["markers are added"]
+    (table,) = tokenizer.encode("<table>", special=False)
+    matcher = COMPILERS["markers are added"].compile(Grammar(GrammarKind.REGEX, "[<>a-z]*"))
+    assert matcher.num_allowed((), [table]) == 1
+    assert COMPILERS["markers are added"].compile(Grammar(GrammarKind.CHOICE, '["<table>"]')).forced((), 1) == [table]
+    assert (
+        COMPILERS["markers are special"].compile(Grammar(GrammarKind.REGEX, "[<>a-z]*")).num_allowed((), [table]) == 0
+    )
