@@ -232,6 +232,6 @@ def test_make_brings_the_command_of_its_checkout(tmp_path: Path) -> None:
     subprocess.run([*make, f"VENV={made}"], check=True)
     said = subprocess.run([made / "bin" / "specdec", "--version"], cwd=tmp_path, check=True, capture_output=True)
     assert said.stdout.decode().startswith("specdec ")
-    where = [made / "bin" / "python", "-c", "import specdec; print(specdec.__file__)"]
+    where = [str(made / "bin" / "python"), "-c", "import specdec; print(specdec.__file__)"]
     found = subprocess.run(where, cwd=tmp_path, check=True, capture_output=True).stdout.decode()
     assert Path(found.strip()) == checkout / "specdec" / "__init__.py"
