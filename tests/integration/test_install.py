@@ -225,7 +225,7 @@ def test_make_brings_the_command_of_its_checkout(tmp_path: Path) -> None:
     files = [checkout / name for name in ("requirements.txt", "requirements/dev.txt")]
     (made / ".installed").write_text("".join(file.read_text() for file in files))  # nothing is to be installed
     offline = "PIP=-m pip install --disable-pip-version-check --no-build-isolation --no-index"
-    make = ("make", "--directory", checkout, "install", offline)
+    make = ("make", "--directory", str(checkout), "install", offline)
     (checkout / ".venv").symlink_to(made)
     subprocess.run(make, check=True)
     assert not (made / "bin" / "specdec").exists()

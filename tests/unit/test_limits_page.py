@@ -44,7 +44,7 @@ MIB, KIB = 1 << 20, 1 << 10
         f"whose first message has not arrived | {guard.MAX_WAITING}, {guard.FIRST_MESSAGE_S:g} s",
         f"watchers of health | {health.MAX_WATCHERS} |",
         f"a request of health or reflection | {guard.MAX_HEALTH_REQUEST_BYTES // KIB} KiB",
-        f"{protocol.HEADERS_TIMEOUT_S:g} s to the end of its headers, {protocol.BODY_TIMEOUT_S:g} s to the end of its body, "
+        f"{protocol.HEADERS_TIMEOUT_S:g} s to the end of its headers, {protocol.BODY_TIMEOUT_S:g} s to the end",
         f"{protocol.MAX_PIPELINED} requests that wait for answers; {protocol.MAX_CONNECTIONS} connections",
         f"extensions of chunks | {protocol.MAX_HEADERS}, {protocol.MAX_HEADER_BYTES // KIB} KiB",
         f"bodies that have begun and not ended | {middleware.MAX_UNFINISHED_BYTES // MIB} MiB in a process",
