@@ -8,7 +8,9 @@ from specdec.grpc_comm import guard, health, options
 from specdec.inference.caller import MAX_LINE_CHARACTERS
 from specdec.inference.config import DEFAULT_WORKER_SLOTS, ROOT
 from specdec.inference.engine import grammars
+from specdec.inference.engine.pool import MAX_WORKERS
 from specdec.inference.gateway.door import middleware, protocol
+from specdec.inference.request import MAX_LOGPROBS
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS
 from specdec.inference.text import grammar_trial
 from specdec.inference.workers.calls import convert
@@ -24,15 +26,15 @@ MIB, KIB = 1 << 20, 1 << 10
     "words",
     [
         f"names of {2 * DRAFT_SESSION_BYTES} hexadecimal digits, {MAX_TREE_TOKENS} tokens of each",
-        f"many private workers | {service.MAX_WORKERS}, and for a client {SHARES[service.PRIVATE_SHARE]} of what it",
+        f"many private workers | {MAX_WORKERS}, and for a client {SHARES[service.PRIVATE_SHARE]} of what it",
         f"messages to a pool worker | {service.MAX_OUTBOX}, {service.MAX_OUTBOX_BYTES // MIB} MiB",
         f"messages of a pool worker to its target | {stream.MAX_OUTBOX} |",
         f"up to `--max_worker_slots` ({DEFAULT_WORKER_SLOTS})",
         f"of one `Propose` | {convert.MAX_TOKENS_OF_MESSAGE} in all, {MAX_TREE_TOKENS} a branch",
-        f"{convert.MAX_TOKENS_OF_PASS} tokens, {convert.MAX_LOGPROBS} alternatives of each, "
+        f"{convert.MAX_TOKENS_OF_PASS} tokens, {MAX_LOGPROBS} alternatives of each, "
         f"{convert.MAX_CHARACTERS_OF_PASS // KIB} Ki characters",
         f"names in a server's card | {convert.MAX_NAME_CHARACTERS} characters",
-        f"the name of a session, from a target | {stream.MAX_NAME_CHARACTERS} characters",
+        f"the name of a session, from a target | {convert.MAX_NAME_CHARACTERS} characters",
         f"a line of the log | {MAX_LINE_CHARACTERS:,} characters",
         f"{grammar_trial.TRIAL_CPU_S} s of a core, {grammar_trial.TRIAL_BYTES >> 30} GiB; "
         f"{grammar_trial.TRIAL_WALL_S:g} s in all",

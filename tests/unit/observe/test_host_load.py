@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.comparison.run import host_load
+from specdec.inference.observe import host_load
 from specdec.inference.observe.host_load import HostLoad, LoadMeter, busy_at_start, busy_warning
 from tests.support.samples import BUSY, QUIET
 
