@@ -184,7 +184,7 @@ def sent_tokenizers() -> list[pb.Attached]:
 async def test_a_tokenizer_is_sent_to_workers_of_the_pool_alone_and_not_kept() -> None:
     """Regression: each stream kept its copy, 8 MB for a large vocabulary, and a client could have 512 of them."""
     async with serving(tokenizer=Tokenizer(tiny_tokenizer(), frozenset())) as target:
-        asked = {"takes_tokenizer": True, "tokenizer_fingerprint": "another"}
+        asked: dict[str, Any] = {"takes_tokenizer": True, "tokenizer_fingerprint": "another"}
         with pytest.raises(grpc.aio.AioRpcError, match="vocabulary"):
             async with raw_worker(target.address, **asked):
                 pass

@@ -225,13 +225,13 @@ def test_make_brings_the_command_of_its_checkout(tmp_path: Path) -> None:
     files = [checkout / name for name in ("requirements.txt", "requirements/dev.txt")]
     (made / ".installed").write_text("".join(file.read_text() for file in files))  # nothing is to be installed
     offline = "PIP=-m pip install --disable-pip-version-check --no-build-isolation --no-index"
-    make = ("make", "--directory", checkout, "install", offline)
+    make = ("make", "--directory", str(checkout), "install", offline)
     (checkout / ".venv").symlink_to(made)
     subprocess.run(make, check=True)
     assert not (made / "bin" / "specdec").exists()
     subprocess.run([*make, f"VENV={made}"], check=True)
     said = subprocess.run([made / "bin" / "specdec", "--version"], cwd=tmp_path, check=True, capture_output=True)
     assert said.stdout.decode().startswith("specdec ")
-    where = [made / "bin" / "python", "-c", "import specdec; print(specdec.__file__)"]
+    where = [str(made / "bin" / "python"), "-c", "import specdec; print(specdec.__file__)"]
     found = subprocess.run(where, cwd=tmp_path, check=True, capture_output=True).stdout.decode()
     assert Path(found.strip()) == checkout / "specdec" / "__init__.py"

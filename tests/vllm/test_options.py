@@ -9,7 +9,7 @@ import pytest
 from specdec.inference.errors import ConfigError
 from specdec.inference.vllm.options import VllmModel, check_flags, engine_config
 from tests.support.models import tiny_tokenizer
-from tests.vllm.conftest import Pair
+from tests.vllm.conftest import FLAGS, Pair
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,8 @@ def test_a_hybrid_model_is_refused(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="layers with a state"):
         engine_config(VllmModel(tmp_path))
+
+
+def test_vllms_metrics_have_the_name_that_ours_have(pair: Pair) -> None:
+    """Regression: vLLM's figures had a path as `model_name`, so that panels by name lost half of them."""
+    assert engine_config(VllmModel(pair.target, FLAGS)).model_config.served_model_name == pair.target.name

@@ -59,6 +59,16 @@ async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCapt
     assert sum("specdec fused_client --port" in line for line in lines) == 1
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_server_that_answers_no_client_advises_none(caplog: pytest.LogCaptureFixture, answers: bool) -> None:
+    """Regression: a pool's log advised a command that the pool refuses by design."""
+    caplog.set_level("INFO")
+    front = GrpcFront(ServerConfig("127.0.0.1", 0), [], OPEN, answers=answers)
+    await front.open()
+    await front.close()
+    assert ("a command to try it: specdec fused_client" in caplog.text) == answers
+
+
 async def test_https_follows_its_files_too(trust: Pki) -> None:
     cert, key = trust.pair("server")
     async with served(PortSecurity(cert, key)) as at:

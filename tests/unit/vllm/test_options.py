@@ -29,8 +29,8 @@ def test_a_runner_with_every_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     options.require_usable(SimpleNamespace(use_v2_model_runner=True))
 
 
-def kept(dtype: str, device: str = "cuda") -> SimpleNamespace:
-    """Return a configuration of vLLM that nothing but the dtype and the device could be held against."""
+def kept(dtype: str = "float32", device: str = "cuda", **others: object) -> SimpleNamespace:
+    """Return a configuration of vLLM that nothing but what is given here could be held against."""
     model = SimpleNamespace(
         model="a/model",
         dtype=f"torch.{dtype}",
@@ -41,7 +41,9 @@ def kept(dtype: str, device: str = "cuda") -> SimpleNamespace:
     )
     device_config = SimpleNamespace(device_type=device)
     scheduler_config = SimpleNamespace(async_scheduling=False)
-    return SimpleNamespace(model_config=model, device_config=device_config, scheduler_config=scheduler_config)
+    fields = {"model_config": model, "device_config": device_config, "scheduler_config": scheduler_config}
+    ours = SimpleNamespace(**options.parts(8)["speculative_config"])
+    return SimpleNamespace(**{**fields, "speculative_config": ours, **others})
 
 
 @pytest.mark.parametrize(
@@ -68,3 +70,14 @@ def test_vllms_flag_is_set_by_exact_always_alone(exact: str, flag: bool, monkeyp
     monkeypatch.setattr(options.os, "environ", {})
     options.prepare_environment("info", exact)
     assert options.is_invariant() == flag
+
+
+@pytest.mark.parametrize("speculation", [SimpleNamespace(method="eagle3"), None])
+def test_another_method_of_speculation_is_refused(speculation: SimpleNamespace | None) -> None:
+    """A method that replaces this project's, as a later flag of `vllm serve` does, is refused by name.
+
+    Regression: vLLM loaded such a draft model, and nothing ever asked it.
+    """
+    options.require_kept(kept())
+    with pytest.raises(ConfigError, match=f"speculation method {getattr(speculation, 'method', None)}"):
+        options.require_kept(kept(speculative_config=speculation))

@@ -54,7 +54,7 @@ async def run(start: Start) -> int:
             process = server_process("server", "fused_target", *flags, port=port, start=start)
             server = await stack.enter_async_context(process)
             servers[server.address] = server
-        connection = ConnectionConfig(",".join(servers), deadline_s=120)
+        connection = ConnectionConfig(",".join(servers))
         fleet = await stack.enter_async_context(connected(connection))
         completer = FailoverCompleter(fleet, connection)
         expected = await _answer(completer)

@@ -67,7 +67,7 @@ async def run(start: Start) -> int:
 async def completer_of(stack: AsyncExitStack, *ports: int) -> FailoverCompleter:
     """Return a client of the servers at these ports of this machine; `stack` closes it."""
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-    connection = ConnectionConfig(hosts, deadline_s=120)
+    connection = ConnectionConfig(hosts)
     return FailoverCompleter(await stack.enter_async_context(connected(connection)), connection)
 
 

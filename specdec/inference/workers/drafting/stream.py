@@ -35,6 +35,7 @@ from specdec.inference.scheduling.link import Link
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from specdec.inference.workers.calls.convert import (
+    MAX_NAME_CHARACTERS,
     PROTOCOL_VERSION,
     commit_from_message,
     noise_from_message,
@@ -52,9 +53,6 @@ REFUSED_S = 60.0
 """Mean wait before a target that refused the worker is dialled again."""
 MAX_OUTBOX = 256
 """Limit of messages queued for a target. When it is reached, proposals wait for room and other messages are dropped."""
-
-MAX_NAME_CHARACTERS = 256
-"""Longest name of a session that a target may choose: it stands in messages, and in lines of the log."""
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
