@@ -21,8 +21,8 @@ from specdec.inference.config import ConnectionConfig, DraftConfig, ModelConfig,
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
-from specdec.inference.serving.assembly import load_proposer
-from specdec.inference.serving.edge import private_draft, target_engine
+from specdec.inference.serving.assembly import load_proposer, target_engine
+from specdec.inference.serving.edge import private_draft
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls import convert
 from specdec.inference.workers.calls.fleet import connected
