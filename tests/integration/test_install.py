@@ -115,7 +115,7 @@ with specdec.LLM() as llm, specdec.Client() as client:
     specdec.AsyncClient(port="x")
     specdec.generate("x")
 """
-CHECKERS = {
+CHECKERS: dict[str, tuple[str, ...]] = {
     "mypy": ("-m", "mypy", "--strict", "--cache-dir", "cache", "--python-executable"),
     "pyright": ("-m", "pyright", "--pythonpath"),
 }
@@ -134,7 +134,7 @@ def test_a_users_script_is_checked(environment: Path, tmp_path: Path, checker: s
     found = {}
     for name, script in (("right", RIGHT), ("wrong", WRONG)):
         (tmp_path / f"{name}.py").write_text(script)
-        command = (sys.executable, *CHECKERS[checker], python, f"{name}.py")
+        command = [sys.executable, *CHECKERS[checker], str(python), f"{name}.py"]
         run = subprocess.run(command, cwd=tmp_path, env=variables(), capture_output=True, text=True)
         assert run.returncode == (name == "wrong"), run.stdout + run.stderr
         found[name] = {int(line) for line in re.findall(rf"{name}\.py:(\d+):.*error", run.stdout)}, run.stdout

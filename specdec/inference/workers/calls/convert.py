@@ -88,19 +88,10 @@ _COMPLETION = (
     "adapter",
 )
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
-_CARD = (
-    "name",
-    "topology",
-    "max_length",
-    "vocab_size",
-    "tokenizer_fingerprint",
-    "chat_template",
-    "model_id",
-    "text_fingerprint",
-)
 MAX_ADAPTERS = 1024
 """Most adapters that are taken from a server's model card."""
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "text_fingerprint", "model_id")  # of a card, and short
+_CARD = (*_NAMES, "max_length", "vocab_size", "chat_template")
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens", "adapter")
 _PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias", "noise")]
