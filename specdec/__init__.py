@@ -36,19 +36,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Return a name of the library, which is imported when one is used first."""
-    if name == "__version__":
-        from specdec.inference import VERSION
+if not TYPE_CHECKING:  # a checker would take every name for one of the library
 
-        return VERSION
-    if name == "errors":
-        return import_module("specdec.errors")
-    if name not in __all__:
-        raise AttributeError(f"module specdec has no attribute {name}")
-    from specdec import library
+    def __getattr__(name: str) -> Any:
+        """Return a name of the library, which is imported when one is used first."""
+        if name == "__version__":
+            from specdec.inference import VERSION
 
-    return getattr(library, name)
+            return VERSION
+        if name == "errors":
+            return import_module("specdec.errors")
+        if name not in __all__:
+            raise AttributeError(f"module specdec has no attribute {name}")
+        from specdec import library
+
+        return getattr(library, name)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ specdec.inference.scheduling                pure: arithmetic over what was measu
 specdec.inference.backends                  only their registry names a concrete one
 specdec.inference.sampling, text, observe   arithmetic, text, figures
 specdec.inference.model                     contracts of models
-specdec.inference.commit, request, tokens, settings, config, checkpoint_files, caller, errors
+specdec.inference.commit, request, tokens, declared, settings, config, checkpoint_files, caller, errors
 specdec.grpc_comm                           knows nothing of inference
 """
 
@@ -73,7 +73,8 @@ SEEN_BY_COMPARISON = (
         "specdec.inference.workers.completing.output",
         "specdec.inference.workers.calls.status",
     ),
-    *("specdec.inference.serving.processes", "specdec.inference.serving.hub", "specdec.inference.cli"),
+    *(f"specdec.inference.serving.{module}" for module in ("processes", "hub", "models")),
+    "specdec.inference.cli",
 )
 """Modules that comparison/ may import: foundation, command line, server processes, and a client of the servers' API."""
 DOORS_OF_BACKENDS = ("specdec.inference.backends.registry", "specdec.inference.backends.identity")
@@ -304,6 +305,15 @@ def test_parsed_flags_stop_at_the_command_line() -> None:
     seeing = {module_name(file) for file in sources() if names_parsed_flags(file.read_text())}
     assert {module for module in seeing if not any(is_in(module, room) for room in MAY_SEE_FLAGS)} == set()
     assert "specdec.inference.cli.flags" in seeing
+
+
+@pytest.mark.parametrize("module", ["specdec.library", "specdec.testing"])
+def test_the_library_needs_no_command_line(module: str) -> None:
+    """The library, which users import, takes nothing from the command line, and no parser of flags."""
+    names = "[name for name in sys.modules if name.startswith('specdec.inference.cli')]"
+    code = f"import sys, {module}; print({names})"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 MAX_PARAMETERS = 5

@@ -102,7 +102,8 @@ class Declared:
                 raise ValueError(text)
             return text if self.parse is None else self.parse(text)
         except ValueError as exc:
-            expected = EXPECTED.get(self.kind) or f"one of {', '.join(each.value for each in self.kind)}"
+            choices = [each.value for each in self.kind] if self.is_enum else []
+            expected = f"one of {', '.join(choices)}" if choices else EXPECTED.get(self.kind, "a text")
             raise ConfigError(f"{self.setting.key} {value!r} is not valid: {expected} is expected") from exc
 
 

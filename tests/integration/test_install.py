@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -70,6 +71,75 @@ def variables(**more: str) -> dict[str, str]:
     """Return this process's environment, without what leads Python to this checkout, and with the variables `more`."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+RIGHT = """
+import specdec
+from specdec.parameters import Parameters
+from specdec.testing import ScriptedCompleter, serving
+
+with specdec.LLM(dtype="int8", batch=4, compiled_model_path=None) as llm:
+    results: list[specdec.Result] = llm.generate(["1, 2,"], temperature=1, seed=7, stop="x", logit_bias={5: 1.0})
+    text: str = results[0].text
+    for part in llm.stream([1, 2, 3], structured_outputs={"regex": "a"}):
+        piece: str = part.text
+    speed_up: float = llm.compare("x", max_new_tokens=3).speed_up
+asked: Parameters = {"max_new_tokens": 3, "stop_token_ids": [3]}
+with serving(ScriptedCompleter([["a"]])) as server, specdec.Client(server.address, tls_ca="ca.pem") as client:
+    client.generate([{"role": "user", "content": "x"}], **asked)
+
+
+async def main() -> None:
+    async with specdec.AsyncLLM(specdec.BUNDLED_TARGET) as own, specdec.AsyncClient() as other:
+        [result] = await own.generate("x", **asked)
+        pieces: list[str] = [part.text async for part in other.stream("x", gamma=0)]
+
+
+try:
+    pass
+except specdec.errors.CapacityError as error:
+    again_s: float = error.retry_after_s
+"""
+WRONG = """
+import specdec
+with specdec.LLM() as llm, specdec.Client() as client:
+    llm.generate("x", max_new_tokenz=3)
+    llm.generate("x", temperature="hot")
+    llm.stream("x", stop=3)
+    client.compare("x", sede=7)
+    client.generate(5)
+    number: int = llm.generate("x")[0].text
+    specdec.LLM(dtyp="int8")
+    specdec.AsyncLLM(batch="many")
+    specdec.Client(tls_cert="x")
+    specdec.AsyncClient(port="x")
+    specdec.generate("x")
+"""
+CHECKERS: dict[str, tuple[str, ...]] = {
+    "mypy": ("-m", "mypy", "--strict", "--cache-dir", "cache", "--python-executable"),
+    "pyright": ("-m", "pyright", "--pythonpath"),
+}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.timeout(600)
+def test_a_users_script_is_checked(environment: Path, tmp_path: Path, checker: str) -> None:
+    """Type checkers accept the right calls of the library, and find each wrong name and each wrong type.
+
+    Regression: the wheel had no types for mypy, and pyright accepted every name of a parameter.
+    """
+    if checker == "pyright" and shutil.which("node") is None:
+        pytest.skip("pyright is a program for node, which is not installed")
+    python = environment / "bin" / "python"
+    found = {}
+    for name, script in (("right", RIGHT), ("wrong", WRONG)):
+        (tmp_path / f"{name}.py").write_text(script)
+        command = [sys.executable, *CHECKERS[checker], str(python), f"{name}.py"]
+        run = subprocess.run(command, cwd=tmp_path, env=variables(), capture_output=True, text=True)
+        assert run.returncode == (name == "wrong"), run.stdout + run.stderr
+        found[name] = {int(line) for line in re.findall(rf"{name}\.py:(\d+):.*error", run.stdout)}, run.stdout
+    assert found["right"][0] == set(), found["right"][1]
+    assert found["wrong"][0] == set(range(4, WRONG.count("\n") + 1)), found["wrong"][1]
 
 
 TESTED = ("--constraint", ROOT / "requirements.txt")

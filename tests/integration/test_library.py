@@ -24,6 +24,7 @@ from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.processes import ServerProcess
 from specdec.inference.workers.completion import CompletionRequest
+from specdec.parameters import Parameters
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete_all
 
@@ -44,7 +45,7 @@ async def test_everything_gives_a_servers_tokens(
     """Pairs, a target alone and a client give equal tokens, blocking or asynchronous, in a running event loop."""
     requests = [CompletionRequest(each, SamplingParams(temperature=0.9), 7, max_new_tokens=20) for each in PROMPTS]
     served = [completion.token_ids for completion in await complete_all(target, requests)]
-    parameters = {"temperature": 0.9, "seed": 7, "max_new_tokens": 20}
+    parameters: Parameters = {"temperature": 0.9, "seed": 7, "max_new_tokens": 20}
     assert [result.token_ids for result in llm.generate(PROMPTS, **parameters)] == served
     with specdec.Client(target.address) as client:
         assert [result.token_ids for result in client.generate(PROMPTS, **parameters)] == served
@@ -76,11 +77,17 @@ def test_prompts_may_be_ids_and_chats(llm: specdec.LLM) -> None:
 
 
 def test_parameters_are_those_of_the_command_line(llm: specdec.LLM) -> None:
-    fields = {"structured_outputs": {"regex": "[ab]{3}"}, "logit_bias": {5: -1.0}, "stop": "zzz", "stop_token_ids": [3]}
-    (result,) = llm.generate("x", max_new_tokens=20, **fields)
+    fields: Parameters = {
+        "structured_outputs": {"regex": "[ab]{3}"},
+        "logit_bias": {5: -1.0},
+        "stop": "zzz",
+        "stop_token_ids": [3],
+        "max_new_tokens": 20,
+    }
+    (result,) = llm.generate("x", **fields)
     assert re.fullmatch("[ab]{3}", result.text)
     with pytest.raises(ConfigError, match="no parameter is called nonsense"):
-        llm.generate("x", nonsense=1)
+        llm.generate("x", nonsense=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidRequestError, match="temperature -1"):
         llm.generate("x", temperature=-1)
     with pytest.raises(InvalidRequestError, match="context length"):
@@ -90,13 +97,20 @@ def test_parameters_are_those_of_the_command_line(llm: specdec.LLM) -> None:
 def test_wrong_settings_are_named() -> None:
     for name, meant in {"max_model_len": "sequence_length", "bacth": "batch"}.items():
         with pytest.raises(ConfigError, match=f"LLM has no setting {name} .did you mean {meant}"):
-            specdec.LLM(None, None, **{name: 1})
+            specdec.LLM(None, None, **{name: 1})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="LLM without a draft has no setting gamma"):
         specdec.LLM(specdec.BUNDLED_TARGET, gamma=3)
     with pytest.raises(ConfigError, match="LLM has no setting temperature"):  # it had no effect
-        specdec.LLM(temperature=1.0)
+        specdec.LLM(temperature=1.0)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="batch 0"):
         specdec.LLM(batch=0)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"batch": "many"}, "a whole number"),
+        ({"prefix_caching": 1}, "True or"),
+    ]
+    for settings, expected in wrong:
+        with pytest.raises(ConfigError, match=f"is not valid: {expected}"):
+            specdec.LLM(**settings)
     with pytest.raises(ConfigError, match="no such directory"):
         specdec.LLM("nowhere")
 
@@ -131,7 +145,7 @@ def test_a_value_of_another_type_is_named_in_one_line(llm: specdec.LLM, given: d
 def test_a_misspelt_parameter_names_the_one_meant(llm: specdec.LLM) -> None:
     for name, meant in {"max_tokens": "max_new_tokens", "temprature": "temperature"}.items():
         with pytest.raises(specdec.errors.ConfigError, match=f"called {name} .did you mean {meant}"):
-            llm.generate("x", **{name: 1})
+            llm.generate("x", **{name: 1})  # type: ignore[arg-type]
 
 
 def test_names_show_themselves_before_they_are_used() -> None:

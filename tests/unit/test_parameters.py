@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from specdec.inference.backends.neuron.decoders.fused import FusedDecoder
 from specdec.inference.backends.neuron.decoders.medusa import MedusaDecoder
 from specdec.inference.backends.neuron.graphs.shape import SlotShape
 from specdec.inference.cli.roles.registry import parser_of
+from specdec.inference.config import ConnectionConfig, Emulation
+from specdec.inference.declared import declared
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.gateway.bodies.schema import CompletionBody
 from specdec.inference.model.decoder import check_request
@@ -29,7 +33,10 @@ from specdec.inference.request import (
 )
 from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.sampling.penalties import TokensBefore
+from specdec.inference.serving.models import PairSettings
 from specdec.inference.workers.calls.convert import sampling_from_message, sampling_to_message
+from specdec.inference.workers.completion import CompletionRequest
+from specdec.parameters import ClientSettings, ModelSettings, Parameters
 
 NAMES = {field.name for field in fields(SamplingParams)} - {"noise"}  # a request has no part in it
 ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft")
@@ -208,3 +215,32 @@ def test_a_device_serves_or_names_each_field(decoder: DeviceDecoder) -> None:
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_parameters_that_truncate_are_known(name: str) -> None:
     assert SamplingParams(**{name: another_value(name)}).truncates == (name in {"top_k", "top_p", "min_p"})
+
+
+REWRITTEN = {"logit_bias", "stop", "stop_token_ids"}
+"""Parameters of the library that a program may give in more forms than a request has."""
+
+
+def test_the_librarys_parameters_are_those_of_requests() -> None:
+    """`Parameters` has each field of a request that a program sets, with the field's type."""
+    hints = {**get_type_hints(SamplingParams), **get_type_hints(CompletionRequest)}
+    own = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar", "noise"}
+    shown = get_type_hints(Parameters)
+    assert shown.keys() == (hints.keys() - own) | {"structured_outputs"}
+    rest = shown.keys() - REWRITTEN - {"structured_outputs"}
+    assert {name: shown[name] for name in rest} == {name: hints[name] for name in rest}
+
+
+@pytest.mark.parametrize(
+    ("shown", "kind", "models"),
+    [
+        (ModelSettings, PairSettings, {"target_model", "draft_model"}),
+        (ClientSettings, ConnectionConfig, {"target_host"}),
+    ],
+)
+def test_the_librarys_settings_are_flags(shown: Any, kind: type[Any], models: set[str]) -> None:
+    """`ModelSettings` and `ClientSettings` have each flag of their configurations, with the type of its value."""
+    flags = {each.setting.key: each.kind for each in declared(kind) if each.setting.key not in models}
+    flags |= {"batch": int} if kind is ConnectionConfig else {}
+    written = {Path: str | Path, Mapping: Mapping[str, Any], Emulation: str}
+    assert get_type_hints(shown) == {name: written.get(each, each) | None for name, each in flags.items()}

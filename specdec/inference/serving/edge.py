@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals
-from typing import TypeVar
 
 from specdec.grpc_comm.secured import Headers
 from specdec.inference.config import (
@@ -49,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 REFUSALS = (RequestError, ConfigError, HandshakeError)
 """Errors of a server that stay until it is replaced or configured otherwise."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +244,11 @@ async def serve_edge(
         stopped = asyncio.create_task(stop_signal())  # a container's first process ignores signals without a handler
         stack.callback(stopped.cancel)
         opening = asyncio.create_task(stack.enter_async_context(edge(connection, drafting, observers.headers)))
-        behind = await _unless(stopped, opening)
-        if behind is not None:
+        stack.callback(opening.cancel)
+        await asyncio.wait([stopped, opening], return_when=asyncio.FIRST_COMPLETED)
+        if opening.done():
+            behind = opening.result()
             await _serve(behind, ports, observers, stopped)
-
-
-async def _unless(stopped: asyncio.Task[Signals], work: asyncio.Task[T]) -> T | None:
-    """Return the result of `work`; cancel it and return None if a signal comes first."""
-    stopped.add_done_callback(lambda _: work.cancel())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not stopped.done() or stopped.cancelled():
-            raise
-        return None
 
 
 async def _serve(behind: Edge, ports: Ports, observers: Observers, stopped: asyncio.Task[Signals]) -> None:

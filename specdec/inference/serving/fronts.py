@@ -94,6 +94,8 @@ class Ports:
     """
 
     def __init__(self, server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
+        if http is not None:
+            import specdec.inference.gateway.app  # noqa: F401 - a missing package is found before a model is loaded
         check_ports(server, observe, http)
         self.server = server
         self._http = http

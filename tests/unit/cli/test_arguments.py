@@ -13,11 +13,11 @@ from specdec.inference import VERSION
 from specdec.inference.cli.app import EXIT_USAGE, main, prepared
 from specdec.inference.cli.prompts.source import read_prompts
 from specdec.inference.cli.roles import worker
-from specdec.inference.cli.roles.fused_target import fused_config
 from specdec.inference.cli.roles.registry import ROLES, parser_of, settings_of
 from specdec.inference.cli.roles.worker import WorkerSettings
 from specdec.inference.config import BUNDLED_DRAFT
 from specdec.inference.errors import ConfigError
+from specdec.inference.serving.models import fused_config
 from tests.conftest import ModelDirectories
 
 

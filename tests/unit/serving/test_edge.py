@@ -136,7 +136,7 @@ class Place:
                 if answer.status == status:
                     return
 
-    async def shown(self) -> pb.GetModelResponse:
+    async def shown(self) -> Any:
         return await rpc.GenerationServiceStub(self.channel).GetModel(pb.GetModelRequest())
 
     async def has_model(self, model_id: str) -> bool:

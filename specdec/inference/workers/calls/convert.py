@@ -89,20 +89,10 @@ _COMPLETION = (
     "adapter",
 )
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
-_CARD = (
-    "name",
-    "topology",
-    "max_length",
-    "vocab_size",
-    "tokenizer_fingerprint",
-    "chat_template",
-    "model_id",
-    "text_fingerprint",
-    "call_format",
-)
 MAX_ADAPTERS = 1024
 """Most adapters that are taken from a server's model card."""
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "text_fingerprint", "model_id")  # of a card, and short
+_CARD = (*_NAMES, "max_length", "vocab_size", "chat_template", "call_format")
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens", "adapter")
 _AUDIT = ("token_id", "choice", "margin", "rank")
 _PROVENANCE = ("model_id", "grammar_version", "prompt_digest")

@@ -307,7 +307,12 @@ async def connected(connection: ConnectionConfig, headers: Headers = dict) -> As
         while True:
             timeout_s = min(ATTEMPT_S, patience_s, max(RETRY_S, ends_at - loop.time()))
             try:
-                fleet = await stack.enter_async_context(_answering(connection, headers, timeout_s))
+                async with AsyncExitStack() as attempt:
+                    with calls_to(connection.host):
+                        opening = Fleet(connection.targets, connection.security, headers)
+                        fleet = await attempt.enter_async_context(opening)
+                        await fleet.until_one_answers(timeout_s)
+                    stack.push_async_exit(attempt.pop_all())
                 break
             except UnavailableError as exc:
                 if isinstance(exc, HandshakeError) or loop.time() + RETRY_S > ends_at:
@@ -316,14 +321,4 @@ async def connected(connection: ConnectionConfig, headers: Headers = dict) -> As
                     logger.warning("dialling for at most %g s until a server answers: %s", patience_s, exc)
                 complaint = str(exc)
             await asyncio.sleep(RETRY_S)
-        yield fleet
-
-
-@asynccontextmanager
-async def _answering(connection: ConnectionConfig, headers: Headers, timeout_s: float) -> AsyncGenerator[Fleet, None]:
-    """Open the fleet of a connection, and wait at most `timeout_s` seconds until one of its servers answers."""
-    async with AsyncExitStack() as stack:
-        with calls_to(connection.host):
-            fleet = await stack.enter_async_context(Fleet(connection.targets, connection.security, headers))
-            await fleet.until_one_answers(timeout_s)
         yield fleet
