@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import linear
 
 from specdec.inference.backends.architectures import has_experts
 from specdec.inference.backends.pytorch import backend as pytorch_backend
@@ -115,10 +116,7 @@ def rows_matter() -> bool:
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(size, 768, generator=generator).bfloat16() for size in (1024, 288))
     with torch.inference_mode():
-        few, many = (
-            torch.cat([torch.nn.functional.linear(part, weight) for part in torch.split(rows, size)])
-            for size in (16, 64)
-        )
+        few, many = (torch.cat([linear(part, weight) for part in torch.split(rows, size)]) for size in (16, 64))
     return not torch.equal(few, many)
 
 
