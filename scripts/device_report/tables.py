@@ -62,7 +62,7 @@ def _number(value: float | None) -> str:
 
 
 def _answers(variants: Sequence[Variant]) -> Iterator[str]:
-    """Yield lines that count equal answers; in bfloat16 a near-tie may differ, in float32 none has been seen to."""
+    """Yield lines that count equal answers; near-ties may differ without exact passes (docs/speculation.md)."""
     first, *others = [variant.answers for variant in variants]
     for other in others:
         both = first.keys() & other.keys()

@@ -20,8 +20,8 @@ family is Transformers' `model_type`; what follows the comma is a variant of it.
   Backend `onnx` refuses what it cannot run, and `auto` then takes `torch`.
 
 In bfloat16 and float16 every family of the second column has the same bits whatever its passes have beside it
-([`--exact`](speculation.md#--exact)). Families with experts (qwen3_moe, mixtral, gpt_oss) have no such promise: the rows of
-each expert vary with the tokens. The log says so at the start.
+([`--exact`](speculation.md#--exact)). Families with experts (qwen3_moe, mixtral, gpt_oss) have no such promise: the
+rows of each expert vary with the tokens. The log says so at the start.
 
 Sliding windows, soft-capped scores and attention sinks are applied as Transformers applies them. On
 `torch` a window saves time: 4,096 positions deep, passes of a 110M model take 0.5 to 0.7 of it with windows of 512

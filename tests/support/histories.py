@@ -6,7 +6,7 @@ backend all histories give the same checksums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -17,6 +17,10 @@ from specdec.inference.model.slots import Backend, ForkingBackend, Span
 
 DRAFTS = ("none", "true", "lying", "mixed")
 """Draft tokens of a history: none, the text's own tokens, other tokens, or the text's own up to some other token."""
+KINDS = ("alone", *DRAFTS)
+"""Histories of one text after the other, or of several at a time with each kind of draft tokens."""
+LENGTH, NUM_SHARED = 45, 13
+"""Tokens of a text, and how many of them all texts share, in `different`."""
 WIDEST = 7
 """Most draft tokens of a span."""
 
@@ -29,6 +33,17 @@ def texts_of(vocab_size: int, *, num: int, length: int, num_shared: int, seed: i
     rng = np.random.default_rng(seed)
     shared = rng.integers(2, vocab_size, num_shared).tolist()
     return [[*shared, *rng.integers(2, vocab_size, length - num_shared).tolist()] for _ in range(num)]
+
+
+def different(backend: Backend, kinds: Iterable[str] = KINDS) -> dict[str, int]:
+    """Return how many positions have other bits than in texts read alone and whole, by the kind of history."""
+    texts = texts_of(backend.vocab_size, num=4, length=LENGTH, num_shared=NUM_SHARED)
+    expected, found = read_whole(backend, texts), {}
+    for kind in kinds:
+        drafts, beside = ("none", 1) if kind == "alone" else (kind, backend.num_slots)
+        history = History(backend, texts, np.random.default_rng(0), NUM_SHARED, drafts, beside)
+        found[kind] = num_different(expected, history.checksums())
+    return found
 
 
 def read_whole(backend: Backend, texts: Sequence[Sequence[int]]) -> Checksums:

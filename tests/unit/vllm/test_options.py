@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,7 +68,7 @@ def test_the_flag_that_fails_on_a_cpu_is_refused_in_one_line(monkeypatch: pytest
 
 @pytest.mark.parametrize(("exact", "flag"), [("auto", False), ("never", False), ("always", True)])
 def test_vllms_flag_is_set_by_exact_always_alone(exact: str, flag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options.os, "environ", {})
+    monkeypatch.setattr(os, "environ", {})
     options.prepare_environment("info", exact)
     assert options.is_invariant() == flag
 

@@ -90,7 +90,7 @@ class TorchBackend:
         )
         if windows is not None:
             self.passes = WindowPasses(self.passes, windows, num_slots=num_slots, max_length=max_length)
-            self.arithmetic += f", {windows.num} windows of {windows.width}"
+            self.arithmetic += f", {windows.num} windows of {windows.width}{'' if fixed is None else ' in one shape'}"
         keeps_linears = fixed is not None and fixed.maker.graphs_only
         if model.device.type == "cpu" and model.dtype == torch.float32 and not keeps_linears:
             _pack_linears(runner, SlotCache(runner.layers, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))

@@ -11,9 +11,11 @@ import torch
 
 from specdec.inference.backends.pytorch.backend import CAPTURED, TorchBackend
 from specdec.inference.backends.pytorch.graphs import Captured
+from specdec.inference.backends.pytorch.shapes import Buckets
 from specdec.inference.backends.pytorch.static_pass import FixedShapes
-from specdec.inference.model.slots import Backend, Span
+from specdec.inference.model.slots import Backend, Span, Windows
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, BackendContract
+from tests.support.histories import LENGTH, different
 from tests.support.models import CONTRACTS, tiny_model
 
 if not torch.cuda.is_available():
@@ -51,3 +53,19 @@ class TestCaptured(TestAsTheyCome):
         backend = self.shared(family)
         assert isinstance(backend, TorchBackend)
         assert (backend.graphs.num > 0, backend.graphs.num_late) == (True, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", CONTRACTS["torch", "bfloat16"])
+def test_no_history_changes_a_bit_in_windows(family: str, dtype: torch.dtype) -> None:
+    one_shape = Buckets(widths=(16,), prompts=(), batches=(NUM_SLOTS,), shortest=20, shares_slots=True)
+    backend = OnHost(
+        tiny_model(family).to(dtype),
+        num_slots=NUM_SLOTS,
+        max_length=LENGTH,
+        fixed=FixedShapes(Captured(), one_shape),
+        device=DEVICE,
+        windows=Windows(16, NUM_SLOTS),
+    )
+    backend.warm_up()
+    assert set(different(backend).values()) == {0}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import linear
 
+from specdec.inference.backends.architectures import has_experts
 from specdec.inference.backends.pytorch import backend as pytorch_backend
 from specdec.inference.backends.pytorch.backend import CAPTURED, TorchBackend, load_torch_backend
 from specdec.inference.backends.pytorch.passes import EagerPasses
@@ -21,12 +23,11 @@ from specdec.inference.config import BUNDLED_TARGET, ModelConfig
 from specdec.inference.model.slots import Span, Windows
 from tests.conftest import ModelDirectories
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, BackendContract, Uncompiled
-from tests.support.histories import DRAFTS, Checksums, History, num_different, read_whole, texts_of
+from tests.support.histories import DRAFTS, LENGTH, History, different, num_different, read_whole, texts_of
 from tests.support.models import CONTRACTS, EXPERTS, FAMILIES, save_tiny_model, tiny_model
 
 WINDOWS = Windows(16, NUM_SLOTS)
 BUCKETS = Buckets(widths=(16,), prompts=(), batches=(NUM_SLOTS,), shortest=20, shares_slots=True)
-SHARED, LENGTH = 13, 45
 HALVES = ("bfloat16", "float16")
 
 
@@ -40,23 +41,8 @@ def windowed(
     return backend
 
 
-KINDS = {"alone": ("none", 1), **{drafts: (drafts, NUM_SLOTS) for drafts in DRAFTS}}
-"""Histories: texts one after the other, or several at a time with draft tokens of each kind."""
-
-
-def different(backend: TorchBackend, kinds: Iterable[str] = KINDS) -> dict[str, int]:
-    """Return how many positions have other bits than in texts read alone and whole, by the kind of history."""
-    texts = texts_of(backend.vocab_size, num=4, length=LENGTH, num_shared=SHARED)
-    expected = read_whole(backend, texts)
-
-    def played(drafts: str, beside: int) -> Checksums:
-        return History(backend, texts, np.random.default_rng(0), SHARED, drafts, beside).checksums()
-
-    return {kind: num_different(expected, played(*KINDS[kind])) for kind in kinds}
-
-
 class TestContract(BackendContract):
-    families = ("llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows")
+    families: Collection[str] = ("llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows")
     fixed = False
 
     def load(self, family: str) -> TorchBackend:
@@ -130,9 +116,7 @@ def rows_matter() -> bool:
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(size, 768, generator=generator).bfloat16() for size in (1024, 288))
     with torch.inference_mode():
-        few, many = (
-            torch.cat([torch.nn.functional.linear(part, weight) for part in rows.split(size)]) for size in (16, 64)
-        )
+        few, many = (torch.cat([linear(part, weight) for part in torch.split(rows, size)]) for size in (16, 64))
     return not torch.equal(few, many)
 
 
@@ -236,5 +220,5 @@ def test_passes_of_a_device_have_one_batch_and_one_width(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_experts_are_found_in_a_configuration(family: str) -> None:
-    assert pytorch_backend.has_experts(tiny_model(family).config) == (family in EXPERTS)
-    assert {name for name in FAMILIES if pytorch_backend.has_experts(tiny_model(name).config)} == set(EXPERTS)
+    assert has_experts(tiny_model(family).config) == (family in EXPERTS)
+    assert {name for name in FAMILIES if has_experts(tiny_model(name).config)} == set(EXPERTS)
