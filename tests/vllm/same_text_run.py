@@ -29,6 +29,7 @@ MODES: Mapping[str, dict[str, Any]] = {
     "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
     "bias": {"temperature": 1.0, "seed": 10, "logit_bias": {5: 3.0, 7: -4.0}, "min_tokens": 4},
     "hot": {"temperature": 2.0, "seed": 11},
+    "boiling": {"temperature": 8.0, "seed": 21},
     "log-probabilities": {"temperature": 0.8, "seed": 12, "logprobs": 2},
     "regex": {"temperature": 1.0, "seed": 13, "regex": "([a-f]{2,5} ){3,6}[0-9]{4}"},
     "JSON schema": {
@@ -69,20 +70,25 @@ def unseeded(num_tokens: int) -> Any:
     return SamplingParams(max_tokens=num_tokens, temperature=1.0, ignore_eos=True)
 
 
-def texts(llm: Any, asked: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the tokens of each prompt by mode, and tokens of the log-probabilities; in one batch if `mixed` is set."""
+def generated(llm: Any, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return of each mode the tokens of its prompts, each with the tokens of its log-probabilities, and `COUNTS`.
+
+    With `mixed` all modes are one batch, whose counts stand at each mode.
+    """
     jobs = [(mode, number) for mode in asked["names"] for number in range(asked["prompts"])]
     batches = [jobs] if asked["mixed"] else [[job for job in jobs if job[0] == mode] for mode in asked["names"]]
-    found: dict[str, list[Any]] = {mode: [] for mode in asked["names"]}
+    found: dict[str, dict[str, Any]] = {mode: {"texts": []} for mode in asked["names"]}
     for batch in batches:
         prompts = [PROMPTS[number % len(PROMPTS)][number // len(PROMPTS) :] for _, number in batch]
-        params = [sampling(mode, number, asked["num_tokens"]) for mode, number in batch]
+        params, before = [sampling(mode, number, asked["num_tokens"]) for mode, number in batch], counts(llm)
         if asked["mixed"]:
             prompts, params = [*prompts, PROMPTS[0]], [*params, unseeded(asked["num_tokens"])]
         for (mode, _), answer in zip(batch, llm.generate(prompts, params, use_tqdm=False), strict=False):
             output = answer.outputs[0]
             ranked = [sorted(step) for step in output.logprobs or ()]
-            found[mode].append([list(output.token_ids), ranked])
+            found[mode]["texts"].append([list(output.token_ids), ranked])
+        for mode in {mode for mode, _ in batch}:
+            found[mode] |= {name: number - before[name] for name, number in counts(llm).items()}
     return found
 
 
@@ -110,6 +116,11 @@ def force_async() -> None:
 def one_off(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return a wrong rule: the noise of a position is that of the next one."""
     return lambda *given, **named: rule(*given[:4], given[4] + 1, *given[5:], **named)
+
+
+def early(draft: Callable[..., Any]) -> Callable[..., Any]:
+    """Return wrong drafts: their noise is that of the next position. No text changes, and fewer are accepted."""
+    return lambda self, hidden, at, *given, **named: draft(self, hidden, at + 1, *given, **named)
 
 
 def believing(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,6 +157,7 @@ def variant(name: str) -> Iterator[None]:
         "salt removed": (stock, unsalted),
         "ratio with shared noise": (ratio, vllm_same_text.sample_draft),
         "one position off": (one_off(vllm_same_text.choose), vllm_same_text.sample_draft),
+        "drafts one position off": (vllm_same_text.choose, early(vllm_same_text.sample_draft)),
         "drafts believed": (believing(vllm_same_text.choose), vllm_same_text.sample_draft),
     }
     rejection_sampler.rejection_sample, drafting.sample_draft = rules[name]
@@ -179,8 +191,8 @@ def main() -> None:
     results = {}
     for name in asked["variants"]:
         with variant(name):
-            results[name] = texts(llm, asked)
-    print(json.dumps({"texts": results, **counts(llm)}), flush=True)
+            results[name] = generated(llm, asked)
+    print(json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":
