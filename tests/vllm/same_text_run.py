@@ -29,7 +29,6 @@ MODES: Mapping[str, dict[str, Any]] = {
     "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
     "bias": {"temperature": 1.0, "seed": 10, "logit_bias": {5: 3.0, 7: -4.0}, "min_tokens": 4},
     "hot": {"temperature": 2.0, "seed": 11},
-    "boiling": {"temperature": 8.0, "seed": 21},
     "log-probabilities": {"temperature": 0.8, "seed": 12, "logprobs": 2},
     "regex": {"temperature": 1.0, "seed": 13, "regex": "([a-f]{2,5} ){3,6}[0-9]{4}"},
     "JSON schema": {
@@ -180,7 +179,13 @@ def stock_draft(sample: Callable[..., Any]) -> Callable[..., Any]:
 def main() -> None:
     from vllm import LLM
 
-    asked = {"names": list(MODES), "prompts": 4, "num_tokens": 24, "options": {}, "variants": [AS_INSTALLED]}
+    asked: dict[str, Any] = {
+        "names": list(MODES),
+        "prompts": 4,
+        "num_tokens": 24,
+        "options": {},
+        "variants": [AS_INSTALLED],
+    }
     asked |= {"is_async": False, "mixed": False, "speculative": None} | json.loads(sys.argv[1])
     if asked["is_async"]:
         force_async()

@@ -25,7 +25,7 @@ from specdec.inference.config import ROOT
 from specdec.inference.vllm.hooks import installed
 from tests.support.servers import until_healthy
 from tests.vllm.conftest import INTERPRETED, Pair
-from tests.vllm.heads import save_head
+from tests.vllm.heads import save_flat_target, save_head
 from tests.vllm.same_text_run import AS_INSTALLED, MODES
 from tests.vllm.test_stock import stock_server
 
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.timeout(3000),
     pytest.mark.skipif(tuple(map(int, installed().split(".")[:2])) < (0, 32), reason="the plug-in needs vLLM 0.32"),
 ]
-SMALL = {"names": ["greedy", "truncated", "penalties", "min_p"], "prompts": 2, "num_tokens": 12}
+SMALL: dict[str, Any] = {"names": ["greedy", "truncated", "penalties", "min_p"], "prompts": 2, "num_tokens": 12}
 NUM_DRAFTS = 3
 
 
@@ -300,7 +300,8 @@ def test_exactly_the_equal_drafts_before_the_first_other_one_count(
         for bad in (-1, 99):
             drafts = torch.cat([torch.tensor([0]), drawn[:-1]])
             drafts[wrong] = bad
-            tokens, counts = vllm_same_text.choose(drawn, None, drafts, ends, *[drawn] * 6, 3)  # type: ignore[arg-type]
+            others = (drawn, drawn, drawn, drawn, drawn, drawn)
+            tokens, counts = vllm_same_text.choose(drawn, None, drafts, ends, *others, 3)
             for request, (start, end) in enumerate(pairwise(ends.tolist())):
                 is_here = start < wrong < end
                 assert counts[request] == (wrong - start if is_here else end - start)
@@ -362,20 +363,20 @@ async def test_every_way_gives_the_same_text(way: str, pair: Pair, plugin: Path,
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 async def test_a_random_head_changes_no_text(
-    method: str, is_async: bool, pair: Pair, plugin: Path, wholes: dict[int, Any], tmp_path: Path
+    method: str, is_async: bool, pair: Pair, plugin: Path, tmp_path: Path
 ) -> None:
     """A head that knows nothing changes no text. Its drafts are accepted by the shared noise, of the right position.
 
     The EAGLE-3 head has half of the target's tokens.
     """
-    head = {"method": method, "model": str(save_head(tmp_path / method, method)), "num_speculative_tokens": NUM_DRAFTS}
-    found = await runs(
-        pair, plugin, speculative=head, is_async=is_async, variants=[AS_INSTALLED, "drafts one position off"]
-    )
-    right, (late, early) = await without_speculation(wholes, pair, plugin, 4), found.values()
+    target, head = save_flat_target(tmp_path / "target"), save_head(tmp_path / method, method)
+    speculative = {"method": method, "model": str(head), "num_speculative_tokens": NUM_DRAFTS}
+    right = (await run(pair, plugin, model=str(target))).texts
+    variants = {"is_async": is_async, "variants": [AS_INSTALLED, "drafts one position off"]}
+    late, early = (await runs(pair, plugin, model=str(target), speculative=speculative, **variants)).values()
     assert late.texts == right
     assert early.texts == right
-    assert early.share("boiling") < 0.05 < 0.15 < late.share("boiling")
+    assert early.share("hot") < 0.05 < 0.15 < late.share("hot")
 
 
 @pytest.mark.release
