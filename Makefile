@@ -228,7 +228,8 @@ gpu-report: install
 	$(BIN)/python -m scripts.device_report --device cuda --target_model models/target --draft_model models/draft $(ARGS)
 
 # What to measure first where vLLM has a GPU. One page, in vLLM's own Python environment (docs/vllm.md):
-# PYTHON=.../python ARGS="--pair Qwen/Qwen3-8B,Qwen/Qwen3-0.6B --dtype bfloat16".
+# PYTHON=.../python ARGS="--pair Qwen/Qwen3-8B,Qwen/Qwen3-0.6B --dtype bfloat16". The first step, the same text, needs
+# `pip install ./vllm_same_text` there, and --speculative_config with vLLM's JSON of a head (eagle3, mtp).
 vllm-gpu-report:
 	$(PYTHON) -m scripts.device_report.vllm $(ARGS)
 

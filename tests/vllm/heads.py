@@ -1,9 +1,13 @@
-"""Random heads for vLLM's own speculators that fit `Pair.target`: EAGLE, and EAGLE-3 with fewer tokens."""
+"""A random target with flat logits, and random heads for vLLM's speculators: EAGLE, and EAGLE-3 with fewer tokens.
+
+Where logits are flat, tokens follow from the noise alone, so that a head's drafts are accepted if they have the same.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 NUM_DRAFT_TOKENS = 128
 """Vocabulary of the EAGLE-3 head: every second token of the target's."""
@@ -11,20 +15,40 @@ AUX_LAYERS = [0, 1]
 """Layers of the target whose states the EAGLE-3 head reads."""
 
 
+FLATNESS = 0.05
+"""Factor of the logits."""
+SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32}
+"""Sizes that vLLM's attention supports on a CPU."""
+
+
+def save_flat_target(folder: Path) -> Path:
+    """Write the target and its tokenizer; return its folder."""
+    import torch
+
+    from tests.support.models import tiny_model, tiny_tokenizer
+
+    model = tiny_model("llama", seed=1, **SIZES)
+    with torch.no_grad():
+        model.lm_head.weight *= FLATNESS
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def save_head(folder: Path, method: str) -> Path:
-    """Write a random head of one layer for the method "eagle" or "eagle3"; return its folder."""
+    """Write a head of one layer for the method "eagle" or "eagle3"; return its folder."""
     import torch
     from safetensors.torch import save_file
 
     from tests.support.models import tiny_model
 
-    model = tiny_model("llama", seed=7, hidden_size=64, head_dim=32, num_hidden_layers=1)
+    model = tiny_model("llama", seed=7, num_hidden_layers=1, **SIZES)
     model.save_pretrained(folder)
     weights = {name.removeprefix("model."): each for name, each in model.state_dict().items() if "embed" not in name}
     draw, size = torch.Generator().manual_seed(8), model.config.hidden_size
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=draw) * shape[-1] ** -0.5
+        return torch.randn(*shape, generator=draw).mul(shape[-1] ** -0.5)
 
     config = json.loads((folder / "config.json").read_text())
     if method == "eagle":
@@ -35,7 +59,10 @@ def save_head(folder: Path, method: str) -> Path:
         for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
             weights[name] = random(weights[name].shape[0], 2 * size)
         weights |= {"layers.0.hidden_norm.weight": torch.ones(size), "d2t": torch.arange(NUM_DRAFT_TOKENS)}
-        weights |= {"fc.weight": random(size, len(AUX_LAYERS) * size), "lm_head.weight": random(NUM_DRAFT_TOKENS, size)}
+        weights |= {
+            "fc.weight": random(size, len(AUX_LAYERS) * size),
+            "lm_head.weight": random(NUM_DRAFT_TOKENS, size) * FLATNESS,
+        }
         config |= {"draft_vocab_size": NUM_DRAFT_TOKENS}
         config |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": AUX_LAYERS}}
     save_file({name: each.contiguous() for name, each in weights.items()}, folder / "model.safetensors")

@@ -69,20 +69,25 @@ def unseeded(num_tokens: int) -> Any:
     return SamplingParams(max_tokens=num_tokens, temperature=1.0, ignore_eos=True)
 
 
-def texts(llm: Any, asked: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the tokens of each prompt by mode, and tokens of the log-probabilities; in one batch if `mixed` is set."""
+def generated(llm: Any, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return of each mode the tokens of its prompts, each with the tokens of its log-probabilities, and `COUNTS`.
+
+    With `mixed` all modes are one batch, whose counts stand at each mode.
+    """
     jobs = [(mode, number) for mode in asked["names"] for number in range(asked["prompts"])]
     batches = [jobs] if asked["mixed"] else [[job for job in jobs if job[0] == mode] for mode in asked["names"]]
-    found: dict[str, list[Any]] = {mode: [] for mode in asked["names"]}
+    found: dict[str, dict[str, Any]] = {mode: {"texts": []} for mode in asked["names"]}
     for batch in batches:
         prompts = [PROMPTS[number % len(PROMPTS)][number // len(PROMPTS) :] for _, number in batch]
-        params = [sampling(mode, number, asked["num_tokens"]) for mode, number in batch]
+        params, before = [sampling(mode, number, asked["num_tokens"]) for mode, number in batch], counts(llm)
         if asked["mixed"]:
             prompts, params = [*prompts, PROMPTS[0]], [*params, unseeded(asked["num_tokens"])]
         for (mode, _), answer in zip(batch, llm.generate(prompts, params, use_tqdm=False), strict=False):
             output = answer.outputs[0]
             ranked = [sorted(step) for step in output.logprobs or ()]
-            found[mode].append([list(output.token_ids), ranked])
+            found[mode]["texts"].append([list(output.token_ids), ranked])
+        for mode in {mode for mode, _ in batch}:
+            found[mode] |= {name: number - before[name] for name, number in counts(llm).items()}
     return found
 
 
@@ -110,6 +115,11 @@ def force_async() -> None:
 def one_off(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return a wrong rule: the noise of a position is that of the next one."""
     return lambda *given, **named: rule(*given[:4], given[4] + 1, *given[5:], **named)
+
+
+def early(draft: Callable[..., Any]) -> Callable[..., Any]:
+    """Return wrong drafts: their noise is that of the next position. No text changes, and fewer are accepted."""
+    return lambda self, hidden, at, *given, **named: draft(self, hidden, at + 1, *given, **named)
 
 
 def believing(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,6 +156,7 @@ def variant(name: str) -> Iterator[None]:
         "salt removed": (stock, unsalted),
         "ratio with shared noise": (ratio, vllm_same_text.sample_draft),
         "one position off": (one_off(vllm_same_text.choose), vllm_same_text.sample_draft),
+        "drafts one position off": (vllm_same_text.choose, early(vllm_same_text.sample_draft)),
         "drafts believed": (believing(vllm_same_text.choose), vllm_same_text.sample_draft),
     }
     rejection_sampler.rejection_sample, drafting.sample_draft = rules[name]
@@ -168,7 +179,13 @@ def stock_draft(sample: Callable[..., Any]) -> Callable[..., Any]:
 def main() -> None:
     from vllm import LLM
 
-    asked = {"names": list(MODES), "prompts": 4, "num_tokens": 24, "options": {}, "variants": [AS_INSTALLED]}
+    asked: dict[str, Any] = {
+        "names": list(MODES),
+        "prompts": 4,
+        "num_tokens": 24,
+        "options": {},
+        "variants": [AS_INSTALLED],
+    }
     asked |= {"is_async": False, "mixed": False, "speculative": None} | json.loads(sys.argv[1])
     if asked["is_async"]:
         force_async()
@@ -179,8 +196,8 @@ def main() -> None:
     results = {}
     for name in asked["variants"]:
         with variant(name):
-            results[name] = texts(llm, asked)
-    print(json.dumps({"texts": results, **counts(llm)}), flush=True)
+            results[name] = generated(llm, asked)
+    print(json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":
