@@ -35,7 +35,7 @@ async def trace(schedule: Schedule, branches: int, rtt_ms: float, directory: Pat
     """Complete the prompt twice, the first time to warm up; return the trace files of target and draft worker."""
     files = directory / "target.json", directory / "draft.json"
     port, serve = free_port(), free_port()
-    target = ["--port", str(port), "--threads", "1", "--batch", "1", "--trace", str(files[0])]
+    target = ["--port", str(port), "--threads", "1", "--batch", "1", "--trace", str(files[0]), "--drafting", "always"]
     async with (
         server_process("target", "target", *target, port=port, cores=[0]),
         delay_proxy(port, LinkConditions(rtt_s=rtt_ms / 1e3)) as link,
