@@ -93,7 +93,8 @@ def _variants(args: argparse.Namespace) -> list[Variant]:
     shared = _configured(args.config, args)
     baseline = args.baseline_model or args.target_model
     alone = ("target", [*_configured(args.baseline_config or args.config, args), "--model", baseline, "--gamma", "0"])
-    pair = ("fused_target", [*shared, "--target_model", args.target_model, "--draft_model", args.draft_model])
+    models = ["--target_model", args.target_model, "--draft_model", args.draft_model]
+    pair = ("fused_target", [*shared, *models, "--drafting", "always"])
     variants = []
     for name, (role, flags) in zip(("without a draft", "with a draft"), (alone, pair), strict=True):
         parsed = parser_of(role).parse_args(flags)

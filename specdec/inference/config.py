@@ -468,7 +468,9 @@ class ServerConfig:
         DEFAULT_WORKER_SLOTS, "--max_worker_slots N", section="sessions of draft workers", within=Range(1)
     )
     lookup: bool = setting(True, "--lookup", section="passes without draft tokens")
-    drafting: str = setting(MEASURED, "--drafting", choices=(ALWAYS, MEASURED, NEVER))
+    drafting: str = setting(
+        MEASURED, "--drafting", choices=(ALWAYS, MEASURED, NEVER), section="never slower than plain"
+    )
     prompt_share: float = setting(
         DEFAULT_PROMPT_SHARE, "--prompt_share PASSES", section="long prompts", within=Range(0.1, 1000.0)
     )

@@ -132,7 +132,7 @@ async def test_it_answers_with_the_help_of_its_draft(site: Site) -> None:
     Regression: draft pods had no port for probes, so a rollout of drafts that every target refused
     succeeded.
     """
-    target = site.pod("target", {}, "--no-lookup")
+    target = site.pod("target", {}, "--no-lookup", "--drafting", "always")
     draft = site.pod("draft", {"--attach": target.address})
     gateway = site.pod("gateway", {"--target_host": target.address})
     body = {"prompt": "1, 2, 3, 4,", "max_tokens": 48, "temperature": 0}

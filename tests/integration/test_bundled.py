@@ -18,7 +18,7 @@ from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TAR
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.processes import ServerProcess, free_port, server_process
 from specdec.inference.workers.completion import CompletionRequest
-from tests.support.servers import complete_all, draft_server, fused_server, run_command, target_server
+from tests.support.servers import DRAFTS, complete_all, draft_server, fused_server, run_command, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -51,7 +51,7 @@ def transformers_tokens(prompts: list[str]) -> list[list[int]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target() -> AsyncGenerator[ServerProcess, None]:
     port = free_port()
-    async with server_process("target", "target", "--port", str(port), "--threads", "1", port=port) as server:
+    async with server_process("target", "target", "--port", str(port), "--threads", "1", *DRAFTS, port=port) as server:
         yield server
 
 

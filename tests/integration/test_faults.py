@@ -24,7 +24,7 @@ from specdec.inference.serving.processes import ServerProcess, server_process
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.raw_worker import raw_worker
-from tests.support.servers import command, complete, load_of, result_of, run_command, target_server
+from tests.support.servers import DRAFTS, command, complete, load_of, result_of, run_command, target_server
 
 pytestmark = pytest.mark.slow
 
@@ -201,7 +201,7 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
             await until_load(target)
             await asyncio.sleep(0.1)
             target.process.kill()
-            again = ("--model", str(models.endless), *port, "--threads", "1", *SMALL)
+            again = ("--model", str(models.endless), *port, "--threads", "1", *DRAFTS, *SMALL)
             async with server_process("again", "target", *again, port=target.port) as revived:
                 result = await result_of(process)
                 sampling = SamplingParams(temperature=1.0)

@@ -28,6 +28,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.serving.processes import ServerProcess, free_port, server_process
 from tests.support.clients import Ask, ask_http, ask_on, touch
+from tests.support.servers import DRAFTS
 from tests.support.vitals import Vitals, vitals
 
 NUM_SLOTS = 8
@@ -254,7 +255,8 @@ async def cluster(names: Collection[str], *, linked: bool = False) -> AsyncGener
 
 def _target(logs: Path) -> Member:
     port, metrics = free_port(), free_port()
-    flags = (*COMMON, *IMPATIENT, "--port", str(port), "--metrics_port", str(metrics), "--idle_timeout_s", "5")
+    common = (*COMMON, *IMPATIENT, *DRAFTS)
+    flags = (*common, "--port", str(port), "--metrics_port", str(metrics), "--idle_timeout_s", "5")
     return Member("target", "target", flags, logs, port=port, metrics_port=metrics)
 
 
@@ -278,7 +280,17 @@ def _gateway(logs: Path) -> Member:
 
 def _fused(logs: Path) -> Member:
     port, http, metrics = free_port(), free_port(), free_port()
-    flags = ("--port", str(port), "--http_port", str(http), "--metrics_port", str(metrics), *COMMON, *IMPATIENT)
+    flags = (
+        "--port",
+        str(port),
+        "--http_port",
+        str(http),
+        "--metrics_port",
+        str(metrics),
+        *COMMON,
+        *DRAFTS,
+        *IMPATIENT,
+    )
     return Member("fused", "fused_target", flags, logs, port=port, http_port=http, metrics_port=metrics)
 
 

@@ -31,6 +31,8 @@ from specdec.inference.workers.drafting.private import PrivateWorker
 
 PATIENT = ("--connect_timeout_s", "60")
 """Flags of a command that dials: on a busy machine, a first handshake may take more than the default."""
+DRAFTS = ("--drafting", "always")
+"""Flags of a server whose drafts a test counts; whether they pay on the test's machine does not matter."""
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 NO_VARIABLES: Mapping[str, str] = {}
@@ -38,7 +40,7 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
     port = free_port()
-    arguments = ("--model", str(model), "--port", str(port), "--threads", "1", *flags)
+    arguments = ("--model", str(model), "--port", str(port), "--threads", "1", *DRAFTS, *flags)
     return server_process("target", "target", *arguments, port=port)
 
 
@@ -55,7 +57,7 @@ def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContext
     fixed = ("--no-adaptive_gamma", "--gamma", "4")
     models = ("--target_model", str(target), "--draft_model", str(draft))
     return server_process(
-        "fused", "fused_target", *models, "--port", str(port), "--threads", "1", *fixed, *flags, port=port
+        "fused", "fused_target", *models, "--port", str(port), "--threads", "1", *DRAFTS, *fixed, *flags, port=port
     )
 
 

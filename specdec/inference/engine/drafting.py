@@ -50,11 +50,12 @@ class Drafting:
 
     Attributes:
         is_on: whether draft workers may compute, and passes verify their tokens.
+        num_switches: number of changes of `is_on`.
         lookup_share: share of looked-up tokens that passes without a draft model verify.
     """
 
     def __init__(self, mode: str = ALWAYS) -> None:
-        self.mode, self.is_on, self.lookup_share = mode, mode != NEVER, 1.0
+        self.mode, self.is_on, self.num_switches, self.lookup_share = mode, mode != NEVER, 0, 1.0
         self.rule = Counterfactual(is_on=self.is_on)
         self._workers: Workers | None = None
         self._began: tuple[float, bool] | None = None  # start of the latest pass, and whether it was quiet then
@@ -69,11 +70,6 @@ class Drafting:
         if self.mode == MEASURED and not self.rule.has_decided:
             self.rule.is_on = self.rule.begins_on = False
             self.switch(is_on=False)
-
-    @property
-    def num_switches(self) -> int:
-        """Return how often drafting has begun or ended."""
-        return self.rule.num_switches
 
     @property
     def lost_s(self) -> float:
@@ -106,6 +102,7 @@ class Drafting:
         """Let the workers go on, or ask them to stop."""
         if is_on != self.is_on:
             self.is_on = is_on
+            self.num_switches += 1
             if self._workers is not None:
                 self._workers.hold(is_on=is_on)
 

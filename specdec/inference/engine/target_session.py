@@ -150,6 +150,9 @@ class TargetSession:
         self._was_asked = False  # for the target's own token, by an empty proposal
         self.num_found = 0  # tokens that lookup has found for the next pass
         self._num_helps = 0  # changes of the pool worker
+        # Number of switches at the worker's latest proposal. In rounds of the target's choice no pass waits for a first
+        # proposal, nor for the first one after a switch, since the worker may have to read many sessions before it.
+        self._heard_at = -1
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
         self._audits: list[TokenAudit] = []  # likewise
         self._clock = Clock()
@@ -157,6 +160,7 @@ class TargetSession:
     def follow(self, schedule: Schedule | None) -> None:
         """Change the schedule; clear the draft tree, because the next draft worker numbers its tokens from 0."""
         self._num_helps += 1
+        self._heard_at = self.drafting.num_switches if self.request.schedule else -1
         self.schedule = schedule
         self.sources.follow()
 
@@ -241,7 +245,8 @@ class TargetSession:
 
     @property
     def _waits_for_draft(self) -> bool:
-        return self.schedule is not None and self.schedule.target_waits and self.drafting.is_on
+        waits = self.schedule is not None and self.schedule.target_waits and self.drafting.is_on
+        return waits and self._heard_at == self.drafting.num_switches
 
     def propose(self, branches: Sequence[Branch]) -> None:
         """Add branches to the draft tree; with none, the next pass decodes one token without verifying any.
@@ -250,6 +255,7 @@ class TargetSession:
             InvalidRequestError: a branch has more tokens than the tree may have, or its parent never existed.
         """
         was_ready = self._ready
+        self._heard_at = self.drafting.num_switches
         self._was_asked = self._was_asked or not branches
         self.sources.grow(branches)
         if self._ready and not was_ready:  # only a proposal that adds live tokens resets the idle timer

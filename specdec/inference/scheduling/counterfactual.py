@@ -163,12 +163,11 @@ class Counterfactual:
     Attributes:
         is_on: whether drafting goes on now: the decision, unless a probe is under way.
         begins_on: the same for numbers of sessions for which nothing is known.
-        num_switches: changes of `is_on`.
         lost_s: seconds that drafting has cost in tries, and before it was found to cost any.
     """
 
     def __init__(self, *, is_on: bool) -> None:
-        self.is_on, self.num_switches, self.lost_s = is_on, 0, 0.0
+        self.is_on, self.lost_s = is_on, 0.0
         self.begins_on = is_on
         self.quiet = Quiet()
         self._decisions: dict[int, _Decision] = {}
@@ -201,7 +200,7 @@ class Counterfactual:
             is_quiet: True if no draft worker computed during the pass.
         """
         decision = self._here(each.num_sessions)
-        was_on = decision.is_on
+        before = decision, decision.is_on, self._probed, self._probed.is_on
         self._start = now if self._start < 0 else self._start
         if is_quiet and self.is_on:  # there is no worker
             if not self._is_first(each):
@@ -216,9 +215,14 @@ class Counterfactual:
         is_decided = self._probe is not None or decision is self._probed
         if is_on != self.is_on and (is_decided or self._num_here >= (HOLD_PASSES if is_on else LEAVE_PASSES)):
             self._switch(is_on, now)
+        return self._change(before[:2]) or self._change(before[2:])
+
+    def _change(self, before: tuple[_Decision, bool]) -> Change | None:
+        decision, was_on = before
         if decision.is_on == was_on:
             return None
-        return Change(decision.is_on, 2**self._octave, decision.gain, self.quiet.period(each.num_sessions) or 0.0)
+        octave = next((octave for octave, each in self._decisions.items() if each is decision), 0)
+        return Change(decision.is_on, 2**octave, decision.gain, self.quiet.period(2**octave) or 0.0)
 
     def _here(self, num_sessions: int) -> _Decision:
         """Return the decision for a number of sessions; a new one is that of a tested number near to it."""
@@ -341,7 +345,6 @@ class Counterfactual:
 
     def _switch(self, is_on: bool, now: float) -> None:
         self.is_on, self._since, self._num_since, self._has_drafts = is_on, now, 0, False
-        self.num_switches += 1
 
     def _is_stale(self, passes: Collection[Pass]) -> bool:
         """Return whether passes are quicker than the quiet ones were, which drafts cannot bring about."""

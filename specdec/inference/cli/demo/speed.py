@@ -22,7 +22,7 @@ from rich.table import Table
 from specdec.inference.cli.prompts.output import coloured
 from specdec.inference.cli.prompts.source import read_prompts
 from specdec.inference.commit import Delta
-from specdec.inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
+from specdec.inference.config import ALWAYS, BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
 from specdec.inference.observe.host_load import LoadMeter
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.processes import Start, free_port, server_process
@@ -45,7 +45,7 @@ async def run(start: Start) -> int:
     target_core, draft_core = cores[0], cores[-1]
     console.print(f"Starting a target (core {target_core}) and a draft worker (core {draft_core}), joined by gRPC ...")
     port, draft_port = free_port(), free_port()
-    target_flags = ("--port", str(port), "--threads", "1")
+    target_flags = ("--port", str(port), "--threads", "1", "--drafting", ALWAYS)
     draft_flags = ("--port", str(port), "--serve", str(draft_port), "--threads", "1")
     meter = LoadMeter(cores, is_whole=True)
     async with AsyncExitStack() as stack:
