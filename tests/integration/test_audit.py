@@ -18,7 +18,7 @@ from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import free_port, server_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-ASKED = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0.8, "seed": 7}
+ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0.8, "seed": 7}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specdec.inference.cli.prompts.results import NUM_PAIRS
 
 import specdec
 from examples import library
@@ -23,6 +22,7 @@ from specdec.inference.config import ROOT
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.processes import ServerProcess
+from specdec.inference.workers.completing.results import NUM_PAIRS
 from specdec.inference.workers.completion import CompletionRequest
 from specdec.parameters import Parameters
 from tests.conftest import ModelDirectories

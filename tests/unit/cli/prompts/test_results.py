@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from specdec.inference.cli.prompts.results import NUM_PAIRS, Comparison, Result
 
+from specdec.inference.workers.completing.results import NUM_PAIRS, Comparison, Result
 from tests.support.samples import BUSY, QUIET
 
 

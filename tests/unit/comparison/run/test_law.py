@@ -27,8 +27,8 @@ def laws(seed: int) -> tuple[Law, Law]:
     """Return a target and a draft that is often wrong: [SIZE, SIZE] probabilities of the next token by the last one."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(scale=1.4, size=(SIZE, SIZE))
-    both = [np.exp(each) for each in (logits, rng.normal(scale=1.4, size=logits.shape))]
-    return tuple(each / each.sum(-1, keepdims=True) for each in both)  # type: ignore[return-value]
+    target, draft = (np.exp(each) for each in (logits, rng.normal(scale=1.4, size=logits.shape)))
+    return target / target.sum(-1, keepdims=True), draft / draft.sum(-1, keepdims=True)
 
 
 def drawn(law: Law, rng: np.random.Generator) -> int:
