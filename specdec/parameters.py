@@ -73,6 +73,7 @@ class ModelSettings(TypedDict, total=False):
     backend: str | None
     device: str | None
     dtype: str | None
+    exact: str | None
     sequence_length: int | None
     beyond_positions: bool | None
     batch: int | None

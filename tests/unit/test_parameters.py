@@ -224,7 +224,7 @@ REWRITTEN = {"logit_bias", "stop", "stop_token_ids"}
 def test_the_librarys_parameters_are_those_of_requests() -> None:
     """`Parameters` has each field of a request that a program sets, with the field's type."""
     hints = {**get_type_hints(SamplingParams), **get_type_hints(CompletionRequest)}
-    own = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar", "noise"}
+    own = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar", "noise", "audit"}
     shown = get_type_hints(Parameters)
     assert shown.keys() == (hints.keys() - own) | {"structured_outputs"}
     rest = shown.keys() - REWRITTEN - {"structured_outputs"}

@@ -85,7 +85,16 @@ NO_LIMITS = (
         "Of version 1:",
     ),
     *("0: greedy", "0: all", "0 (also unset)", "0 switches", "echo also 0"),
-    *("0 while unknown", "0 in rounds", "0 in a new session", "0: none since", "logprob is 0", "1 if the target left"),
+    *(
+        "0 while unknown",
+        "0 in rounds",
+        "0: not known",
+        "0 for a gateway",
+        "0 in a new session",
+        "0: none since",
+        "logprob is 0",
+        "1 if the target left",
+    ),
     *("nodes 0, 1, 2, ...", "max_new_tokens may be 0", "0 for the choice", "1 plus the number"),
 )
 """Phrases with numbers that are no limits: what a value means, names of formats, positions."""

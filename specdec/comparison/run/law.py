@@ -112,6 +112,23 @@ class Counts:
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Arguments of the command."""
+
+    url: str
+    model: str | None
+    num_requests: int | None
+    alpha: float
+    shift: float
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("alpha", 0.0001, 0.5), ("shift", 0.001, 0.5), ("concurrency", 1, 1024)):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be in {low}..{high}")
+
+
 RANKS = (*(f"rank {i + 1}" for i in range(NUM_RANKS)), "a lower rank")
 
 
@@ -171,8 +188,7 @@ def classes(answer: dict[str, Any]) -> Iterator[tuple[str, int, list[float]]]:
 
 def main(arguments: Sequence[str]) -> int:
     """Test the server that the arguments name; return 0 if its texts follow its law, else 1."""
-    args = _parser().parse_args(arguments)
-    return asyncio.run(_test(args))
+    return asyncio.run(_test(Asked(**vars(_parser().parse_args(arguments)))))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -186,22 +202,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _test(args: argparse.Namespace) -> int:
-    if not (0.0001 <= args.alpha <= 0.5 and 0.001 <= args.shift <= 0.5 and args.concurrency >= 1):
-        raise ConfigError("--alpha must be in 0.0001..0.5, --shift in 0.001..0.5, and --concurrency at least 1")
-    url, num_tokens = args.url.rstrip("/").removesuffix("/v1"), num_needed(args.alpha, args.shift)
-    model = args.model or (await _call(f"{url}/v1/models"))["data"][0]["id"]
-    num_requests = args.num_requests or math.ceil(num_tokens / (NUM_TOKENS - 1))
-    reach = math.sqrt(num_tokens / (num_requests * (NUM_TOKENS - 1))) * args.shift
+async def _test(asked: Asked) -> int:
+    url, num_tokens = asked.url.rstrip("/").removesuffix("/v1"), num_needed(asked.alpha, asked.shift)
+    model = asked.model or (await _call(f"{url}/v1/models"))["data"][0]["id"]
+    num_requests = asked.num_requests or math.ceil(num_tokens / (NUM_TOKENS - 1))
+    reach = math.sqrt(num_tokens / (num_requests * (NUM_TOKENS - 1))) * asked.shift
     print(
         f"{num_requests} answers of {NUM_TOKENS} tokens at temperature 1, seeds 0 to {num_requests - 1}: a server that "
-        f"follows its law fails with probability {args.alpha:g}; an even chance that is off by {reach:.3f} is found "
+        f"follows its law fails with probability {asked.alpha:g}; an even chance that is off by {reach:.3f} is found "
         f"with probability {POWER:g}",
         file=sys.stderr,
     )
-    counts = await _answers(url, model, num_requests, args.concurrency)
+    counts = await _answers(url, model, num_requests, asked.concurrency)
     p, rows = p_value(counts), counts.rows()
-    holds = p >= args.alpha
+    holds = p >= asked.alpha
     verdict = "the texts follow the reported law" if holds else "the texts do NOT follow the reported law"
     print(f"{verdict}: {len(counts.tokens)} tokens, p = {p:.5f}")
     (sigmas, rank), place = max((row.largest, name) for name, row in rows.items())
