@@ -288,7 +288,7 @@ def test_the_example_runs(capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "library.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     file = tmp_path / "page.py"
     file.write_text("\n".join(examples))
     run = subprocess.run(

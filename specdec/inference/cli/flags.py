@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
+from functools import wraps
 from typing import Any, TypeVar
 
 from specdec.inference.declared import Declared, declared
@@ -81,6 +82,7 @@ def _typed(parse: Callable[[str], Any] | None) -> Callable[[str], Any] | None:
     if parse is None or isinstance(parse, type):
         return parse
 
+    @wraps(parse)  # argparse names it
     def read_text(text: str) -> Any:
         try:
             return parse(text)
