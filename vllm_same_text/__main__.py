@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from vllm_same_text import SPECULATE, place, unknown
@@ -39,9 +40,13 @@ def check() -> str | None:
 
 
 def call(url: str, body: dict[str, Any] | None = None) -> bytes:
+    """Return a server's answer; end the program with the server's reason if it has none."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '')}"}
     request = Request(url, json.dumps(body).encode() if body else None, headers)
-    return bytes(urlopen(request, timeout=600).read())
+    try:
+        return bytes(urlopen(request, timeout=600).read())
+    except OSError as error:  # urllib's errors are; one of HTTP has the server's reason
+        sys.exit(f"{url}: {error} {error.read().decode() if isinstance(error, HTTPError) else ''}")
 
 
 def texts(url: str, num_tokens: int) -> tuple[list[list[int]], float]:

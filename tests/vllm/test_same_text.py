@@ -22,6 +22,7 @@ import pytest
 
 import vllm_same_text
 from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port
 from specdec.inference.vllm.hooks import installed
 from tests.support.servers import until_healthy
 from tests.vllm.conftest import INTERPRETED, Pair
@@ -318,6 +319,13 @@ async def test_prove_counts_what_differs(monkeypatch: pytest.MonkeyPatch, capsys
     assert command.prove(["a", "a"], 3) == "neither server has accepted a draft"
     assert command.prove(["a", "c"], 3) == "2 tokens differ"
     assert "2 of 6 tokens differ; accepted draft tokens: 0 and 7" in capsys.readouterr().out
+
+
+def test_prove_names_the_reason_of_a_server() -> None:
+    from vllm_same_text import __main__ as command
+
+    with pytest.raises(SystemExit, match=f"http://127.0.0.1:{(port := free_port())}/v1/models: "):
+        command.prove([f"http://127.0.0.1:{port}"] * 2, 3)
 
 
 WAYS: Mapping[str, dict[str, Any]] = {
