@@ -174,10 +174,12 @@ class _Chain:
     """Draft tokens after the `num_known` first tokens of a session, the numbers of which are at the target.
 
     Attributes:
+        request: name of the session's request.
         num_unread: tokens that the draft model reads before it can extend the chain.
         waits: in rounds, for the verdict on the chain.
     """
 
+    request: str
     num_known: int
     in_rounds: bool
     num_unread: int
@@ -218,10 +220,11 @@ class PoolWorker:
         self._clock.call_later(self._scenario.link_s, action, *arguments)
 
     def open(self, session: VerificationSession) -> None:
-        self._later(self.begin, session.help_id, len(session.token_ids), not session.runs_ahead)
+        name, in_rounds = session.request.cache_salt, not session.runs_ahead
+        self._later(self.begin, session.help_id, name, len(session.token_ids), in_rounds)
 
-    def begin(self, name: str, num_tokens: int, in_rounds: bool = False) -> None:
-        self._chains[name] = _Chain(num_tokens, in_rounds, num_tokens)
+    def begin(self, name: str, request: str, num_tokens: int, in_rounds: bool = False) -> None:
+        self._chains[name] = _Chain(request, num_tokens, in_rounds, num_tokens)
         self._wake.set()
 
     def close(self, session: VerificationSession) -> None:
@@ -282,7 +285,7 @@ class PoolWorker:
 
     def _extend(self, name: str, chain: _Chain) -> None:
         place = chain.num_known + len(chain.tokens)
-        is_right = WRONG not in chain.tokens and drawn(self.id, name, place) < self._scenario.alpha
+        is_right = WRONG not in chain.tokens and drawn(chain.request, place) < self._scenario.alpha
         chain.tokens.append(self._scenario.text(place) if is_right else WRONG)
         if not chain.in_rounds:
             self._later(self._pool.propose, self, name, [chain.send(chain.tokens[-1:])])
@@ -324,7 +327,7 @@ class _Town:
     """One run of a scenario."""
 
     def __init__(self, clock: Clock, scenario: Scenario, mode: str | None, seed: int) -> None:
-        self._clock, self._scenario, self._rng = clock, scenario, random.Random(seed)
+        self._clock, self._scenario, self._seed = clock, scenario, seed
         workers: list[PoolWorker] = []
         decoder = _Decoder(clock, scenario, workers)
         self.engine = TargetEngine(decoder, EngineLimits(max_waiting=256, drafting=mode or ALWAYS))
@@ -362,13 +365,13 @@ class _Town:
                 await self._ask(f"{number}-{next(names)}")
 
     async def _ask(self, name: str) -> None:
-        scenario, length = self._scenario, self._rng.randrange(8, 40)
-        request = GenerationRequest(
-            tuple(map(scenario.text, range(length))), max_new_tokens=self._rng.randint(*scenario.length), gamma=WINDOW
-        )
+        scenario, rng = self._scenario, random.Random(f"{self._seed} {name}")
+        length = rng.randrange(8, 40)
+        prompt, num_tokens = tuple(map(scenario.text, range(length))), rng.randint(*scenario.length)
+        request = GenerationRequest(prompt, max_new_tokens=num_tokens, gamma=WINDOW, cache_salt=name)
         if self._edge is not None:
             request = replace(request, draft_session=f"{self._edge.scope}{name}", schedule=Schedule.ASYNC)
-            self._edge.begin(name, length)
+            self._edge.begin(name, name, length)
         if scenario.is_private:
             await asyncio.sleep(scenario.link_s)
         async for event in self._pool.generate(request):

@@ -144,9 +144,9 @@ class TargetSession:
         self._entered_at = 0  # number of tokens when it took its slot
         self.drafting = Drafting()
         self.schedule: Schedule | None = None
-        self.sources = Sources(self.token_ids)
-        self._tally = Tally(request.output_start) if request.sampling.penalizes else None
         self._gamma, self._lookup_limit = gamma, gamma if looks_up else 0
+        self.sources = Sources(self.token_ids, self._lookup_limit)
+        self._tally = Tally(request.output_start) if request.sampling.penalizes else None
         self._was_asked = False  # for the target's own token, by an empty proposal
         self.num_found = 0  # tokens that lookup has found for the next pass
         self._num_helps = 0  # changes of the pool worker

@@ -39,7 +39,7 @@ FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
 SETTLE_S = 2.0
 """Longest wait for the draft workers to stop; a worker that goes on for longer leaves nothing to compare with."""
 _STALE = 0.85
-"""Ratio of a pass with drafts to a quiet one below which the quiet one must be from a slower time."""
+"""Change of the time of passes with drafts, from which on quiet passes are measured again."""
 _NOISE = 0.05
 """Standard deviation of a period that is assumed at least, as a share of it."""
 _OUTLIER = 6.0
@@ -180,7 +180,8 @@ class Counterfactual:
         self._since, self._num_since, self._has_drafts = 0.0, 0, False
         self._settle_s = self._arrival_s = 0.0  # from a switch to the last draft step, and to the first draft token
         self._loss_s: float | None = None  # of the try that ends, or of a probe, until no worker computes
-        self._quiet_due = self._quiet_least = 0.0
+        self._quiet_due = 0.0
+        self._usual: float | None = None  # ratio of passes with drafts to quiet ones, soon after a probe
         self._quiet_interval_s = FIRST_INTERVAL_S
         self._seen: set[tuple[int, int, bool]] = set()
 
@@ -274,8 +275,7 @@ class Counterfactual:
                 self._decide(self._probed, gain, gain > 1 + MARGIN, now)
         elif self._probe is None and self._lasts(decision.recent, FIRST_CHECK, 3) and self._num_since % 4 == 0:
             decision.gain, error = self._gain(decision.recent)
-            is_losing = decision.gain + error < 1 - MARGIN
-            if is_losing or (now >= self._quiet_least and self._is_stale(decision.recent)):
+            if decision.gain + error < 1 - MARGIN or self._is_stale(decision.recent):
                 self._quiet_due = now  # fresh quiet passes decide
 
     def _lasts(self, passes: Collection[Pass], number: int, num_arrivals: int) -> bool:
@@ -299,8 +299,8 @@ class Counterfactual:
             return
         period_s = self.quiet.period(each.num_sessions)
         if decision.is_on:
-            is_due = len(decision.recent) >= HOLD_PASSES if period_s is None else now >= self._quiet_due
-            self._probe = _Probe.QUIET if is_due and decision.recent else None
+            is_due = now >= self._quiet_due and len(decision.recent) >= (MIN_TRY if period_s is None else 1)
+            self._probe = _Probe.QUIET if is_due else None
         elif period_s is not None and now >= decision.due and self._num_since >= NUM_QUIET:
             expected_s = MIN_TRY * period_s * max(0.0, 1 / decision.gain - 1)
             is_cheap = self.lost_s + expected_s <= TRY_BUDGET * (now - self._start + CREDIT_S) or not self.lost_s
@@ -314,8 +314,7 @@ class Counterfactual:
         self._probe, decision = None, self._probed
         cost_s = now - self._began + self._arrival_s
         self._quiet_interval_s = min(MAX_INTERVAL_S, 2 * self._quiet_interval_s)
-        self._quiet_least = now + cost_s / QUIET_SHARE
-        self._quiet_due = max(self._quiet_least, now + self._quiet_interval_s)
+        self._quiet_due, self._usual = now + max(cost_s / QUIET_SHARE, self._quiet_interval_s), None
         gain, _ = self._gain(decision.recent)
         if self._num_probed >= NUM_QUIET and len(decision.recent) >= MIN_TRY:
             if gain <= 1 - MARGIN:
@@ -347,9 +346,11 @@ class Counterfactual:
         self.is_on, self._since, self._num_since, self._has_drafts = is_on, now, 0, False
 
     def _is_stale(self, passes: Collection[Pass]) -> bool:
-        """Return whether passes are quicker than the quiet ones were, which drafts cannot bring about."""
+        """Return whether passes have become quicker since the latest probe, as quiet ones must have too."""
         ratios = [each.seconds / quiet_s for each in passes if (quiet_s := self.quiet.period(each.num_sessions))]
-        return bool(ratios) and statistics.median(ratios) < _STALE
+        ratio = statistics.median(ratios) if ratios else math.inf
+        self._usual = ratio if self._usual is None else self._usual
+        return ratio < _STALE * self._usual
 
     def _gain(self, passes: Collection[Pass]) -> tuple[float, float]:
         """Return the gain of passes with drafts and its standard error; (1, infinity) while it is not known."""

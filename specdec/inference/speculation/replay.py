@@ -17,27 +17,27 @@ class Replay:
 
     Args:
         committed: the session's token ids, a list that grows.
+        limit: most tokens that plain decoding looks up for a pass.
 
     Attributes:
         lookup: the lookup, which learns from the replay.
     """
 
-    def __init__(self, committed: Sequence[int]) -> None:
+    def __init__(self, committed: Sequence[int], limit: int) -> None:
         self._committed = committed
         self.lookup = Lookup()
         self._place = len(committed)  # tokens that plain decoding would have had by now
         self._proposal: list[int] | None = None  # after that place; None: not looked up
-        self._limit = 0
+        self._limit = limit
 
     def propose(self, limit: int) -> list[int]:
         """Return up to `limit` tokens that may follow the committed ones: the rest of the proposal that is replayed."""
         if not limit:
             return []
-        self._limit = max(limit, self._limit)
         num_ahead = len(self._committed) - self._place
         if self._proposal is None or self._proposal[:num_ahead] != self._committed[self._place :]:
             self.skip()
-            num_ahead, self._proposal = 0, self.lookup.propose(self._committed, self._limit)
+            num_ahead, self._proposal = 0, self.lookup.propose(self._committed, max(limit, self._limit))
         return self._proposal[num_ahead : num_ahead + limit]
 
     def skip(self) -> None:

@@ -22,6 +22,7 @@ class Sources:
 
     Args:
         committed: the session's token ids; the session appends to this list before it calls `tree.commit`.
+        lookup_limit: most tokens that decoding without a draft model looks up for a pass.
 
     Attributes:
         tree: tokens of the draft model.
@@ -31,9 +32,9 @@ class Sources:
         last_at: monotonic second of the draft worker's latest message.
     """
 
-    def __init__(self, committed: Sequence[int]) -> None:
+    def __init__(self, committed: Sequence[int], lookup_limit: int = 0) -> None:
         self._committed = committed
-        self.replay = Replay(committed)
+        self.replay = Replay(committed, lookup_limit)
         self.num_plain = 0.0
         self.last_at = 0.0
         self.follow()

@@ -60,7 +60,7 @@ LOSING = {
         lambda n, rows: cpu(n, rows), streams(4), always(1.3), shares=True, slower=lambda now: 1 + (now > SECONDS / 2)
     ),
     "cold first passes": Scenario(cpu, streams(4), always(1.3), first_s=0.3, shares=True),
-    "lookup on changing text": Scenario(cpu, streams(4), always(0.9), text=changing, shares=True),
+    "lookup on changing text": Scenario(cpu, streams(4), always(0.5), text=changing, shares=True),
     "a slow stop": Scenario(cpu, streams(4), always(1.3), stop_s=0.2, shares=True),
     "two sessions of an edge": Scenario(cpu, streams(2), always(1.3), is_private=True, shares=True),
     "an edge 50 ms away": Scenario(gpu, streams(2), always(2.0), link_s=0.025, is_private=True, shares=True),
@@ -71,6 +71,7 @@ GAINING = {
     "8 streams": Scenario(cpu, streams(8), alpha=0.8),
     "10 ms away": Scenario(gpu, streams(4), alpha=0.75, step_s=0.0008, link_s=0.005),
     "50 ms away": Scenario(gpu, streams(4), alpha=0.93, step_s=0.0008, link_s=0.025, window=32),
+    "1 to 6 streams": Scenario(gpu, lambda now: 1 + int(2 * now) % 6, alpha=0.75, step_s=0.0008),
     "an edge": Scenario(gpu, streams(2), alpha=0.75, step_s=0.0008, is_private=True),
     "an edge 50 ms away": Scenario(
         gpu, streams(2), alpha=0.93, step_s=0.0008, link_s=0.025, is_private=True, window=32

@@ -1,0 +1,52 @@
+"""The number of passes that plain decoding would have taken, counted on text that came with and without drafts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.inference.commit import OwnDrafts
+from specdec.inference.model.decoder import Verdict
+from specdec.inference.speculation.sources import Sources
+from specdec.inference.tokens import common_length
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def plain_passes(text: list[int], limit: int) -> int:
+    """Return the number of passes in which plain decoding with its lookup commits a text."""
+    tokens, num_passes = list(PROMPT), 0
+    sources = Sources(tokens, limit)
+    while (place := len(tokens) - len(PROMPT)) < len(text):
+        proposal = sources.replay.propose(limit)
+        num_accepted = min(common_length(proposal, text[place:]), len(text) - place - 1)
+        new = text[place : place + num_accepted + 1]
+        tokens += new
+        own = OwnDrafts(len(proposal), num_accepted)
+        sources.record(Verdict(tuple(new), len(proposal), num_accepted, own=own), 0.0)
+        assert sources.num_plain == 1
+        num_passes += 1
+    return num_passes
+
+
+def replayed(text: list[int], limit: int, rng: random.Random) -> int:
+    """Return the number of plain passes that are counted while a draft's tokens bring the text in pieces."""
+    tokens, counted = list(PROMPT), 0.0
+    sources = Sources(tokens, limit)
+    while (place := len(tokens) - len(PROMPT)) < len(text):
+        new = text[place : place + rng.randint(1, 8)]
+        tokens += new
+        sources.record(Verdict(tuple(new), len(new), len(new) - 1), 0.0)
+        counted += sources.num_plain
+    return round(counted)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 8])
+@given(st.lists(st.integers(6, 9), min_size=1, max_size=120), st.randoms(use_true_random=False))
+def test_drafts_do_not_change_the_count(limit: int, text: list[int], rng: random.Random) -> None:
+    """The count is that of plain decoding of the same text, but for a last pass whose end is not known yet."""
+    expected = plain_passes(text, limit)
+    assert expected - 1 <= replayed(text, limit, rng) <= expected
