@@ -172,7 +172,7 @@ class AsyncLLM(_Async):
         self, target: str | Path | None = None, draft: str | Path | None = None, **settings: Unpack[ModelSettings]
     ) -> None:
         if target is not None and not isinstance(target, str | Path):
-            raise ConfigError(f"target {target!r} is no model: a directory or a hub id is expected")
+            raise ConfigError(f"target {target!r} is not a model: a directory or a hub id is expected")
         self._has_draft = draft != NO_DRAFT and (draft is not None or target is None)
         models = {"target_model": target or BUNDLED_TARGET}
         if self._has_draft:

@@ -255,7 +255,7 @@ def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Call
             try:
                 return parse(data)
             except DecodeError:
-                fault = f"{len(data)} bytes that are no message of this method"
+                fault = f"{len(data)} bytes that are not a message of this method"
         else:
             fault = f"a message of {len(data)} bytes exceeds the limit of {max_bytes}"
         logger.info("%s: %s", method, fault)

@@ -133,7 +133,7 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> tuple[bytes, b
     try:
         context.load_cert_chain(cert, key, password="")  # or OpenSSL would ask for one on the terminal
     except (ssl.SSLError, ValueError) as exc:
-        raise UnusableError(f"{cert} and {key} are no certificate and its key: {_reason(exc)}") from exc
+        raise UnusableError(f"{cert} and {key} are not a certificate and its key: {_reason(exc)}") from exc
     if (chain, secret) != (cert.read_bytes(), key.read_bytes()):  # OpenSSL reads files by their paths alone
         raise UnusableError(f"{cert} or {key} changed while it was read")
     return chain, secret

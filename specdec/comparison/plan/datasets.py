@@ -109,5 +109,5 @@ def _text(value: Any, where: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair
-        raise ConfigError(f"{where}: character {error.start} is no UTF-8") from error
+        raise ConfigError(f"{where}: character {error.start} is not valid UTF-8") from error
     return value

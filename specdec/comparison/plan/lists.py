@@ -41,7 +41,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600}
 def time_of(text: str) -> str:
     """Return a time such as 90s, 10m or 1h unchanged; refuse any other text."""
     if not re.fullmatch(r"\d+(?:\.\d+)?[smh]", text) or seconds_of(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 1h")
     return text
 
 

@@ -99,7 +99,7 @@ def read_results(path: Path) -> Results:
     except OSError as exc:
         raise ConfigError(f"{file} cannot be read: {exc.strerror}") from exc
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise ConfigError(f"{file} is no result of a comparison with its requests: {exc!r}") from exc
+        raise ConfigError(f"{file} is not a result of a comparison with its requests: {exc!r}") from exc
     return results
 
 

@@ -269,7 +269,11 @@ def _deadline_s(request: Request, gateway: Gateway) -> float:
     except ValueError:
         deadline_s = 0.0
     if not deadline_s > 0.0:
-        raise ApiError(400, f"{DEADLINE_HEADER} {value} is no number of seconds above 0", param=DEADLINE_HEADER)
+        raise ApiError(
+            400,
+            f"{DEADLINE_HEADER} {value} is not valid: a number of seconds above 0 is expected",
+            param=DEADLINE_HEADER,
+        )
     return min(deadline_s, gateway.config.deadline_s)
 
 
@@ -390,7 +394,9 @@ def _add_failures(app: FastAPI) -> None:
     async def on_half_a_pair(_: Request, error: UnicodeEncodeError) -> JsonAnswer:
         """Refuse a body that quotes half of a surrogate pair where Pydantic cannot even write its error."""
         half = error.object[error.start : error.end]
-        return ApiError(400, f"{half!a} is half of a surrogate pair, which is no text", code="invalid_value").answer()
+        return ApiError(
+            400, f"{half!a} is half of a surrogate pair, which is not valid text", code="invalid_value"
+        ).answer()
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:

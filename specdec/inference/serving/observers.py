@@ -109,7 +109,7 @@ def _exported(config: ObserveConfig) -> Generator[Spans | None, None, None]:
         yield None
         return
     if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
-        raise ConfigError(f"--otlp_endpoint {endpoint} is no http or https URL, such as http://localhost:4317")
+        raise ConfigError(f"--otlp_endpoint {endpoint} is not an http or https URL, such as http://localhost:4317")
     try:
         from specdec.inference.observe.spans import exporting
     except ImportError as exc:

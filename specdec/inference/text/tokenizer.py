@@ -133,7 +133,7 @@ class Tokenizer:
             return self.encode(_speakable(plain_chat(chat)))
         conversation, tools, others = chat.conversation(), chat.tools(), chat.template_kwargs()
         if others and (taken := others.keys() & signature(self._tokenizer.apply_chat_template).parameters):
-            message = f"chat_template_kwargs.{min(taken)} says how the template is used; it is no variable of it"
+            message = f"chat_template_kwargs.{min(taken)} says how the template is used; it is not one of its variables"
             raise InvalidRequestError(message, field="chat_template_kwargs")
         try:
             text = self._tokenizer.apply_chat_template(

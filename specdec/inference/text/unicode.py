@@ -24,4 +24,4 @@ def check_unicode(text: str, name: str) -> None:
         InvalidRequestError: there is one; the message names the place.
     """
     if (place := first_lone_surrogate(text)) is not None:
-        raise InvalidRequestError(f"{name}: character {place} is no UTF-8", field=name)
+        raise InvalidRequestError(f"{name}: character {place} is not valid UTF-8", field=name)

@@ -193,7 +193,7 @@ def from_core(body: bytes) -> FromCore:
     """Decode the body of a message from an engine core; raise FrameError if it is malformed."""
     try:
         return _from_core.decode(body)
-    except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
+    except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is not valid UTF-8
         raise FrameError(f"no frame of a core: {exc}") from exc
 
 
@@ -201,7 +201,7 @@ def to_core(body: bytes) -> ToCore:
     """Decode the body of a message to an engine core; raise FrameError if it is malformed."""
     try:
         return _to_core.decode(body)
-    except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
+    except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is not valid UTF-8
         raise FrameError(f"no frame of a front: {exc}") from exc
 
 

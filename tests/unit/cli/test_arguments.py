@@ -334,8 +334,8 @@ FAULTS: list[tuple[tuple[str, ...], str]] = [
     ((*DRAFT, "--prompt", "x", "--max_body_mib", "0"), "error: max_body_mib 0.0 is not above 0\n"),
     ((*DRAFT, "--prompt", "x", "--probe_port", "70000"), "error: probe_port 70000 is outside 0..65535\n"),
     # A byte such as $'\xff' of the command line reached protobuf, and ended in an ExceptionGroup's traceback.
-    ((*CLIENT, "--prompt", "a\udcff"), "error: prompt: character 1 is no UTF-8\n"),
-    ((*CLIENT, "--prompt", "x", "--stop", "a\udcff"), "error: stop: character 1 is no UTF-8\n"),
+    ((*CLIENT, "--prompt", "a\udcff"), "error: prompt: character 1 is not valid UTF-8\n"),
+    ((*CLIENT, "--prompt", "x", "--stop", "a\udcff"), "error: stop: character 1 is not valid UTF-8\n"),
     ((*CLIENT, "--prompt", "x", "--format", "xml"), "--format: invalid choice"),
     ((*CLIENT, "--prompt", "x", "--log_level", "loud"), "--log_level: invalid choice"),
     ((*CLIENT, "--prompt", "x", "--prompt_text", "y"), "not allowed with"),

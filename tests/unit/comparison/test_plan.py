@@ -467,7 +467,7 @@ UNREADABLE = [
     ("a.jsonl", '{"messages": [{"role": "user", "content": 5}]}', "line 1, messages[0]: a text"),
     ("a.jsonl", '{"messages": [{"role": "system", "content": "x"}]}', 'line 1: no message is of "user"'),
     ("a.jsonl", "\n", "a.jsonl has no prompt"),
-    ("a.jsonl", '{"prompt": "a\\ud800"}', "a.jsonl, line 1: character 1 is no UTF-8"),
+    ("a.jsonl", '{"prompt": "a\\ud800"}', "a.jsonl, line 1: character 1 is not valid UTF-8"),
     ("a.json", "{}", "a.json: ShareGPT's list of conversations is expected"),
     ("a.json", '[\n{"x": }]', "a.json: no JSON (Expecting value: line 2"),
     ("a.json", '[{"conversations": 1}]', 'a.json, conversation 1: a list "conversations" is expected'),

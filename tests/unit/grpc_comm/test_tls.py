@@ -116,8 +116,8 @@ def swap(trust: Pki) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
     "half-written": (lambda trust: half(trust.pair("server")[0]), "no PEM, or is cut off"),
-    "half a key": (lambda trust: half(trust.pair("server")[1]), "are no certificate and its key"),
-    "swapped": (swap, "are no certificate and its key"),
+    "half a key": (lambda trust: half(trust.pair("server")[1]), "are not a certificate and its key"),
+    "swapped": (swap, "are not a certificate and its key"),
     "key of another": (
         lambda trust: trust.pair("other")[1].replace(trust.folder / "server.key"),
         "the key belongs to another certificate",

@@ -126,7 +126,7 @@ def _prefix_groups(entries: Any, callers: Sequence[Caller]) -> dict[str, str]:
         ValueError: an entry is malformed, or an account is refused or belongs to two groups.
     """
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"prefix_group {entries!r} is no list of tables: [[prefix_group]] is expected")
+        raise ValueError(f"prefix_group {entries!r} is not a list of tables: [[prefix_group]] is expected")
     known = {who.name for who in callers}
     names_all = not any(who.speaks_for_others for who in callers)
     groups: dict[str, str] = {}
@@ -147,7 +147,7 @@ def _accounts(entry: dict[str, Any], group: str) -> list[str]:
     _refuse_others(entry, {"name", "accounts"}, where)
     accounts = entry.get("accounts")
     if not isinstance(accounts, list) or not accounts:
-        raise ValueError(f"{where}: accounts {accounts!r} is no list of at least one name")
+        raise ValueError(f"{where}: accounts {accounts!r} must be a list of at least one name")
     return [_name(account, f"{where}: account") for account in accounts]
 
 
@@ -155,7 +155,7 @@ def _limits(entry: dict[str, Any], name: str) -> CallerLimits:
     _refuse_others(entry, {field.name for field in fields(CallerLimits)}, f"limits of {name}")
     for key, value in entry.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < (key != "logprobs"):
-            raise ValueError(f"{name}: limit {key} {value!r} is no whole number from {int(key != 'logprobs')} on")
+            raise ValueError(f"{name}: limit {key} {value!r} must be a whole number from {int(key != 'logprobs')} on")
     return CallerLimits(**entry)
 
 

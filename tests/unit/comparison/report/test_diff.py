@@ -102,7 +102,7 @@ def without(name: str, content: dict[str, Any]) -> object:
     return content
 
 
-NO_RESULTS = ("is no result of a comparison with its requests",)
+NO_RESULTS = ("is not a result of a comparison with its requests",)
 ANYWAY = ("warning: not the same conditions: Host", "warning: new: The machine was busy")
 TOO_FEW = "48 latencies compared: 0 show no difference, 48 have too few runs to tell"
 

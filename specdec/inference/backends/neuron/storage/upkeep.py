@@ -29,7 +29,7 @@ def report(action: str, root: Path | None, older_than_h: float) -> Iterator[tupl
     """
     where = artifacts_root(root)
     if not where.is_dir():
-        raise ConfigError(f"compiled models: {where} is no directory")
+        raise ConfigError(f"compiled models: {where} is not a directory")
     if action == "ls":
         return _listed(publications(where))
     if action == "ready":
