@@ -17,7 +17,7 @@ WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampli
 # more than a hundred.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install help demo test quick check format test-oldest test-python test-long test-world test-release manifests ray-demo ray-test \
+.PHONY: install help demo test quick check format coverage test-oldest test-python test-long test-world test-release manifests ray-demo ray-test \
         images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas hostile-short suites-short trainium-report gpu-report \
         vllm-gpu-report bench bench-capacity bench-load bench-peers bench-vllm proto clean
 
@@ -85,6 +85,12 @@ check: install
 format: install
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
+# Branch coverage of specdec by `make test`, without what servers in processes of their own run. Below the floor it fails.
+COVERAGE_FLOOR := 80
+coverage: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder \
+	    --cov specdec --cov-branch --cov-report term:skip-covered --cov-fail-under $(COVERAGE_FLOOR)
+
 # Tests with the oldest versions that pyproject.toml allows. Those of the Neuron SDK stay; in an environment of its own.
 test-oldest: $(OLDEST)/.installed
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default --numprocesses 2 --dist loadscope \
@@ -127,6 +133,7 @@ test-world: install
 NXDI_08_SOURCES ?= $(wildcard $(NXDI_SOURCES)/0.8)
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray and not world"
+	$(MAKE) coverage
 	$(MAKE) test-world ARGS=release
 	$(MAKE) suites-short test-oldest
 	$(if $(NXDI_SOURCES),$(MAKE) test-nxdi ARGS="-m long")

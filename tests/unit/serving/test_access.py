@@ -400,7 +400,7 @@ BROKEN = {
     '[[certificate]]\nname = "a"\nroles = ["client"]': "a: san is missing",
     entry("a", "client", 'speaks_for_others = "true"'): "a: speaks_for_others 'true' is neither true nor false",
     "prefix_group = 3\n" + entry("a", "client"): r"prefix_group 3 is not a list of tables: \[\[prefix_group\]\]",
-    entry("a", "client") + "[prefix_group]": "prefix_group {} is no list of tables",
+    entry("a", "client") + "[prefix_group]": "prefix_group {} is not a list of tables",
     group(None, "a"): "name of a prefix_group: None is none of 1 to 64 letters",
     group("g"): r"prefix_group g: accounts \[\] must be a list of at least one name",
     group("g", 3): "prefix_group g: account 3 is none of 1 to 64 letters",
