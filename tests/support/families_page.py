@@ -31,9 +31,9 @@ On a CPU a pass of `torch` takes 1.3 times (110M parameters) to 4 times (12M) as
 
 Of a multimodal model (`gemma3`, the larger Gemma-3) the language model alone is served.
 
-The experts of gpt-oss, stored in MXFP4, are unpacked when they are loaded. gpt-oss has no chat here: its channels, analysis
-and final, are special tokens that have no text, so `content` has both without a sign between them, and its calls are not
-read. Its completions are exact.
+The experts of gpt-oss, stored in MXFP4, are unpacked when they are loaded. gpt-oss has no chat
+here: its channels, analysis and final, are special tokens that have no text, so `content` has both without a sign
+between them, and its calls are not read. Its completions are exact.
 
 Refused by name, on every backend: recurrent state, ALiBi, encoder-decoders, chunked attention, rotary frequencies that
 change with the length seen (`dynamic`; `longrope` beyond its original positions: choose a shorter `--sequence_length`),

@@ -208,7 +208,10 @@ async def test_instructor(url: str, mode: str, monkeypatch: pytest.MonkeyPatch) 
     """Instructor in its own process, since its folder has to be searched for imports."""
     script = (
         "import sys, instructor, openai, pydantic\n"
-        "class Forecast(pydantic.BaseModel):\n    days: int = pydantic.Field(ge=1, le=9)\n    rain: bool\n"
+        "class Forecast(pydantic.BaseModel):\n"
+        "    model_config = pydantic.ConfigDict(extra='forbid')\n"
+        "    days: int = pydantic.Field(ge=1, le=9)\n"
+        "    rain: bool\n"
         "client = openai.OpenAI(base_url=sys.argv[1], api_key='none', max_retries=0)\n"
         "patched = instructor.from_openai(client, mode=instructor.Mode[sys.argv[2]])\n"
         "asked = dict(model='target', response_model=Forecast, max_tokens=80, temperature=0, max_retries=0)\n"
