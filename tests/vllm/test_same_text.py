@@ -380,11 +380,11 @@ async def test_a_random_head_changes_no_text(
     target, head = save_flat_target(tmp_path / "target"), save_head(tmp_path / method, method)
     speculative = {"method": method, "model": str(head), "num_speculative_tokens": NUM_DRAFTS}
     right = (await run(pair, plugin, model=str(target))).texts
-    variants = {"is_async": is_async, "variants": [AS_INSTALLED, "drafts one position off"]}
+    variants: dict[str, Any] = {"is_async": is_async, "variants": [AS_INSTALLED, "drafts one position off"]}
     late, early = (await runs(pair, plugin, model=str(target), speculative=speculative, **variants)).values()
     assert late.texts == right
     assert early.texts == right
-    assert early.share("hot") < 0.05 < 0.15 < late.share("hot")
+    assert early.share("hot") < 0.05 < 0.1 < late.share("hot")
 
 
 @pytest.mark.release
