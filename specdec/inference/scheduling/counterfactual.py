@@ -43,6 +43,7 @@ _STALE = 0.85
 _NOISE = 0.05
 """Standard deviation of a period that is assumed at least, as a share of it."""
 _OUTLIER = 6.0
+_LEAST_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,13 +302,17 @@ class Counterfactual:
         if decision.is_on:
             is_due = now >= self._quiet_due and len(decision.recent) >= (MIN_TRY if period_s is None else 1)
             self._probe = _Probe.QUIET if is_due else None
-        elif period_s is not None and now >= decision.due and self._num_since >= NUM_QUIET:
-            expected_s = MIN_TRY * period_s * max(0.0, 1 / decision.gain - 1)
+        elif period_s is not None and now >= decision.due and self._has_settled(now):
+            expected_s = MIN_TRY * period_s * max(0.0, 1 / max(_LEAST_GAIN, decision.gain) - 1)
             is_cheap = self.lost_s + expected_s <= TRY_BUDGET * (now - self._start + CREDIT_S) or not self.lost_s
             self._probe = _Probe.TRY if is_cheap else None
         if self._probe is not None:
             self._probed, self._began, self._num_probed, self._loss_s = decision, now, 0, 0.0
             self._tried.clear()
+
+    def _has_settled(self, now: float) -> bool:
+        """Return whether there were enough quiet passes, or a worker does not stop."""
+        return self._num_since >= NUM_QUIET or (not self._num_since and now - self._since > SETTLE_S)
 
     def _end_quiet(self, now: float) -> None:
         """Decide by the fresh quiet passes, and the passes with drafts just before them."""
