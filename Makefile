@@ -262,7 +262,7 @@ bench-capacity: install
 	    $(WAYS) --page docs/measurements/capacity.md#capacity_real
 
 # Figures of all topologies under load, with a core for the draft and with one core for both: docs/measurements/load.md.
-LOAD := --concurrency 1,4,16,64 --rtt_ms 0 --schedule sync,load --num_prompts 4 --num_runs 3 --max_new_tokens 48 --output reports/load
+LOAD := --concurrency 1,4,16,64 --rtt_ms 0 --schedule sync,load --num_prompts 4 --num_runs 3 --max_new_tokens 48 --drafting measured --output reports/load
 bench-load: install
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements/loadtest.txt
 	$(BIN)/python compare_architectures.py $(LOAD) --page docs/measurements/load.md#load_own_cores

@@ -118,6 +118,7 @@ class Scenario:
         first_s: seconds that the first pass with drafts takes in addition, and the first one without.
         noise: relative deviation of a pass.
         window: most draft tokens past the committed ones.
+        seconds: length of the run.
         is_private: the clients have draft workers of their own.
     """
 
@@ -137,6 +138,7 @@ class Scenario:
     noise: float = 0.08
     is_private: bool = False
     window: int = WINDOW
+    seconds: float = 12.0
 
 
 class _Decoder:
@@ -385,14 +387,14 @@ class _Town:
             self._edge.end(name)
 
 
-def outcome_of(scenario: Scenario, mode: str | None, *, seconds: float, seed: int = 0) -> Outcome:
+def outcome_of(scenario: Scenario, mode: str | None, *, seed: int = 0) -> Outcome:
     """Run a scenario with drafting in a mode, or without any draft worker; return its outcome."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", clock.time)
         try:
             asyncio.set_event_loop(clock)
-            return clock.run_until_complete(_Town(clock, scenario, mode, seed).run(seconds))
+            return clock.run_until_complete(_Town(clock, scenario, mode, seed).run(scenario.seconds))
         finally:
             asyncio.set_event_loop(None)
             clock.close()

@@ -88,9 +88,11 @@ class Drafting:
         """Take note that a pass begins now, which ends the period of the one before."""
         began, self._began = self._began, (now, self._is_quiet)
         done, self._pass = self._pass, None
-        if began is None or done is None or self.mode != MEASURED or self._workers is None:
+        if self.mode != MEASURED or self._workers is None:
             return
-        if self._workers.can_hold and done.num_sessions:
+        if not self._workers.can_hold:
+            self.switch(is_on=True)
+        elif began is not None and done is not None and done.num_sessions:
             since, was_quiet = began
             each = replace(done, seconds=now - since)
             change = self.rule.passed(each, is_quiet=was_quiet and self._began[1], now=now)

@@ -201,6 +201,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return self._batching.narrowed(turns)
 
     def _passed(self, done: Sequence[tuple[TargetSession, Turn, _Timed]]) -> None:
+        if not done:
+            return
         verdicts = [verdict for _, _, (verdict, _, _) in done]
         decoding = [session for session, turn, _ in done if turn.num_unread == 1]
         members = {session for session, _, _ in done}

@@ -22,6 +22,8 @@ NUM_QUIET = 8
 """Quiet passes of a probe, and passes whose median is the quiet period of a number of sessions."""
 MIN_TRY, MAX_TRY = 4, 16
 """Fewest and most passes of a try, apart from the first ones, in which drafts are not there yet."""
+RECENT = 48
+"""Passes with drafts that are remembered."""
 FIRST_CHECK = 12
 """Passes with drafts before they are first compared."""
 MAX_CATCH_UP = 12
@@ -43,6 +45,7 @@ _STALE = 0.85
 _NOISE = 0.05
 """Standard deviation of a period that is assumed at least, as a share of it."""
 _OUTLIER = 6.0
+_LEAST_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class _Decision:
     due: float = 0.0
     interval_s: float = 0.0
     is_tested: bool = False
-    recent: deque[Pass] = field(default_factory=lambda: deque(maxlen=4 * MAX_TRY))
+    recent: deque[Pass] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
 class Counterfactual:
@@ -264,8 +267,6 @@ class Counterfactual:
 
     def _take_drafted(self, each: Pass, decision: _Decision, now: float) -> None:
         decision.recent.append(each)
-        if self._lasts(decision.recent, MAX_TRY + 1, 3):
-            decision.recent.popleft()
         if self._probe is _Probe.TRY:
             self._tried.append(each)
             gain, error = self._gain(self._tried)
@@ -274,9 +275,25 @@ class Counterfactual:
                 self._probe = None
                 self._decide(self._probed, gain, gain > 1 + MARGIN, now)
         elif self._probe is None and self._lasts(decision.recent, FIRST_CHECK, 3) and self._num_since % 4 == 0:
-            decision.gain, error = self._gain(decision.recent)
-            if decision.gain + error < 1 - MARGIN or self._is_stale(decision.recent):
-                self._quiet_due = now  # fresh quiet passes decide
+            is_doubtful = self._is_losing(decision) or self._is_stale(self._latest(decision))
+            self._quiet_due = now if is_doubtful else self._quiet_due  # fresh quiet passes decide
+
+    def _is_losing(self, decision: _Decision) -> bool:
+        """Return whether drafting is slower for certain in the latest passes, or probably in all recent ones."""
+        decision.gain, error = self._gain(decision.recent)
+        if len(decision.recent) >= RECENT and decision.gain + error < 1 - MARGIN:
+            return True
+        gain, error = self._gain(self._latest(decision))
+        return gain + 2 * error < 1 - MARGIN
+
+    def _latest(self, decision: _Decision) -> list[Pass]:
+        """Return as many of the latest passes with drafts as a try has."""
+        latest: list[Pass] = []
+        for each in reversed(decision.recent):
+            latest.append(each)
+            if self._lasts(latest, MAX_TRY, 3):
+                break
+        return latest
 
     def _lasts(self, passes: Collection[Pass], number: int, num_arrivals: int) -> bool:
         """Return whether passes show what drafts bring: there are `number`, and messages go to and fro meanwhile."""
@@ -301,13 +318,17 @@ class Counterfactual:
         if decision.is_on:
             is_due = now >= self._quiet_due and len(decision.recent) >= (MIN_TRY if period_s is None else 1)
             self._probe = _Probe.QUIET if is_due else None
-        elif period_s is not None and now >= decision.due and self._num_since >= NUM_QUIET:
-            expected_s = MIN_TRY * period_s * max(0.0, 1 / decision.gain - 1)
+        elif period_s is not None and now >= decision.due and self._has_settled(now):
+            expected_s = MIN_TRY * period_s * max(0.0, 1 / max(_LEAST_GAIN, decision.gain) - 1)
             is_cheap = self.lost_s + expected_s <= TRY_BUDGET * (now - self._start + CREDIT_S) or not self.lost_s
             self._probe = _Probe.TRY if is_cheap else None
         if self._probe is not None:
             self._probed, self._began, self._num_probed, self._loss_s = decision, now, 0, 0.0
             self._tried.clear()
+
+    def _has_settled(self, now: float) -> bool:
+        """Return whether there were enough quiet passes, or a worker does not stop."""
+        return self._num_since >= NUM_QUIET or (not self._num_since and now - self._since > SETTLE_S)
 
     def _end_quiet(self, now: float) -> None:
         """Decide by the fresh quiet passes, and the passes with drafts just before them."""
@@ -315,12 +336,15 @@ class Counterfactual:
         cost_s = now - self._began + self._arrival_s
         self._quiet_interval_s = min(MAX_INTERVAL_S, 2 * self._quiet_interval_s)
         self._quiet_due, self._usual = now + max(cost_s / QUIET_SHARE, self._quiet_interval_s), None
-        gain, _ = self._gain(decision.recent)
         if self._num_probed >= NUM_QUIET and len(decision.recent) >= MIN_TRY:
-            if gain <= 1 - MARGIN:
-                lost = [each.seconds - plain_s for each in decision.recent if (plain_s := self.quiet.plain_s(each))]
+            is_losing = self._is_losing(decision)
+            is_losing |= not decision.is_tested and decision.gain <= 1 - MARGIN  # without evidence it does not go on
+            if is_losing:
+                passes = self._latest(decision)
+                decision.gain, _ = self._gain(passes)
+                lost = [each.seconds - plain_s for each in passes if (plain_s := self.quiet.plain_s(each))]
                 self._loss_s = (self._loss_s or 0.0) + sum(lost)
-            self._decide(decision, gain, gain > 1 - MARGIN, now)
+            self._decide(decision, decision.gain, not is_losing, now)
             self._settle(now)
 
     def _decide(self, decision: _Decision, gain: float, is_on: bool, now: float) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specdec.inference.commit import Commit
+from specdec.inference.config import NEVER
 from specdec.inference.engine.contract import VerificationSession
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import EngineLimits, TargetEngine
@@ -195,3 +196,22 @@ async def test_a_long_prompt_is_taken_in_part_by_part() -> None:
     commits = await alone(request)
     assert tokens(commits) == tokens(await plainly(request))
     assert commits[0].own.num_lookup_accepted + commits[1].own.num_lookup_accepted > 0
+
+
+class Forbidden(Moody):
+    """A `Proposer` that must not be asked."""
+
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
+        raise AssertionError("the draft computes")
+
+
+@pytest.mark.parametrize("asked", ["greedy", "grammar"])
+async def test_a_fused_draft_that_is_held_computes_nothing(asked: str) -> None:
+    """While drafting is off, passes have lookups and the tokens that a grammar forces, and no draft step."""
+    decoder = SpeculativeDecoder(SlotDecoder(table_model()), Forbidden(), DraftLength())
+    async with running(engine_of(decoder, replace(LIMITS, drafting=NEVER))) as engine:
+        commits = await commits_of(engine.generate(REQUESTS[asked]))
+    assert tokens(commits) == tokens(await plainly(REQUESTS[asked]))
+    own = [commit.own for commit in commits]
+    assert sum(each.num_forced_accepted if asked == "grammar" else each.num_lookup_accepted for each in own) > 0
+    assert all(commit.is_held for commit in commits)

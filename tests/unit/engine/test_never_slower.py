@@ -14,8 +14,9 @@ import pytest
 from specdec.inference.config import ALWAYS, MEASURED, NEVER
 from tests.support.virtual import Outcome, Scenario, changing, outcome_of
 
-SECONDS = 12.0
 WINDOW_S = 5
+LONG_S = 24.0
+"""Length of runs whose passes are long, so that the first try is a larger share of a short run."""
 
 
 def cpu(num_sessions: int, num_rows: int) -> float:
@@ -51,13 +52,15 @@ LOSING = {
     "one core, not known": Scenario(cpu, streams(4), always(1.3)),
     "one core, short answers": Scenario(cpu, streams(4), always(1.3), shares=True, length=SHORT),
     "one core, 16 streams": Scenario(cpu, streams(16), always(0.9), alpha=0.55, shares=True),
-    "one core, 64 streams": Scenario(large_cpu, streams(64), always(0.6), alpha=0.55, shares=True),
-    "one core, 64 short answers": Scenario(large_cpu, streams(64), always(0.6), alpha=0.55, shares=True, length=SHORT),
-    "own core, 64 streams": Scenario(large_cpu, streams(64), alpha=0.55),
+    "one core, 64 streams": Scenario(large_cpu, streams(64), always(0.6), alpha=0.55, shares=True, seconds=LONG_S),
+    "one core, 64 short answers": Scenario(
+        large_cpu, streams(64), always(0.6), alpha=0.55, shares=True, length=SHORT, seconds=LONG_S
+    ),
+    "own core, 64 streams": Scenario(large_cpu, streams(64), alpha=0.55, seconds=LONG_S),
     "two workers": Scenario(cpu, streams(16), always(0.9), alpha=0.55, num_workers=2, shares=True),
     "1 to 6 streams": Scenario(cpu, lambda now: 1 + int(2 * now) % 6, always(1.2), shares=True, length=SHORT),
     "twice as slow from the middle on": Scenario(
-        lambda n, rows: cpu(n, rows), streams(4), always(1.3), shares=True, slower=lambda now: 1 + (now > SECONDS / 2)
+        lambda n, rows: cpu(n, rows), streams(4), always(1.3), shares=True, slower=lambda now: 1 + (now > 6)
     ),
     "cold first passes": Scenario(cpu, streams(4), always(1.3), first_s=0.3, shares=True),
     "lookup on changing text": Scenario(cpu, streams(4), always(0.5), text=changing, shares=True),
@@ -71,7 +74,6 @@ GAINING = {
     "8 streams": Scenario(cpu, streams(8), alpha=0.8),
     "10 ms away": Scenario(gpu, streams(4), alpha=0.75, step_s=0.0008, link_s=0.005),
     "50 ms away": Scenario(gpu, streams(4), alpha=0.93, step_s=0.0008, link_s=0.025, window=32),
-    "1 to 6 streams": Scenario(gpu, lambda now: 1 + int(2 * now) % 6, alpha=0.75, step_s=0.0008),
     "an edge": Scenario(gpu, streams(2), alpha=0.75, step_s=0.0008, is_private=True),
     "an edge 50 ms away": Scenario(
         gpu, streams(2), alpha=0.93, step_s=0.0008, link_s=0.025, is_private=True, window=32
@@ -89,14 +91,14 @@ def cases(scenarios: dict[str, Scenario]) -> list[object]:
 
 @cache
 def run(scenario: Scenario, mode: str | None) -> Outcome:
-    return outcome_of(scenario, mode, seconds=SECONDS)
+    return outcome_of(scenario, mode)
 
 
 @pytest.mark.parametrize("name", cases(LOSING))
 def test_a_loss_is_found_and_drafting_stops(name: str) -> None:
     plain, ours = run(LOSING[name], None), run(LOSING[name], MEASURED)
     assert ours.num_tokens() >= 0.97 * plain.num_tokens()
-    for start in range(int(SECONDS) - WINDOW_S + 1):
+    for start in range(int(LOSING[name].seconds) - WINDOW_S + 1):
         assert ours.num_tokens(start, start + WINDOW_S) >= 0.9 * plain.num_tokens(start, start + WINDOW_S)
 
 
@@ -118,10 +120,10 @@ def test_drafting_comes_and_goes_with_a_neighbour() -> None:
 
 def test_workers_compute_nothing_where_drafting_is_off() -> None:
     assert run(GAINING["2 streams"], NEVER).num_steps == 0
-    assert run(LOSING["one core, 4 streams"], MEASURED).num_steps < 0.1 * SECONDS / 0.0012
+    assert run(LOSING["one core, 4 streams"], MEASURED).num_steps < 0.1 * 12.0 / 0.0012
 
 
 def test_tries_lose_what_they_may() -> None:
     """The measured loss of tries, which the metrics show, stays below 2 % of the time."""
     lost_s = run(LOSING["one core, 4 streams"], MEASURED).drafting.lost_s
-    assert 0 < lost_s < 0.02 * SECONDS
+    assert 0 < lost_s < 0.02 * 12.0

@@ -21,10 +21,13 @@ from specdec.inference.commit import (
     TextEvent,
     Timings,
 )
+from specdec.inference.config import MEASURED
+from specdec.inference.engine.drafting import Drafting
 from specdec.inference.errors import CapacityError
 from specdec.inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
 from specdec.inference.observe.profile import Profile
 from specdec.inference.request import MAX_GAMMA
+from specdec.inference.scheduling.counterfactual import Pass
 from specdec.inference.workers.calls.observer import Observer
 from specdec.inference.workers.calls.scope import SupervisedCompleter
 from specdec.inference.workers.completion import CompletionRequest
@@ -203,3 +206,18 @@ def test_accounts_are_bounded() -> None:
     assert len(accounts) == MAX_ACCOUNTS + 1
     assert accounts["user-0"] == 14
     assert accounts[OTHER_ACCOUNTS] == 7 * MAX_ACCOUNTS
+
+
+def test_what_holding_drafts_has_measured_is_seen() -> None:
+    metrics, drafting = Metrics("m"), Drafting(MEASURED)
+    metrics.watch_drafting(drafting)
+    for number in range(40):
+        each = Pass(4, 4.0, 0, 0, has_drafts=False, seconds=0.01)
+        drafting.rule.passed(each, is_quiet=True, now=0.01 * number)
+    drafting.switch(is_on=False)
+    text = metrics.exposition().decode()
+    assert 'specdec_drafting_on{model_name="m"} 0.0' in text
+    assert 'specdec_drafting_gain{model_name="m",streams="4"} 1.0' in text
+    assert 'specdec_drafting_quiet_seconds{model_name="m",streams="4"} 0.01' in text
+    assert 'specdec_drafting_switches_total{model_name="m"} 1.0' in text
+    assert 'specdec_drafting_tries_lost_seconds_total{model_name="m"} 0.0' in text

@@ -200,7 +200,7 @@ class DraftingSession:
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_tokens - commit.position :])
         link.record_pass(commit.timings.compute_us / 1e6)
-        self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
+        self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + (not commit.is_held)
         self._is_heard |= commit.num_received_tokens > 0
         if not self._in_rounds:
             self._pace()

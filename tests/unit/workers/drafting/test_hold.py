@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 
 from specdec.inference.commit import Delta
+from specdec.inference.config import MEASURED
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.observe.metrics import Metrics
-from specdec.inference.request import Schedule
+from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.serving.assembly import running
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completing.generation import GenerationServicer
@@ -29,7 +30,7 @@ from tests.support.completers import CARD
 from tests.support.edges import WORDS, edge
 from tests.support.models import tiny_tokenizer
 from tests.support.ports import listening
-from tests.support.scripted import ScriptedDecoder, ScriptedProposer, tokens_at, until
+from tests.support.scripted import ScriptedDecoder, ScriptedProposer, SilentWorker, tokens_at, until
 
 NUM_TOKENS = 600
 REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=NUM_TOKENS, ignore_eos=True, gamma=4)
@@ -119,3 +120,17 @@ async def test_a_worker_that_attaches_while_drafting_is_held_is_held() -> None:
         engine.drafting.switch(is_on=False)
         async with listening(VerificationServicer(pool, WORDS)) as server, edge(server.port):
             await until(lambda: len(pool._workers) == 1 and not pool.computes)
+
+
+@pytest.mark.parametrize("takes_hold", [True, False])
+async def test_a_worker_of_an_earlier_version_is_never_held(takes_hold: bool) -> None:
+    """With a worker that does not know holds, drafting stays on, also where it began off."""
+    async with asyncio.timeout(60), running(TargetEngine(ScriptedDecoder(), EngineLimits(drafting=MEASURED))) as engine:
+        pool = DraftPool(engine)
+        engine.drafting.begin_off()
+        worker = SilentWorker("worker", 4, pool)
+        worker.takes_hold = takes_hold
+        pool.attach(worker)
+        async for _ in pool.generate(GenerationRequest((1, 2, 3), max_new_tokens=4)):
+            pass
+        assert engine.drafting.is_on == (not takes_hold)
