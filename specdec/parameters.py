@@ -63,6 +63,7 @@ class Parameters(TypedDict, total=False):
     draft_session: str
     include_rejected: bool
     adapter: str
+    prediction: str
 
 
 class ModelSettings(TypedDict, total=False):

@@ -79,6 +79,10 @@ class Caller:
         owner = ("account", self.account) if group is None else ("group", group)
         return hashlib.sha256(json.dumps([*owner, given]).encode()).hexdigest()
 
+    def owner(self, cache_salt: str) -> str:
+        """Return the name under which answers are kept: of the account and its salt, in no group of accounts."""
+        return hashlib.sha256(json.dumps([self.account, cache_salt]).encode()).hexdigest()
+
 
 ANYBODY = Caller()
 

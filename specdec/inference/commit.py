@@ -105,12 +105,14 @@ class OwnDrafts:
         num_lookup_tokens, num_lookup_accepted: tokens that prompt lookup found in the sequence.
         num_forced_tokens, num_forced_accepted: tokens where a grammar allowed no other; these two numbers are not
             sent over the wire.
+        is_predicted: the looked-up tokens came from the request's prediction, and not from the sequence.
     """
 
     num_lookup_tokens: int = 0
     num_lookup_accepted: int = 0
     num_forced_tokens: int = 0
     num_forced_accepted: int = 0
+    is_predicted: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -124,7 +126,7 @@ class OwnDrafts:
         """Return the counts for a pass's first `num_tokens` tokens, given its number of accepted draft tokens."""
         num_lookup = min(self.num_lookup_accepted, num_tokens)
         num_forced = max(0, num_tokens - (num_accepted_tokens - self.num_forced_accepted))  # forced ones come last
-        return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced)
+        return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced, self.is_predicted)
 
 
 NO_OWN_DRAFTS = OwnDrafts()

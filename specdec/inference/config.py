@@ -441,6 +441,8 @@ class ServerConfig:
             same tokens; wait: they get the grace period like all others.
         max_worker_slots: most sessions of one worker of the pool, even if it announces more room.
         lookup: propose the tokens that followed an earlier occurrence of a request's last tokens, as many as pay.
+        replay: keep answers in this many MiB of memory, and draft from them for later requests of the same account
+            and cache salt (0: keep none).
         drafting: measured: draft only while that is not slower than passes without drafts; or always; or never.
         prompt_share: beside requests that are being answered, read prompts for this many times a pass's time in each
             pass; more shortens the time to first token of long prompts, and lengthens the others' gaps.
@@ -468,6 +470,7 @@ class ServerConfig:
         DEFAULT_WORKER_SLOTS, "--max_worker_slots N", section="sessions of draft workers", within=Range(1)
     )
     lookup: bool = setting(True, "--lookup", section="passes without draft tokens")
+    replay: float = setting(0.0, "--replay SIZE", within=Range(0.0, FINITE))
     drafting: str = setting(
         MEASURED, "--drafting", choices=(ALWAYS, MEASURED, NEVER), section="never slower than plain"
     )
@@ -492,12 +495,17 @@ class ServerConfig:
         return is_loopback(self.host)
 
     @property
+    def answers_bytes(self) -> int:
+        """Return the memory for answers that were given before."""
+        return int(self.replay * 2**20)
+
+    @property
     def ends_by_call(self) -> bool:
         """True if an RPC may drain the server: only this machine can send one, or an auth file grants the right."""
         return self.on_loopback or self.security.auth_file is not None
 
 
-OF_MODELS = ("lookup", "drafting", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
+OF_MODELS = ("lookup", "replay", "drafting", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of `ServerConfig` that processes without a target lack."""
 
 

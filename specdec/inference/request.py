@@ -25,6 +25,8 @@ MAX_LOGIT_BIASES = 1024
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
 """Longest text of a grammar; the schemas of Kubernetes have up to 200,000 characters."""
 MAX_CACHE_SALT_CHARACTERS = 256
+MAX_PREDICTION_CHARACTERS = 256 * 1024
+"""Longest text of a prediction; while its request is open, each token of it takes some 60 bytes."""
 
 
 BIAS = Range(-100.0, 100.0)
@@ -303,6 +305,7 @@ class GenerationRequest(Options):
         stop_at_eos: the sequence also ends after any end-of-sequence token of the target; with a grammar it must.
         num_committed_tokens: number of the prompt's last tokens that are output of an earlier stream (resume).
         audits: compare each of these tokens with the target's choice; the first event has the result.
+        prediction: token ids that the output may repeat, all or in parts; they change only the speed.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -314,6 +317,7 @@ class GenerationRequest(Options):
     stop_at_eos: bool = False
     num_committed_tokens: int = 0
     audits: bool = False
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens

@@ -102,7 +102,8 @@ class Batching:
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
-    return session.runs_ahead and session.drafting.is_on and turn.chooses and not turn.proposal and turn.gamma > 0
+    waits = session.runs_ahead and session.drafting.is_on and turn.drafts
+    return waits and turn.chooses and not turn.proposal and turn.gamma > 0
 
 
 def _within(windows: Windows, turns: Turns) -> Iterator[tuple[TargetSession, Turn]]:

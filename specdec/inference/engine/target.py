@@ -20,8 +20,9 @@ from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from specdec.inference.model.slots import PrefixKeeper, WindowedBackend
-from specdec.inference.request import GenerationRequest, Noise, Schedule
+from specdec.inference.request import MAX_GAMMA, GenerationRequest, Noise, Schedule
 from specdec.inference.scheduling.counterfactual import Pass
+from specdec.inference.speculation.answers import KeptAnswers
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from specdec.inference.speculation.tree import Branch
 
@@ -47,6 +48,8 @@ class EngineLimits:
         prefix_caching: True if a request may reuse a prefix that an earlier request left in a slot.
         lookup: True to propose tokens found in the session's own text (prompt lookup) when no draft tokens have
             arrived.
+        width: most tokens of one session in one pass from its prediction, or from an answer that was given before.
+        answers_bytes: memory for answers that were given before; 0: none is kept.
         drafting: when draft workers may compute, see `Drafting`.
         prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of the
             pass.
@@ -64,6 +67,8 @@ class EngineLimits:
     num_spare: int = 0
     noise: Noise = Noise.SPECDEC
     drafting: str = ALWAYS
+    width: int = MAX_GAMMA
+    answers_bytes: int = 0
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -94,6 +99,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self.drafting = Drafting(limits.drafting)
         if isinstance(decoder, SpeculativeDecoder):
             self.drafting.follow(OwnDraft())
+        self._answers = KeptAnswers(limits.answers_bytes)
         self._unread: WeakSet[TargetSession] = WeakSet()  # until their readers have left
         self.max_length, self.vocab_size = decoder.max_length, decoder.vocab_size
         self.seed_invariant = is_seed_invariant(decoder)
@@ -142,13 +148,16 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         if request.stop_at_eos:
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
         request = replace(request, sampling=replace(request.effective_sampling(), noise=self._limits.noise))
-        gamma = self._limits.gamma if request.gamma is None else request.gamma
+        limits = self._limits
+        gamma, width = (request.gamma, request.gamma) if request.gamma is not None else (limits.gamma, limits.width)
         session = TargetSession(
             request,
             max_length=self.max_length,
             gamma=gamma,
             grammar=grammar,
-            looks_up=self._limits.lookup,
+            looks_up=limits.lookup,
+            width=min(width, limits.width),
+            answers=self._answers,
         )
         session.drafting = self.drafting
         session.num_cached_tokens = self._admission.num_cached(session)
@@ -170,6 +179,12 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         """Stop verifying proposals: the session decodes without draft tokens again."""
         session.follow(None)
         self.wake()
+
+    def close(self, session: TargetSession) -> None:
+        """Free the session's place, and keep its answer; a second call has no effect."""
+        super().close(session)
+        if not session.request.audits:
+            self._answers.add(session.origin, session.token_ids[session.request.output_start :])
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """Decode a request without a draft worker; see `TokenSource`."""

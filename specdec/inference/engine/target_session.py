@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specdec.inference.caller import request_id
+from specdec.inference.caller import caller, request_id
 from specdec.inference.commit import Commit, FinishReason, Opened, Timings, TokenAudit, TokenEvent, TokenLogprobs
 from specdec.inference.engine.drafting import Drafting
 from specdec.inference.engine.prefixes import Prefix
 from specdec.inference.model.decoder import Matcher, Turn, Verdict
 from specdec.inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS
+from specdec.inference.speculation.answers import NO_ANSWERS, KeptAnswers, Origin
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import Branch, DraftTree
 from specdec.inference.tokens import Tally, TokenView
@@ -116,6 +117,8 @@ class TargetSession:
         gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
         grammar: matcher of the request's grammar; None if it has none.
         looks_up: True if passes without a draft model's tokens verify tokens found by prompt lookup.
+        width: most tokens of a proposal from its prediction, or from an answer that was given before.
+        answers: answers that were given before.
     """
 
     def __init__(
@@ -126,6 +129,8 @@ class TargetSession:
         gamma: int,
         grammar: Matcher | None = None,
         looks_up: bool = False,
+        width: int = 0,
+        answers: KeptAnswers = NO_ANSWERS,
     ) -> None:
         self.id = f"s{next(_numbers)}"
         self.request_id = request_id()
@@ -144,9 +149,12 @@ class TargetSession:
         self._entered_at = 0  # number of tokens when it took its slot
         self.drafting = Drafting()
         self.schedule: Schedule | None = None
-        self._gamma, self._lookup_limit = gamma, gamma if looks_up else 0
-        self.sources = Sources(self.token_ids, self._lookup_limit)
+        prompt, owner = request.prompt_token_ids[: request.output_start], caller().owner(request.cache_salt)
+        self.origin = Origin(owner, prompt, request.sampling.seed)
+        lookup = answers.lookup(self.origin, request.prediction, gamma if looks_up else 0)
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
+        self._gamma, self._width = gamma, width if gamma else 0
+        self.sources = Sources(self.token_ids, lookup, self._width)
         self._was_asked = False  # for the target's own token, by an empty proposal
         self.num_found = 0  # tokens that lookup has found for the next pass
         self._num_helps = 0  # changes of the pool worker
@@ -234,7 +242,9 @@ class TargetSession:
     @property
     def _widest(self) -> int:
         """Return the most draft tokens that one pass may verify; the tree keeps the others for later passes."""
-        widest = MAX_GAMMA if self._waits_for_draft else self._gamma
+        return self._adjusted(MAX_GAMMA if self._waits_for_draft else self._gamma)
+
+    def _adjusted(self, widest: int) -> int:
         sampling = self.request.sampling
         return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest
 
@@ -275,14 +285,15 @@ class TargetSession:
         end = len(self.token_ids)
         if self.num_unread > part:
             return self._turn(self._num_cached + part, chooses=False)
-        if self._ready:
-            room = self._end - end - 1  # each pass adds one token of the target itself
-            limit = min(self._widest, room)
-            proposal = self.tree.path(limit) if self.drafting.is_on else []
-            looked_up = max(0, min(limit, self._lookup_limit))
-            lookup = [] if proposal else self.sources.replay.propose(looked_up)
+        room = self._end - end - 1  # each pass adds one token of the target itself
+        limit, width = min(self._widest, room), max(0, min(self._adjusted(self._width), room))
+        proposal = self.tree.path(limit) if self.drafting.is_on else []
+        guided = self.sources.guided(width, len(proposal) or (limit if self.drafting.is_on else 0))
+        if self._ready or guided:
+            proposal = [] if guided else proposal
+            lookup = guided or ([] if proposal else self.sources.replay.propose(width))
             self.num_found = len(lookup)
-            return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit)
+            return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit, drafts=not guided)
         if self._num_cached < end - 1:
             return self._turn(end - 1, chooses=False)
         return None
@@ -328,8 +339,7 @@ class TargetSession:
         self._prompt_logprobs.extend(verdict.prompt_logprobs)
         self._audits.extend(verdict.audits)
         if not turn.chooses:
-            if self._lookup_limit:
-                self.sources.lookup.read(self.token_ids, len(self.token_ids))
+            self.sources.lookup.read(self.token_ids, len(self.token_ids))
             return None
         position = len(self.token_ids)
         token_ids, reason = self._cut(verdict.token_ids)
@@ -337,9 +347,10 @@ class TargetSession:
         self.tree.commit(token_ids)
         self._was_asked = False
         share, has_grammar = self.drafting.lookup_share, self._grammar is not None
+        is_predicted = verdict.own.num_lookup_tokens > 0 and self.sources.lookup.is_prediction
         self.sources.record(verdict, ended, lookup_share=share, has_grammar=has_grammar)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
-        num_drafted, own = verdict.num_draft_tokens, verdict.own
+        num_drafted, own = verdict.num_draft_tokens, replace(verdict.own, is_predicted=is_predicted)
         rejected = verdict.rejected_token_ids if self.request.include_rejected else ()
         if len(token_ids) < len(verdict.token_ids):
             # Draft tokens after a stop token count as neither accepted nor rejected.

@@ -112,6 +112,7 @@ def _repeated(
         grammar=body.grammar_of_output(),  # once for all choices: a schema takes milliseconds to serialize
         cache_salt=body.cache_salt or "",
         include_rejected=body.stream_options.include_speculation,
+        prediction=body.prediction.text if body.prediction else "",
         prompt_logprobs=template.logprobs if template.echo else None,
     )
     seeds = [None if body.seed in (None, -1) else (body.seed + i) & MAX_SEED for i in range(body.n)]

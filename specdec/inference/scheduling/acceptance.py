@@ -47,6 +47,11 @@ class Acceptance:
         return (self._accepted + self.prior_rate * self.prior_tested) / (self._tested + self.prior_tested)
 
 
+def expected_tokens(rate: float, number: int) -> float:
+    """Return how many of `number` draft tokens in a row are accepted on average, each at a rate below 1."""
+    return rate * (1.0 - rate**number) / (1.0 - rate)
+
+
 class Confidence:
     """Acceptance rate by margin: one estimate per group of similar margins, which begins at a logistic function."""
 

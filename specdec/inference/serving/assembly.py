@@ -36,7 +36,7 @@ from specdec.inference.model.proposer import Proposer
 from specdec.inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
 from specdec.inference.model.token_map import SAME_IDS, TokenMap
 from specdec.inference.observe.metrics import Metrics, SlotLoad
-from specdec.inference.request import Noise, RequestDefaults, SamplingParams
+from specdec.inference.request import MAX_GAMMA, Noise, RequestDefaults, SamplingParams
 from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.scheduling.draft_length import DraftLength
 from specdec.inference.serving.host import Work
@@ -150,6 +150,7 @@ async def target_engine(
     prompt_share: float = DEFAULT_PROMPT_SHARE,
     num_spare: int = 0,
     drafting: str = ALWAYS,
+    answers_bytes: int = 0,
 ) -> AsyncGenerator[RunningTarget, None]:
     """Run an engine over one model, or over a target and its draft; add `num_spare` slots if the backend can have them.
 
@@ -163,7 +164,8 @@ async def target_engine(
     )
     eos, caching = loaded.tokenizer.eos_token_ids, model.prefix_caching
     limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share, num_spare)
-    limits = replace(limits, drafting=drafting)
+    width = min(loaded.width, MAX_GAMMA if loaded.gamma else 0)
+    limits = replace(limits, drafting=drafting, width=width, answers_bytes=answers_bytes)
     compiler = GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size)
     grammars = Grammars(compiler, num_places=max_waiting + loaded.decoder.num_slots)
     await grammars.warm_up()
@@ -179,7 +181,11 @@ def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """Loaded decoder of a target, and the most draft tokens of one pass; see `RunningTarget` for the other fields."""
+    """Loaded decoder of a target, and the most draft tokens of one pass; see `RunningTarget` for the other fields.
+
+    Attributes:
+        width: most tokens of a pass from a text that an output may repeat.
+    """
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -187,14 +193,16 @@ class _LoadedTarget:
     gamma: int
     vocabulary_share: float | None = None
     models: tuple[object, ...] = ()
+    width: int = MAX_GAMMA
 
 
 async def _load_alone(config: ModelConfig, num_spare: int) -> _LoadedTarget:
     if (compiled := await _load_compiled(config, None, gamma=0)) is not None:
         return compiled
     backend, tokenizer = await _load(_with_more_slots(config, num_spare))
-    gamma = max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS)
-    return _LoadedTarget(SlotDecoder(backend), tokenizer, _arithmetic(config, backend), gamma, models=(backend,))
+    gamma, width = (max_pass_draft_tokens(backend, limit) for limit in (MAX_PASS_DRAFT_TOKENS, MAX_GAMMA))
+    arithmetic = _arithmetic(config, backend)
+    return _LoadedTarget(SlotDecoder(backend), tokenizer, arithmetic, gamma, models=(backend,), width=width)
 
 
 async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
@@ -208,7 +216,8 @@ async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
     decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length, drafting.token_map)
     share = drafting.vocabulary.share_of(backend.vocab_size)
     models = backend, drafting.model
-    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma, share, models)
+    width = max_pass_draft_tokens(backend, MAX_GAMMA)
+    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma, share, models, width)
 
 
 ConfigT = TypeVar("ConfigT", ModelConfig, ProposerConfig)
@@ -232,7 +241,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
     if draft is not None and (draft.path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
         require_one_vocabulary(Vocabulary.of(draft.path), Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
     _log_ready(target, decoder, started)
-    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, decoder), gamma)
+    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, decoder), gamma, width=gamma)
 
 
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:

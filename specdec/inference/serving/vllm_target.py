@@ -81,7 +81,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     os.register_at_fork(after_in_child=partial(_part, mailbox))
     os.environ[FIRST_ERROR] = str(mailbox.path.with_name("first_error"))
     group = os.getpgrp() if leads_group() else 0
-    config.additional_config = {KEY: asdict(Place(str(mailbox.path), model_id, group=group, lookup=server.lookup))}
+    place = Place(str(mailbox.path), model_id, True, Noise.SPECDEC, group, server.lookup, server.answers_bytes)
+    config.additional_config = {KEY: asdict(place)}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s, noise=model.noise)
     try:
         async with _llm(config, model.flags) as llm:

@@ -1,8 +1,9 @@
-"""Prompt lookup: drafting without a model. It proposes the tokens that followed an earlier occurrence of the last few.
+"""Lookup: drafting without a model. It proposes the tokens that followed an earlier occurrence of the last few.
 
-The method is Saxena's "Prompt Lookup Decoding" (2023), as in Transformers and vLLM. It is deterministic and does not
-use the shared noise, so under sampling a token is accepted only if the target happens to draw it. `NgramProposer` takes
-the place of a draft model. `Lookup` belongs to the target, for passes without tokens of a draft model.
+In the sequence itself this is Saxena's "Prompt Lookup Decoding" (2023), as in Transformers and vLLM. The same index
+finds the place of an output in a text that it may repeat: a prediction that its request came with, or answers that were
+given before. All is deterministic and uses no noise; but a token of an old answer is, at the same place of the same
+seed, the choice of the same noise. `NgramProposer` takes the place of a draft model. `Lookup` belongs to the target.
 """
 
 from __future__ import annotations
@@ -12,49 +13,54 @@ import math
 from collections.abc import Sequence
 
 from specdec.inference.model.proposer import Draft, DraftToken
-from specdec.inference.scheduling.acceptance import Acceptance
+from specdec.inference.scheduling.acceptance import Acceptance, expected_tokens
 from specdec.inference.scheduling.pacing import MIN_SURVIVAL
 from specdec.inference.speculation.grammar import allowed_part, extend_within_grammar
+from specdec.inference.speculation.suffix_index import LONGEST_MATCH, SuffixIndex
 from specdec.inference.tokens import common_length, logged
 
 MAX_NGRAM_LENGTH = 1 << 20
 """Longest sequence that is looked up, in tokens; there is no KV to fill, only an index to keep small."""
 MATCHES = (3, 1)
-"""Lengths of the n-grams that must have occurred before, in the order in which they are tried."""
-LONGEST_MATCH = 8
-"""Longest length of a match that is distinguished, in tokens; longer matches count as this long."""
+"""Shortest matches in a sequence's own text, in the order in which they are tried."""
+PREDICTED_MATCH = 2
+"""Shortest match in a prediction, which the output is expected to follow."""
 _EDGES = (3, 8)  # shortest matches of the second and the third class
-_PRIOR_RATES = (0.1, 0.3, 0.6)
+_OWN_RATES, _GUIDED_RATES = (0.1, 0.3, 0.6), (0.3, 0.7, 0.95)
 _PRIOR_TESTED = 2.0
 _READ_AT_ONCE = 1024
 """Most tokens indexed between two passes; a long prompt takes several."""
 
 
-class NgramIndex:
-    """Index of where each n-gram of a growing sequence ended last; constant time per token."""
+class OwnText:
+    """Index of a growing sequence, in itself; constant time per token."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHES}
-        self.num_read = 0
+        self._indexes = [SuffixIndex(num) for num in MATCHES]
+
+    @property
+    def num_read(self) -> int:
+        """Return how many of the sequence's tokens are indexed."""
+        return self._indexes[0].end
 
     def read(self, token_ids: Sequence[int], end: int) -> None:
         """Index the tokens up to position `end`; since the last call the sequence may only have grown."""
-        first = max(0, self.num_read + 1 - max(MATCHES))
-        piece = tuple(token_ids[first:end])
-        for stop in range(self.num_read + 1, end + 1):
-            for length, ends in self._ends.items():
-                if stop >= length:
-                    ends[piece[stop - length - first : stop - first]] = stop
-        self.num_read = max(self.num_read, end)
+        new = [*token_ids[self.num_read : end]]
+        for index in self._indexes:
+            index.append(new)
 
-    def find(self, token_ids: Sequence[int], num_tokens: int) -> int | None:
-        """Return the position after the last n-gram's latest earlier occurrence in the first tokens; None if none."""
-        last = tuple(token_ids[max(0, num_tokens - max(MATCHES)) : num_tokens])
-        for length, ends in self._ends.items():
-            end = ends.get(last[-length:]) if len(last) >= length else None
-            if end is not None and end < num_tokens:
-                return end
-        return None
+    def find(self, token_ids: Sequence[int], num_tokens: int) -> tuple[int, int]:
+        """Return the position after the best earlier occurrence of the first tokens' end, and its length; else (0, 0).
+
+        Without a match of `MATCHES[0]` tokens, the latest occurrence of the last token.
+        """
+        last = _last(token_ids, num_tokens)
+        found = self._indexes[0].find(last)
+        return found if found[1] else self._indexes[1].find(last[-MATCHES[1] :])
+
+
+def _last(token_ids: Sequence[int], num_tokens: int) -> list[int]:
+    return [*token_ids[max(0, num_tokens - LONGEST_MATCH) : num_tokens]]
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int, num_tokens: int) -> list[int]:
@@ -66,14 +72,6 @@ def continuation(token_ids: Sequence[int], end: int, limit: int, num_tokens: int
     return piece
 
 
-def match_length(token_ids: Sequence[int], end: int, num_tokens: int) -> int:
-    """Return how many tokens right before `end` equal the last of the first `num_tokens`, at most `LONGEST_MATCH`."""
-    length = 0
-    while length < min(LONGEST_MATCH, end) and token_ids[end - 1 - length] == token_ids[num_tokens - 1 - length]:
-        length += 1
-    return length
-
-
 class NgramProposer:
     """`Proposer` that looks tokens up in the sequence itself.
 
@@ -82,7 +80,7 @@ class NgramProposer:
 
     def __init__(self, *, num_slots: int, max_length: int) -> None:
         self.num_slots, self.max_length, self.num_branches = num_slots, max_length, 0
-        self._held: dict[int, tuple[NgramIndex, Sequence[int]]] = {}
+        self._held: dict[int, tuple[OwnText, Sequence[int]]] = {}
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """Propose up to each draft's limit in one step, as far as its grammar allows; no token has a runner-up."""
@@ -93,26 +91,82 @@ class NgramProposer:
 
     def _continuation(self, draft: Draft) -> list[int]:
         token_ids, (log, _) = draft.token_ids, logged(draft.token_ids)
-        index, held = self._held.get(draft.slot, (NgramIndex(), ()))
+        text, held = self._held.get(draft.slot, (OwnText(), ()))
         if common_length(held, log) < len(held):  # another sequence
-            index = NgramIndex()
-        index.read(log, min(len(log), len(token_ids) - 1))
-        self._held[draft.slot] = index, log
-        end = index.find(token_ids, len(token_ids))
-        return [] if end is None else continuation(token_ids, end, draft.limit, len(token_ids))
+            text = OwnText()
+        text.read(log, min(len(log), len(token_ids) - 1))
+        self._held[draft.slot] = text, log
+        end, _ = text.find(token_ids, len(token_ids))
+        return continuation(token_ids, end, draft.limit, len(token_ids)) if end else []
+
+
+class Guide:
+    """Text that an output may repeat, and the place in it that the output has reached.
+
+    Where the two part, the output is assumed to have another token at this place, until a longer match shows where it
+    goes on.
+
+    Args:
+        index: index of the text.
+        place: place of the output's first token in the index; None if it is not known.
+        num_tokens: number of the sequence's tokens before the output.
+        unread: tokens of the text that are not in the index yet; they follow part by part.
+
+    Attributes:
+        is_prediction: whether the request came with the text.
+    """
+
+    def __init__(self, index: SuffixIndex, place: int | None, num_tokens: int, unread: Sequence[int] = ()) -> None:
+        self._index, self._place, self._num_seen = index, place, num_tokens
+        self._unread, self._num_read, self.is_prediction = unread, 0, bool(unread)
+        self._length = 0 if place is None else LONGEST_MATCH
+
+    @classmethod
+    def predicted(cls, token_ids: Sequence[int], num_tokens: int) -> Guide:
+        """Return a guide by a prediction of the output after `num_tokens` tokens."""
+        return cls(SuffixIndex(PREDICTED_MATCH), 0, num_tokens, token_ids)
+
+    def read(self) -> None:
+        """Index a part of the text."""
+        if part := self._unread[self._num_read : self._num_read + _READ_AT_ONCE]:
+            self._index.append(part)
+            self._num_read += len(part)
+
+    def propose(self, token_ids: Sequence[int], num_tokens: int, limit: int) -> tuple[list[int], int]:
+        """Return up to `limit` tokens to follow a sequence's first ones, and the length of the match before them."""
+        self.read()
+        self._follow(token_ids, num_tokens)
+        if self._length < LONGEST_MATCH:
+            place, length = self._index.find(_last(token_ids, num_tokens), self._place)
+            if length > self._length:
+                self._place, self._length = place, length
+        return ([] if self._place is None else self._index.tokens(self._place, limit)), self._length
+
+    def _follow(self, token_ids: Sequence[int], num_tokens: int) -> None:
+        for each in token_ids[self._num_seen : num_tokens]:
+            if self._place is not None:
+                is_same = self._index.tokens(self._place, 1) == [each]
+                self._length = min(LONGEST_MATCH, self._length + 1) if is_same else 0
+                self._place += 1
+        self._num_seen = max(self._num_seen, num_tokens)
 
 
 class Lookup:
-    """Prompt lookup for one session of a target, and the acceptance rates of its proposals. Owned by the engine's loop.
+    """Lookup for one session of a target, and the acceptance rates of its proposals. Owned by the engine's loop.
 
     Text that repeats itself is predicted well and other text badly, and a long match is accepted more often than a
     short one. So each class of match lengths has its own acceptance rate, in which recent passes weigh most. The lower
-    the rate, the fewer tokens are proposed.
+    the rate, the fewer tokens are proposed. Each guide has its own classes; the source that promises most proposes.
+
+    Args:
+        guides: texts that the output may repeat, the likeliest first.
+        own_limit: most tokens of a proposal from the session's own text; 0: none is looked up there.
     """
 
-    def __init__(self) -> None:
-        self._index = NgramIndex()
-        self._acceptance = [Acceptance(_PRIOR_TESTED, rate) for rate in _PRIOR_RATES]
+    def __init__(self, guides: Sequence[Guide] = (), own_limit: int = MAX_NGRAM_LENGTH) -> None:
+        self._text, self._guides, self._own_limit = OwnText(), guides, own_limit
+        rates = (*_GUIDED_RATES * len(guides), *_OWN_RATES)
+        self._acceptance = [Acceptance(_PRIOR_TESTED, rate) for rate in rates]
         self._match = 0
 
     @property
@@ -120,9 +174,26 @@ class Lookup:
         """Return the probability that a token of the latest proposal is accepted if all tokens before it are."""
         return self._acceptance[self._match].rate
 
+    @property
+    def is_guided(self) -> bool:
+        """Return whether the latest proposal came from a guide, and not from the session's own text."""
+        return self._match < len(self._guides) * len(_GUIDED_RATES)
+
+    @property
+    def is_prediction(self) -> bool:
+        """Return whether the latest proposal came from the request's prediction."""
+        return self.is_guided and self._guides[self._match // len(_GUIDED_RATES)].is_prediction
+
+    @property
+    def has_guides(self) -> bool:
+        return bool(self._guides)
+
     def read(self, token_ids: Sequence[int], num_tokens: int) -> None:
         """Index a part of the new ones of a growing sequence's first `num_tokens`; never the last of these."""
-        self._index.read(token_ids, min(num_tokens - 1, self._index.num_read + _READ_AT_ONCE))
+        if self._own_limit:
+            self._text.read(token_ids, min(num_tokens - 1, self._text.num_read + _READ_AT_ONCE))
+        for guide in self._guides:
+            guide.read()
 
     def propose(self, token_ids: Sequence[int], limit: int, num_tokens: int | None = None) -> list[int]:
         """Return up to `limit` tokens, but only so many that all are accepted with probability `MIN_SURVIVAL`.
@@ -132,12 +203,21 @@ class Lookup:
         """
         num_tokens = len(token_ids) if num_tokens is None else num_tokens
         self.read(token_ids, num_tokens)
-        end = self._index.find(token_ids, num_tokens)
-        if end is None:
-            return []
-        self._match = bisect.bisect(_EDGES, match_length(token_ids, end, num_tokens))
-        limit = min(limit, int(math.log(MIN_SURVIVAL) / math.log(self.rate)))
-        return continuation(token_ids, end, limit, num_tokens)
+        best, most = [], 0.0
+        for source, (found, length) in enumerate(self._found(token_ids, limit, num_tokens)):
+            match = source * len(_GUIDED_RATES) + bisect.bisect(_EDGES, length)
+            rate = self._acceptance[match].rate
+            found = found[: int(math.log(MIN_SURVIVAL) / math.log(rate))]
+            if (expected := expected_tokens(rate, len(found))) > most:
+                best, most, self._match = found, expected, match
+        return best
+
+    def _found(self, token_ids: Sequence[int], limit: int, num_tokens: int) -> list[tuple[list[int], int]]:
+        """Return what each source has to follow the first tokens, and the length of the match before it."""
+        found = [guide.propose(token_ids, num_tokens, limit) for guide in self._guides]
+        end, length = self._text.find(token_ids, num_tokens) if self._own_limit else (0, 0)
+        own = continuation(token_ids, end, min(limit, self._own_limit), num_tokens) if end else []
+        return [*found, (own, length)]
 
     def record(self, num_tokens: int, num_accepted_tokens: int) -> None:
         """Record a pass's verdict on the latest proposal; `num_tokens` is 0 if the pass verified none of its tokens."""

@@ -17,15 +17,13 @@ class Replay:
 
     Args:
         committed: the session's token ids, a list that grows.
-        limit: most tokens that plain decoding looks up for a pass.
-
-    Attributes:
         lookup: the lookup, which learns from the replay.
+        limit: most tokens that plain decoding looks up for a pass.
     """
 
-    def __init__(self, committed: Sequence[int], limit: int) -> None:
+    def __init__(self, committed: Sequence[int], lookup: Lookup, limit: int) -> None:
         self._committed = committed
-        self.lookup = Lookup()
+        self.lookup = lookup
         self._place = len(committed)  # tokens that plain decoding would have had by now
         self._proposal: list[int] | None = None  # after that place; None: not looked up
         self._limit = limit
@@ -60,12 +58,13 @@ class Replay:
         num_passes = 0
         while (num_tokens := len(self._committed) - self._place) > 0:
             if self._proposal is None:
-                found = self.lookup.propose(self._committed, self._limit, self._place) if self._limit else []
-                self._proposal = found[: round(share * len(found))]
-            num_accepted = common_length(self._proposal, self._committed[self._place :])
+                limit = self._limit
+                self._proposal = self.lookup.propose(self._committed, limit, self._place) if limit else []
+            tried = self._proposal[: round(share * len(self._proposal))]
+            num_accepted = common_length(tried, self._committed[self._place :])
             if num_accepted == num_tokens:  # the next token, not known yet, decides
                 break
-            self.lookup.record(len(self._proposal), num_accepted)
+            self.lookup.record(len(tried), num_accepted)
             self._place, self._proposal = self._place + num_accepted + 1, None
             num_passes += 1
         return num_passes

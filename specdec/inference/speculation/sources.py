@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Turn, Verdict
-from specdec.inference.scheduling.acceptance import Acceptance
+from specdec.inference.scheduling.acceptance import Acceptance, expected_tokens
 from specdec.inference.scheduling.pass_times import PassCosts
 from specdec.inference.scheduling.waiting import Arrivals, wait_s
 from specdec.inference.speculation.lookup import Lookup
@@ -22,19 +22,20 @@ class Sources:
 
     Args:
         committed: the session's token ids; the session appends to this list before it calls `tree.commit`.
+        lookup: lookup in the session's own tokens, and in texts that its output may repeat.
         lookup_limit: most tokens that decoding without a draft model looks up for a pass.
 
     Attributes:
         tree: tokens of the draft model.
         arrivals: arrivals of the draft model's tokens.
-        replay: lookup in the session's own tokens.
+        replay: the lookup, and what decoding without a draft model would have reached by it.
         num_plain: passes that decoding without a draft model would have taken for the tokens of the latest pass.
         last_at: monotonic second of the draft worker's latest message.
     """
 
-    def __init__(self, committed: Sequence[int], lookup_limit: int = 0) -> None:
+    def __init__(self, committed: Sequence[int], lookup: Lookup | None = None, lookup_limit: int = 0) -> None:
         self._committed = committed
-        self.replay = Replay(committed, lookup_limit)
+        self.replay = Replay(committed, lookup or Lookup(), lookup_limit)
         self.num_plain = 0.0
         self.last_at = 0.0
         self.follow()
@@ -76,8 +77,18 @@ class Sources:
 
     @property
     def lookup(self) -> Lookup:
-        """Return the lookup in the session's own tokens."""
+        """Return the lookup, which decoding without a draft model has too."""
         return self.replay.lookup
+
+    def guided(self, limit: int, num_draft_tokens: int) -> list[int]:
+        """Return up to `limit` tokens of a text that the output may repeat, if they promise more than a draft model's.
+
+        Args:
+            num_draft_tokens: number of the draft model's tokens that the pass would verify instead.
+        """
+        found = self.replay.propose(limit) if self.lookup.has_guides else []
+        pays = expected_tokens(self.lookup.rate, len(found)) >= expected_tokens(self.draft_rate, num_draft_tokens)
+        return found if pays and self.lookup.is_guided else []
 
     def rate(self, turn: Turn) -> float:
         """Return the probability that the target accepts a token that the turn proposes."""

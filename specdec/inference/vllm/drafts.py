@@ -18,6 +18,8 @@ from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Verdict
 from specdec.inference.scheduling.pass_times import PassCosts, PassTimes
 from specdec.inference.scheduling.widths import choose_widths
+from specdec.inference.speculation.answers import KeptAnswers, Origin
+from specdec.inference.speculation.lookup import Lookup
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.frames import Has, Help, Row, ToCore, Wanted
@@ -35,9 +37,16 @@ class Drafted:
         wanted: the request as a pool's draft workers need it; None if this project's server has sent the request.
     """
 
-    def __init__(self, token_ids: list[int], gamma: int, wanted: Wanted | None = None) -> None:
-        self.token_ids, self.gamma, self.wanted = token_ids, gamma, wanted
-        self.sources = Sources(token_ids)
+    def __init__(
+        self,
+        token_ids: list[int],
+        gamma: int,
+        wanted: Wanted | None = None,
+        lookup: Lookup | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.token_ids, self.gamma, self.wanted, self.origin = token_ids, gamma, wanted, origin
+        self.sources = Sources(token_ids, lookup)
         self.help: int | None = None
         self.is_lookup = False
         self.since = time.monotonic()
@@ -77,9 +86,15 @@ class Drafted:
         return max(0, min(self.gamma, room))
 
     def path(self, room: int) -> list[int]:
-        """Return the draft worker's tokens that the next pass may verify; `room` is as in `limit`."""
-        self.is_lookup = False
-        return [] if self.help is None else self.sources.tree.path(self.limit(room))
+        """Return the tokens that the next pass may verify: the draft worker's, or of a text that promises more.
+
+        `room` is as in `limit`.
+        """
+        limit = self.limit(room)
+        path = [] if self.help is None else self.sources.tree.path(limit)
+        guided = self.sources.guided(limit, len(path) or (0 if self.help is None else limit))
+        self.is_lookup = bool(guided)
+        return guided or path
 
     def looked_up(self, room: int) -> list[int]:
         """Return draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
@@ -110,10 +125,11 @@ class Drafted:
             num_drafts = num_accepted = len(token_ids)
             rejected = []
         own = OwnDrafts(num_drafts, num_accepted) if self.is_lookup else NO_OWN_DRAFTS
+        is_predicted = self.is_lookup and self.sources.lookup.is_prediction
         self.sources.tree.commit(token_ids)
         self.sources.record(Verdict(tuple(token_ids), num_drafts, num_accepted, own=own), self.since)
         counts = len(token_ids), num_drafts, num_accepted, self.help or 0, *self.sources.acknowledged(self.since)
-        return Row(name, position, *counts, rejected, self.is_lookup, is_finite, told)
+        return Row(name, position, *counts, rejected, self.is_lookup, is_finite, told, is_predicted)
 
 
 class Drafts:
@@ -121,10 +137,11 @@ class Drafts:
 
     Args:
         looks_up: passes without a worker's tokens verify tokens found by prompt lookup.
+        num_bytes: memory for answers that were given before.
     """
 
-    def __init__(self, *, looks_up: bool = False) -> None:
-        self._looks_up = looks_up
+    def __init__(self, *, looks_up: bool = False, num_bytes: int = 0) -> None:
+        self._looks_up, self._answers = looks_up, KeptAnswers(num_bytes)
         self._requests: dict[str, Drafted] = {}
         self._news = threading.Condition()
         self._times = PassTimes()
@@ -135,16 +152,32 @@ class Drafts:
             for name, each in self._requests.items():
                 yield each.has(name)
 
-    def enter(self, name: str, token_ids: Sequence[int], gamma: int, wanted: Wanted | None = None) -> Has:
-        """Add a request that has reached the engine core; return the message that announces it to the front."""
+    def enter(
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        gamma: int,
+        wanted: Wanted | None = None,
+        *,
+        origin: Origin | None = None,
+        prediction: Sequence[int] = (),
+    ) -> Has:
+        """Add a request that has reached the engine core; return the message that announces it to the front.
+
+        Args:
+            origin: origin of its answer; None: the answer is not kept.
+        """
         with self._news:
-            self._requests[name] = Drafted(list(token_ids), gamma, wanted=wanted)
+            own_limit = gamma if self._looks_up else 0
+            lookup = None if origin is None else self._answers.lookup(origin, prediction, own_limit)
+            self._requests[name] = Drafted(list(token_ids), gamma, wanted, lookup, origin)
             return self._requests[name].has(name)
 
     def leave(self, name: str) -> None:
-        """Forget a request that has ended, with its draft tokens."""
+        """Forget a request that has ended, with its draft tokens, and keep its answer."""
         with self._news:
-            self._requests.pop(name, None)
+            if (ended := self._requests.pop(name, None)) is not None and ended.origin is not None:
+                self._answers.add(ended.origin, ended.token_ids[len(ended.origin.prompt) :])
 
     def receive(self, frame: ToCore | None) -> None:
         """Apply a message of the front; None: the link to it is lost, so no request has a draft worker any more."""

@@ -106,9 +106,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         num_received: draft tokens received from that worker so far; 0 if none came since the row before.
         hold_us: microseconds from the arrival of the last of them to this row; 0 if `num_received` is 0.
         rejected: draft tokens that the pass rejected.
-        is_lookup: the draft tokens were looked up in the request's own tokens.
+        is_lookup: the draft tokens were looked up, in the request's own tokens or in a text that they may repeat.
         is_finite: False for a pass whose logits were not finite, so that its tokens mean nothing.
         token_ids: the tokens themselves, where the other end does not have them from vLLM.
+        is_predicted: the draft tokens are of the request's prediction.
     """
 
     name: Name
@@ -123,6 +124,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     is_lookup: bool = False
     is_finite: bool = True
     token_ids: TokenIds = []
+    is_predicted: bool = False
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):

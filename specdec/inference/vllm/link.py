@@ -58,6 +58,7 @@ class Place:
         noise: rule by which a seed gives random numbers (docs/noise.md), for a core that vLLM's own server started.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
         lookup: True if passes without a worker's tokens verify tokens that the core looks up in the request.
+        answers_bytes: memory for answers that were given before.
     """
 
     path: str
@@ -66,6 +67,7 @@ class Place:
     noise: str = Noise.SPECDEC.value
     group: int = 0
     lookup: bool = False
+    answers_bytes: int = 0
 
     def of_pool(self, served: Served) -> Place:
         """Return this place with a pool's socket and with the model's id of a core that vLLM's own server has started.

@@ -17,6 +17,7 @@ from vllm.v1.executor.abstract import Executor
 
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
+from specdec.inference.speculation.answers import Origin
 from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from specdec.inference.vllm.adoption import adopted, wanted
 from specdec.inference.vllm.drafts import Drafts
@@ -57,7 +58,7 @@ class DraftScheduler(Scheduler):
             served = _served(self.vllm_config, Noise(self._place.noise))
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
-        self._drafts = Drafts(looks_up=self._place.lookup)
+        self._drafts = Drafts(looks_up=self._place.lookup, num_bytes=self._place.answers_bytes)
         _ask_no_worker_for_drafts(self.vllm_config)
         rank = parallel.data_parallel_index
         self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
@@ -75,7 +76,9 @@ class DraftScheduler(Scheduler):
         name = ours["name"]
         self._names[request.request_id] = name
         gamma = min(ours["gamma"], self.num_spec_tokens)
-        self._link.send(self._drafts.enter(name, request.all_token_ids, gamma, asked))
+        prompt, seed = list(request.all_token_ids)[: ours["output_start"]], (ours["sampling"] or {}).get("seed")
+        beside = {"origin": Origin(ours["owner"], prompt, seed), "prediction": ours["prediction"]}
+        self._link.send(self._drafts.enter(name, request.all_token_ids, gamma, asked, **beside))
 
     def schedule(self, *arguments: Any, **options: Any) -> Any:
         """Assign draft tokens to each request that is decoding, then let vLLM schedule the pass."""

@@ -139,7 +139,9 @@ class VllmSession:
             tuple(logprobs),
             num_received_tokens=row.num_received if is_new else 0,
             hold_us=row.hold_us if is_new else 0,
-            own=OwnDrafts(row.num_drafts, row.num_accepted) if row.is_lookup else NO_OWN_DRAFTS,
+            own=OwnDrafts(row.num_drafts, row.num_accepted, is_predicted=row.is_predicted)
+            if row.is_lookup
+            else NO_OWN_DRAFTS,
             rejected_token_ids=tuple(row.rejected) if self.request.include_rejected else (),
         )
 

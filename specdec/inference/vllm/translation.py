@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from specdec.inference.caller import caller
 from specdec.inference.commit import FinishReason, TokenLogprobs
 from specdec.inference.engine.target_session import MAX_ADJUSTED_GAMMA
 from specdec.inference.request import (
@@ -80,6 +81,8 @@ def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, A
         "gamma": limit if request.gamma is None else min(limit, request.gamma),
         "sampling": None if is_plain else {each.name: getattr(sampling, each.name) for each in fields(sampling)},
         "output_start": request.output_start,
+        "prediction": request.prediction,
+        "owner": caller().owner(request.cache_salt),
         "grammar": None if grammar is None else (grammar.kind.value, grammar.text, grammar.preamble.value),
     }
     return {KEY: ours}

@@ -11,6 +11,7 @@ from specdec.inference.commit import TextEvent
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import (
     DEFAULT_MAX_NEW_TOKENS,
+    MAX_PREDICTION_CHARACTERS,
     NO_DEFAULTS,
     Options,
     Provenance,
@@ -88,10 +89,11 @@ class CompletionRequest(Options):
         ids_only: give token ids without their text; `stop` must be empty then.
         audit: output to compare with the target's own choices, token by token; Started has the result, and
             `max_new_tokens` may be 0. None: no output is audited.
+        prediction: text that the output may repeat, all or in parts; it changes only the speed.
         resume: committed tokens to continue after; all else is as in the first server's request. None: a new request.
 
     Raises:
-        InvalidRequestError: `stop` is beyond its limits.
+        InvalidRequestError: `stop` or `prediction` is beyond its limits.
     """
 
     prompt: str | tuple[int, ...] | Chat
@@ -106,9 +108,13 @@ class CompletionRequest(Options):
     resume: Resume | None = None
     ids_only: bool = False
     audit: tuple[int, ...] | None = None
+    prediction: str = ""
 
     def __post_init__(self) -> None:
         check_stops(self.stop)
+        if (num_characters := len(self.prediction)) > MAX_PREDICTION_CHARACTERS:
+            message = f"prediction has {num_characters} characters, the limit is {MAX_PREDICTION_CHARACTERS}"
+            raise InvalidRequestError(message, field="prediction")
         if self.ids_only and self.stop:
             raise InvalidRequestError("stop: with ids_only there is no text to look for it", field="stop")
         if self.audit == ():

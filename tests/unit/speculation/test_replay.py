@@ -19,7 +19,7 @@ PROMPT = [1, 2, 3, 4, 5]
 def plain_passes(text: list[int], limit: int) -> int:
     """Return the number of passes in which plain decoding with its lookup commits a text."""
     tokens, num_passes = list(PROMPT), 0
-    sources = Sources(tokens, limit)
+    sources = Sources(tokens, lookup_limit=limit)
     while (place := len(tokens) - len(PROMPT)) < len(text):
         proposal = sources.replay.propose(limit)
         num_accepted = min(common_length(proposal, text[place:]), len(text) - place - 1)
@@ -35,7 +35,7 @@ def plain_passes(text: list[int], limit: int) -> int:
 def replayed(text: list[int], limit: int, rng: random.Random) -> int:
     """Return the number of plain passes that are counted while a draft's tokens bring the text in pieces."""
     tokens, counted = list(PROMPT), 0.0
-    sources = Sources(tokens, limit)
+    sources = Sources(tokens, lookup_limit=limit)
     while (place := len(tokens) - len(PROMPT)) < len(text):
         new = text[place : place + rng.randint(1, 8)]
         tokens += new

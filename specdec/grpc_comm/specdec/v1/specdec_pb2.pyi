@@ -119,7 +119,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., version: _Optional[str] = ..., after_reasoning: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest", "include_rejected", "draft_session", "ids_only", "adapter", "audit")
+    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest", "include_rejected", "draft_session", "ids_only", "adapter", "audit", "prediction")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class GenerateRequest(_message.Message):
     IDS_ONLY_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -168,7 +169,8 @@ class GenerateRequest(_message.Message):
     ids_only: bool
     adapter: str
     audit: bool
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., include_rejected: bool = ..., draft_session: _Optional[bytes] = ..., ids_only: bool = ..., adapter: _Optional[str] = ..., audit: bool = ...) -> None: ...
+    prediction: str
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., include_rejected: bool = ..., draft_session: _Optional[bytes] = ..., ids_only: bool = ..., adapter: _Optional[str] = ..., audit: bool = ..., prediction: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")
@@ -241,7 +243,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., num_characters: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position", "num_lookup_tokens", "num_lookup_accepted", "rejected_text", "num_received_tokens", "hold_us", "rejected_token_ids", "is_held")
+    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position", "num_lookup_tokens", "num_lookup_accepted", "rejected_text", "num_received_tokens", "hold_us", "rejected_token_ids", "is_held", "is_predicted")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +260,7 @@ class Delta(_message.Message):
     HOLD_US_FIELD_NUMBER: _ClassVar[int]
     REJECTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_HELD_FIELD_NUMBER: _ClassVar[int]
+    IS_PREDICTED_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     num_draft_tokens: int
@@ -274,7 +277,8 @@ class Delta(_message.Message):
     hold_us: int
     rejected_token_ids: _containers.RepeatedScalarFieldContainer[int]
     is_held: bool
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ..., rejected_text: _Optional[str] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., rejected_token_ids: _Optional[_Iterable[int]] = ..., is_held: bool = ...) -> None: ...
+    is_predicted: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ..., rejected_text: _Optional[str] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., rejected_token_ids: _Optional[_Iterable[int]] = ..., is_held: bool = ..., is_predicted: bool = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason",)

@@ -21,7 +21,8 @@ class PoolSettings:
 
     mailbox: Path | None = setting(None, "--mailbox DIR", section="pool")
     server: ServerConfig = group(
-        ServerConfig, without=("max_waiting", "drain", "lookup", "drafting", "prompt_share", "pass_timeout_s")
+        ServerConfig,
+        without=("max_waiting", "drain", "lookup", "replay", "drafting", "prompt_share", "pass_timeout_s"),
     )
     observe: ObserveConfig = group(ObserveConfig, role="pool")
 

@@ -164,16 +164,16 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
     """Return the numbers of tokens of a whole request: every prompt once, every choice's output."""
     num_prompt_tokens = sum(choice.num_prompt_tokens for choice in choices[::n])
     num_output_tokens = sum(choice.num_output_tokens for choice in choices)
-    num_accepted_tokens = sum(choice.num_accepted_tokens for choice in choices)
-    num_draft_tokens = sum(choice.num_draft_tokens for choice in choices)
+    num_accepted = sum(choice.num_predicted_accepted for choice in choices)
+    num_verified = sum(choice.num_predicted_tokens for choice in choices)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices[::n])},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": num_accepted_tokens,
-            "rejected_prediction_tokens": num_draft_tokens - num_accepted_tokens,
+            "accepted_prediction_tokens": num_accepted,
+            "rejected_prediction_tokens": num_verified - num_accepted,
         },
     }
 

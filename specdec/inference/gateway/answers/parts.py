@@ -66,6 +66,8 @@ class Choice:
     num_output_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_predicted_tokens: int = 0  # of the request's prediction, that passes verified
+    num_predicted_accepted: int = 0
     drafted: Counter[tuple[int, int]] = field(default_factory=Counter)  # passes, by draft tokens and accepted ones
     num_held: int = 0  # passes without drafts, as these were slower
     prompt_text: str = ""
@@ -85,6 +87,9 @@ class Choice:
                 yield Part(event.prompt_text, logprobs=event.prompt_logprobs, is_prompt=True)
         elif isinstance(event, Delta):
             self.num_held += event.is_held
+            if event.own.is_predicted:
+                self.num_predicted_tokens += event.own.num_lookup_tokens
+                self.num_predicted_accepted += event.own.num_lookup_accepted
             if event.num_draft_tokens:
                 self.drafted[event.num_draft_tokens, event.num_accepted_tokens] += 1
             for part in parts_of(event, per_token=per_token):

@@ -16,6 +16,7 @@ from specdec.inference.gateway.bodies import noops
 from specdec.inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size, complete
 from specdec.inference.gateway.bodies.conversation import (
     Message,
+    Parts,
     TemplateBody,
     Tool,
     ToolChoice,
@@ -30,6 +31,7 @@ from specdec.inference.request import (
     MAX_GRAMMAR_CHARACTERS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
+    MAX_PREDICTION_CHARACTERS,
     RANGES,
     Grammar,
     SamplingParams,
@@ -180,6 +182,17 @@ class StructuredOutputs(Body):
         return self
 
 
+class Prediction(Body):
+    """Text that the output may repeat, all or in parts, as of an edited file; it changes only the speed."""
+
+    type: Literal["content"]
+    content: Text | Parts
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class GenerationBody(Body):
     """Request fields that /v1/completions and /v1/chat/completions share."""
 
@@ -212,6 +225,9 @@ class GenerationBody(Body):
     )
     gamma: Annotated[int, Field(ge=0, le=MAX_GAMMA), WHOLE] | None = Field(
         None, description="Ours: draft tokens per pass; 0 drafts none."
+    )
+    prediction: Prediction | None = Field(
+        None, description=f"Text that the answer may repeat, of up to {MAX_PREDICTION_CHARACTERS} characters."
     )
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
         None
@@ -307,7 +323,6 @@ class ChatBody(GenerationBody, TemplateBody):
     tool_choice: ToolChoice | None = Field(None, description="Unset: auto.")
     parallel_tool_calls: bool = Field(True, description="Several calls in one answer, where the model writes such.")
     max_tokens: NumTokens | None = Field(None, description="Unset: to the end of the context.")
-    prediction: dict[str, Any] | None = Field(None, description="Accepted without effect: no answer depends on it.")
     keep_alive: float | str | None = Field(None, description="Accepted without effect: models stay loaded.")
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None

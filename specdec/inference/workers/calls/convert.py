@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import Enum
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -86,7 +86,7 @@ _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.it
 _COMMON = ("max_new_tokens", "min_new_tokens", "cache_salt")
 _COMPLETION = (
     *(*_COMMON, "logprobs", "prompt_logprobs", "ignore_eos", "echo", "gamma", "ids_only", "include_rejected"),
-    "adapter",
+    *("adapter", "prediction"),
 )
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 MAX_ADAPTERS = 1024
@@ -368,7 +368,7 @@ def event_to_message(event: TextEvent) -> pb.GenerateResponse:
         return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
     texts = _to_message(event, ("text", "piece_lengths", "rejected_text", "rejected_token_ids"))
     logprobs = map(logprobs_to_message, event.logprobs) if event.logprobs else None
-    delta = pb.Delta(logprobs=logprobs, **texts, **_pass_to_message(event))
+    delta = pb.Delta(logprobs=logprobs, is_predicted=event.own.is_predicted, **texts, **_pass_to_message(event))
     return pb.GenerateResponse(delta=delta)
 
 
@@ -392,14 +392,16 @@ def event_from_message(message: pb.GenerateResponse) -> TextEvent:
     _check_count(delta.logprobs, MAX_TOKENS_OF_PASS, "logprobs")
     _check_count(delta.rejected_text, MAX_CHARACTERS_OF_PASS, "rejected_text")
     _check_count(delta.rejected_token_ids, MAX_TOKENS_OF_PASS, "rejected_token_ids")
+    common = _pass_from_message(delta)
     return Delta(
+        own=replace(common.pop("own"), is_predicted=delta.is_predicted),
         text=delta.text,
         rejected_text=delta.rejected_text,
         rejected_token_ids=tuple(delta.rejected_token_ids),
         piece_lengths=tuple(delta.piece_lengths),
         position=delta.position if delta.HasField("position") else -1,
         logprobs=all_logprobs(delta.logprobs),
-        **_pass_from_message(delta),
+        **common,
     )
 
 

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from specdec.inference.caller import caller
-from specdec.inference.errors import InvalidRequestError
+from specdec.inference.errors import ContextLengthError, InvalidRequestError
 from specdec.inference.request import (
     NO_DEFAULTS,
     GenerationRequest,
@@ -67,10 +67,17 @@ class Reader:
             replace(request.sampling, seed=seed),
             max(1, request.max_new_tokens or 0),  # 0 reads the prompt, which a pass of one token does
             stop_at_eos=not request.ignore_eos,
+            prediction=await self._predicted(request.prediction),
             **request.options | here,
         )
         # A draft must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.effective_sampling(self.tokenizer.eos_token_ids))
+
+    async def _predicted(self, text: str) -> tuple[int, ...]:
+        try:
+            return await self.codec.encode(text, special=False) if text else ()
+        except ContextLengthError as exc:
+            raise InvalidRequestError(f"prediction: {exc.message}", field="prediction") from exc
 
     def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar with the preamble that is left: the prompt may have begun the reasoning, or ended it.

@@ -1,0 +1,125 @@
+"""Answers that were given before, within a size, as guides of later ones. Owned by one thread or loop.
+
+Each owner has an index of its own, so no search can reach the text of another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from specdec.inference.speculation.lookup import MATCHES, Guide, Lookup
+from specdec.inference.speculation.suffix_index import END, SuffixIndex
+
+MAX_ANSWER_TOKENS = 32 * 1024
+"""Most tokens of one answer that are kept, the first ones, so that an end of a request takes little time."""
+_OWNER_BYTES, _ANSWER_BYTES = 2048, 512
+"""Memory of an owner and of an answer beside their tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Origin of an answer.
+
+    Attributes:
+        owner: account and cache salt of the request, see `Caller.owner`.
+        prompt: token ids of the prompt, without output.
+        seed: seed of the request; None where it has no effect.
+    """
+
+    owner: str
+    prompt: Sequence[int]
+    seed: int | None = None
+
+    @property
+    def keys(self) -> list[Hashable]:
+        """Return the keys of the answer, the one with its seed first; equal hashes of two prompts cost only speed."""
+        digest = hash(tuple(self.prompt))
+        return [(digest, self.seed), digest]
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """Answers of one owner: their places, oldest first, and where those to a prompt, with a seed or with any, begin."""
+
+    index: SuffixIndex = field(default_factory=lambda: SuffixIndex(MATCHES[0]))
+    answers: deque[tuple[int, list[Hashable]]] = field(default_factory=deque)
+    starts: dict[Hashable, int] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return _OWNER_BYTES + _ANSWER_BYTES * len(self.answers) + self.index.num_bytes
+
+    def add(self, keys: list[Hashable], answer: Sequence[int]) -> None:
+        start = self.index.end
+        self.index.append([*answer, END])
+        self.starts.update(dict.fromkeys(keys, start))
+        self.answers.append((start, keys))
+
+    def drop(self) -> None:
+        """Forget the oldest answer."""
+        start, keys = self.answers.popleft()
+        for key in keys:
+            if self.starts.get(key) == start:
+                del self.starts[key]
+        self.index.forget(self.answers[0][0] if self.answers else self.index.end)
+
+
+class KeptAnswers:
+    """Token ids of finished answers, by owner; the oldest ones of all are dropped first.
+
+    Args:
+        size: most memory, in bytes; 0 keeps nothing.
+
+    Attributes:
+        num_bytes: memory in use, estimated from above.
+    """
+
+    def __init__(self, size: int = 0) -> None:
+        self._size, self.num_bytes = size, 0
+        self._shelves: dict[str, _Shelf] = {}
+        self._owners: deque[str] = deque()  # of each answer, oldest first
+
+    def lookup(self, origin: Origin, prediction: Sequence[int], own_limit: int) -> Lookup:
+        """Return the lookup of a new request: in its prediction, its owner's answers, and its own text.
+
+        The answers are followed from the last one to the same prompt on, with the same seed if there is one.
+
+        Args:
+            own_limit: most tokens of a proposal from its own text.
+        """
+        guides = [Guide.predicted(prediction, len(origin.prompt))] if prediction else []
+        if (shelf := self._shelves.get(origin.owner)) is not None:
+            starts = (shelf.starts[key] for key in origin.keys if key in shelf.starts)
+            guides.append(Guide(shelf.index, next(starts, None), len(origin.prompt)))
+        return Lookup(guides, own_limit)
+
+    def add(self, origin: Origin, answer: Sequence[int]) -> None:
+        """Keep an answer, unless it is very short, or the last one to this prompt with this seed begins with it."""
+        answer, keys = answer[:MAX_ANSWER_TOKENS], origin.keys
+        if not self._size or len(answer) < MATCHES[0]:
+            return
+        if (shelf := self._shelves.get(origin.owner)) is None:
+            shelf = self._shelves[origin.owner] = _Shelf()
+        else:
+            self.num_bytes -= shelf.num_bytes
+        if keys[0] not in shelf.starts or shelf.index.tokens(shelf.starts[keys[0]], len(answer)) != [*answer]:
+            shelf.add(keys, answer)
+            self._owners.append(origin.owner)
+        self.num_bytes += shelf.num_bytes
+        while self.num_bytes > self._size:
+            self._drop(self._owners.popleft())
+
+    def _drop(self, owner: str) -> None:
+        shelf = self._shelves[owner]
+        self.num_bytes -= shelf.num_bytes
+        shelf.drop()
+        if shelf.answers:
+            self.num_bytes += shelf.num_bytes
+        else:
+            del self._shelves[owner]
+
+
+NO_ANSWERS = KeptAnswers()
+"""Nothing is kept."""

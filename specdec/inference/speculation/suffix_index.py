@@ -1,0 +1,101 @@
+"""Index of token texts that finds where the end of a sequence occurred before, the longest such occurrence first.
+
+Places whose last tokens have the same hash are linked, the latest first, as in the LZ77 search of zlib. A text takes
+16 to 24 bytes a token: its id, the distance to the place before it in its chain, and the heads of the chains. Of the
+suffix trees and automata that serve the same purpose (SuffixDecoding, arXiv 2411.04975), nodes take some hundred.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+LONGEST_MATCH = 16
+"""Longest length of a match that is distinguished, in tokens; longer matches count as this long."""
+MAX_STEPS = 32
+"""Most places of a chain that one search compares, so that no text makes a search slow."""
+END = -1
+"""End of a text: it equals no token, so no match and no continuation goes beyond it."""
+_FEWEST_HEADS = 64
+
+
+class SuffixIndex:
+    """Index of texts in a row, which grows at its end and forgets at its beginning.
+
+    A place is the number of tokens before it, those that are forgotten included.
+
+    Args:
+        num: shortest match, in tokens.
+
+    Attributes:
+        first: place of the first token that is not forgotten.
+    """
+
+    def __init__(self, num: int) -> None:
+        self._num, self.first = num, 0
+        self._base = 0  # place of the arrays' first element; between it and `first` are forgotten tokens
+        self._token_ids, self._back = array("i"), array("I")
+        self._heads = array("q", [0]) * _FEWEST_HEADS  # places after the latest tokens of each hash
+
+    @property
+    def end(self) -> int:
+        """Return the place after the last token."""
+        return self._base + len(self._token_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory of all arrays."""
+        return sum(map(sys.getsizeof, (self._token_ids, self._back, self._heads)))
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Add tokens at the end; `END` separates texts."""
+        ids, num, place = self._token_ids, self._num, self.end
+        while len(ids) + len(token_ids) > 2 * len(self._heads):
+            self._heads *= 2  # each chain is the old part of two
+        heads, mask = self._heads, len(self._heads) - 1
+        for each in token_ids:
+            ids.append(each)
+            place += 1
+            bucket = hash(tuple(ids[-num:])) & mask
+            self._back.append(min(place - heads[bucket], 2**32 - 1))
+            heads[bucket] = place
+
+    def find(self, last: Sequence[int], near: int | None = None) -> tuple[int, int]:
+        """Return the place after the longest occurrence of a sequence's end, and the length of the match; else (0, 0).
+
+        Args:
+            last: the sequence's last tokens, of which at least `num` must match.
+            near: of equally long matches, the one nearest to this place is taken; None: the latest.
+        """
+        near, (length, _, end) = self.end if near is None else near, (0, 0, 0)
+        place = self._heads[hash(tuple(last[-self._num :])) & (len(self._heads) - 1)]
+        for _ in range(MAX_STEPS):
+            if place <= self.first:
+                break
+            same = self._same(place, last)
+            length, _, end = max((length, -abs(end - near), end), (same, -abs(place - near), place))
+            if same == len(last) and place <= near:  # those before are no longer, and farther away
+                break
+            place -= self._back[place - 1 - self._base]
+        return (end, length) if length >= self._num else (0, 0)
+
+    def _same(self, place: int, last: Sequence[int]) -> int:
+        """Return how many of a sequence's last tokens, from its end, are right before a place."""
+        start = place - self._base
+        before = self._token_ids[max(self.first - self._base, start - len(last)) : start]
+        pairs = zip(reversed(before), reversed(last), strict=False)
+        return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(before), len(last)))
+
+    def tokens(self, place: int, limit: int) -> list[int]:
+        """Return up to `limit` tokens from a place on, to the end of their text; none from a forgotten place."""
+        start = place - self._base
+        piece = self._token_ids[start : start + limit].tolist() if place >= self.first else []
+        return piece[: piece.index(END)] if END in piece else piece
+
+    def forget(self, place: int) -> None:
+        """Forget the tokens before a place; their memory is freed once they are an eighth of all."""
+        self.first = place
+        if (num_forgotten := place - self._base) * 8 >= len(self._token_ids):
+            del self._token_ids[:num_forgotten], self._back[:num_forgotten]
+            self._base = place
