@@ -69,6 +69,7 @@ SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
 """Fields of `ObserveConfig` whose flags only commands that run a server have."""
 
 _DNS, _FILE = "dns:///", "file:///"
+_ORIGIN = re.compile(r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^A-Z/?#@\s,*]+")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -530,6 +531,8 @@ class HttpConfig(Checked):
         tool_call_parser: format of the model's tool calls; auto: taken from its chat template.
         reasoning_parser: split <think>...</think> off as reasoning_content; auto: if the chat template has it.
         deadline_s: longest time of a request in seconds.
+        allowed_origins: web pages of other origins that browsers let use this server, such as
+            https://chat.example.com, comma-separated; *: all (default: none).
     """
 
     SECTION: ClassVar = "OpenAI-compatible HTTP"
@@ -543,6 +546,19 @@ class HttpConfig(Checked):
     tool_call_parser: str = setting("auto", "--tool_call_parser", choices=("auto", "hermes", "llama3_json", "none"))
     reasoning_parser: str = setting("auto", "--reasoning_parser", choices=("auto", "think", "none"))
     deadline_s: float = setting(600.0, within=SECONDS)
+    allowed_origins: str = setting("", "--allowed_origins ORIGINS")
+
+    def __post_init__(self) -> None:
+        check(self)
+        for origin in self.origins:
+            fault = f"allowed_origins: {origin!r} is not valid as an origin, which a browser sends as"
+            how = "SCHEME://HOST or SCHEME://HOST:PORT, in lower case, without a path or the scheme's usual port"
+            _require(origin == "*" or bool(_ORIGIN.fullmatch(origin)), f"{fault} {how}; * allows all")
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Origins in `allowed_origins`, one by one."""
+        return tuple(filter(None, map(str.strip, self.allowed_origins.split(","))))
 
     @property
     def per_token(self) -> bool:

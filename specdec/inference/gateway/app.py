@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from specdec.grpc_comm.tls import ServerTls
 from specdec.inference import VERSION
@@ -136,6 +137,15 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=max_bytes, max_numbers=lambda: max_numbers(gateway.card))
     if access is not None:
         app.add_middleware(HttpGate, access=access)
+    if origins := gateway.config.origins:  # outside the gate, as browsers send a preflight without its token
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_headers=["*"],
+            allow_methods=["GET", "POST"],
+            allow_private_network=True,
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(StatusCount, registry=gateway.metrics.registry, paths=paths)
     app.add_middleware(RequestId)  # the outermost: refusals have an id too
@@ -407,6 +417,8 @@ def _add_failures(app: FastAPI) -> None:
             message += f"; this server speaks OpenAI's API: {SPOKEN}; set base_url to {request.base_url}v1"
         elif error.headers and "Allow" in error.headers:
             message += f"; {error.headers['Allow']} is expected"
+            if request.method == "OPTIONS":
+                message += "; web pages of other origins need --allowed_origins of this server"
         response = ApiError(error.status_code, message).answer()
         response.headers.update(error.headers or {})
         return response

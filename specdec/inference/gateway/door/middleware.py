@@ -171,22 +171,30 @@ class RequestId:
             await self._app(scope, receive, named)
 
 
+def rights_of(scope: Scope) -> frozenset[Right] | None:
+    """Return the rights of which a request to the application needs one; None if it needs none.
+
+    A browser's preflight (OPTIONS) has no token, and no path answers it with anything but an error.
+    """
+    return None if scope["method"] == "OPTIONS" else rights_of_path(scope["path"])
+
+
 class HttpGate:
     """Middleware that admits requests by `Access`, before anything of their bodies is read.
 
     Args:
-        rights: function that returns the rights of which a path needs one; None if the path is open.
+        rights: function that returns the rights of which a request needs one; None if it needs none.
     """
 
     def __init__(
-        self, app: ASGIApp, *, access: Access, rights: Callable[[str], frozenset[Right] | None] = rights_of_path
+        self, app: ASGIApp, *, access: Access, rights: Callable[[Scope], frozenset[Right] | None] = rights_of
     ) -> None:
         self._app = app
         self._access = access
         self._rights = rights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (rights := self._rights(scope["path"])) is None:
+        if (rights := self._rights(scope)) is None:
             await self._app(scope, receive, send)
             return
         authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
