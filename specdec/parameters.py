@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
 from specdec.inference.declared import meant
 from specdec.inference.errors import ConfigError, InvalidRequestError
-from specdec.inference.request import SamplingParams, Schedule
+from specdec.inference.request import SamplingParams, Schedule, SeedScope
 from specdec.inference.text.chat import Chat
 from specdec.inference.text.structured import KINDS, the_grammar
 from specdec.inference.workers.completion import CompletionRequest
@@ -47,6 +47,7 @@ class Parameters(TypedDict, total=False):
     frequency_penalty: float
     logit_bias: Mapping[int, float]
     seed: int | None
+    seed_scope: SeedScope
     max_new_tokens: int | None
     ignore_eos: bool
     stop: str | Sequence[str]

@@ -46,6 +46,13 @@ class Noise(enum.StrEnum):
     VLLM = "vllm"  # stock vLLM's, since 0.31
 
 
+class SeedScope(enum.StrEnum):
+    """Requests that one seed gives the same noise."""
+
+    ALL = "all"
+    PROMPT = "prompt"  # those of the same prompt: its token ids are mixed into the seed (docs/noise.md)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of the choice of one token from one row of logits.

@@ -23,7 +23,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.backends.onnx.packed import packed_decoder
 from specdec.inference.commit import FinishReason
-from specdec.inference.request import MAX_SEED, SamplingParams, Schedule
+from specdec.inference.request import MAX_SEED, SamplingParams, Schedule, SeedScope
 from specdec.inference.serving.processes import ServerProcess
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completion import CompletionRequest
@@ -86,6 +86,7 @@ def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]
                 stop_token_ids=frozenset(rng.sample(range(2, 288), rng.choice([0, 0, 20]))),
                 gamma=rng.choice([None, 0, 1, 3, 4, 7, 8, 20]),
                 schedule=rng.choice([None, Schedule.SYNC, Schedule.ASYNC]),
+                seed_scope=rng.choice(list(SeedScope)),
             )
         )
     return requests

@@ -107,6 +107,7 @@ def _repeated(
         stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         gamma=body.gamma,
+        seed_scope=body.seed_scope,
         stop=body.stops(),
         min_new_tokens=body.min_tokens,
         grammar=body.grammar_of_output(),  # once for all choices: a schema takes milliseconds to serialize

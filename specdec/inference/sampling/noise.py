@@ -62,6 +62,15 @@ def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
     return [signed(_mix_int(_mix_int(seed + GOLDEN) + (position + 1) * GOLDEN)) for seed, position in pairs]
 
 
+def seed_of_prompt(seed: int, prompt_digest: str) -> int:
+    """Return the seed that a prompt makes of a seed of scope "prompt".
+
+    Args:
+        prompt_digest: 16 hexadecimal digits, from `Provenance.prompt_digest`.
+    """
+    return _mix_int(_mix_int(seed + GOLDEN) + int(prompt_digest, 16))
+
+
 def _mix_int(x: int) -> int:
     """Apply `_mix` to a Python int, as an unsigned 64-bit value."""
     x &= _MASK_64

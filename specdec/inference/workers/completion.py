@@ -17,6 +17,7 @@ from specdec.inference.request import (
     Provenance,
     RequestDefaults,
     SamplingParams,
+    SeedScope,
 )
 from specdec.inference.text.chat import Chat
 from specdec.inference.text.stop_strings import check_stops
@@ -80,6 +81,7 @@ class CompletionRequest(Options):
     Attributes:
         prompt: text, token ids taken as they are, or a conversation.
         seed: None lets the server draw one; `sampling.seed` is ignored.
+        seed_scope: requests to which the seed gives the same noise: all, or those of the same prompt.
         unsaid: fields of `sampling` that the client left to the server, among LEFT_TO_SERVER.
         max_new_tokens: None leaves it to the server.
         ignore_eos: the model's own end-of-sequence ids do not end the sequence.
@@ -99,6 +101,7 @@ class CompletionRequest(Options):
     prompt: str | tuple[int, ...] | Chat
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
+    seed_scope: SeedScope = SeedScope.ALL
     max_new_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()

@@ -20,6 +20,11 @@ class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
     GRAMMAR_KIND_GRAMMAR: _ClassVar[GrammarKind]
 
+class SeedScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEED_SCOPE_UNSPECIFIED: _ClassVar[SeedScope]
+    SEED_SCOPE_PROMPT: _ClassVar[SeedScope]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -38,6 +43,8 @@ GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
 GRAMMAR_KIND_CHOICE: GrammarKind
 GRAMMAR_KIND_GRAMMAR: GrammarKind
+SEED_SCOPE_UNSPECIFIED: SeedScope
+SEED_SCOPE_PROMPT: SeedScope
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -119,7 +126,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., version: _Optional[str] = ..., after_reasoning: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest", "include_rejected", "draft_session", "ids_only", "adapter", "audit", "prediction")
+    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest", "include_rejected", "draft_session", "ids_only", "adapter", "audit", "prediction", "seed_scope")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +152,7 @@ class GenerateRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    SEED_SCOPE_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -170,7 +178,8 @@ class GenerateRequest(_message.Message):
     adapter: str
     audit: bool
     prediction: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., include_rejected: bool = ..., draft_session: _Optional[bytes] = ..., ids_only: bool = ..., adapter: _Optional[str] = ..., audit: bool = ..., prediction: _Optional[str] = ...) -> None: ...
+    seed_scope: SeedScope
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., include_rejected: bool = ..., draft_session: _Optional[bytes] = ..., ids_only: bool = ..., adapter: _Optional[str] = ..., audit: bool = ..., prediction: _Optional[str] = ..., seed_scope: _Optional[_Union[SeedScope, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")

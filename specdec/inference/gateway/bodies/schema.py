@@ -35,6 +35,7 @@ from specdec.inference.request import (
     RANGES,
     Grammar,
     SamplingParams,
+    SeedScope,
 )
 from specdec.inference.settings import Range
 from specdec.inference.text import structured
@@ -210,6 +211,7 @@ class GenerationBody(Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE] | None = Field(
         None, description="Choice i uses seed + i. Unset, or -1 as in vLLM: drawn for each choice."
     )
+    seed_scope: SeedScope = Field(SeedScope.ALL, description="Requests of one seed that have one noise.")
     n: Annotated[int, Field(ge=1, le=MAX_N), WHOLE] = 1
     stop: StopString | Stops = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS, fail_fast=True), ALL_WHOLE] = Field(

@@ -39,6 +39,7 @@ from specdec.inference.request import (
     RequestDefaults,
     SamplingParams,
     Schedule,
+    SeedScope,
     check_logit_bias,
 )
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
@@ -80,6 +81,11 @@ _SCHEDULE_FROM_MESSAGE: dict[Any, Schedule | None] = {
 _SCHEDULE_TO_MESSAGE = {schedule: number for number, schedule in _SCHEDULE_FROM_MESSAGE.items()}
 _SCHEDULE_TO_MESSAGE[Schedule.LOAD] = pb.SCHEDULE_UNSPECIFIED
 _NOISE_TO_MESSAGE: dict[Noise, Any] = {Noise.SPECDEC: pb.NOISE_UNSPECIFIED, Noise.VLLM: pb.NOISE_VLLM}
+_SEED_SCOPE_TO_MESSAGE: dict[SeedScope, Any] = {
+    SeedScope.ALL: pb.SEED_SCOPE_UNSPECIFIED,
+    SeedScope.PROMPT: pb.SEED_SCOPE_PROMPT,
+}
+_SEED_SCOPE_FROM_MESSAGE = {number: scope for scope, number in _SEED_SCOPE_TO_MESSAGE.items()}
 _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIND")
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
@@ -263,6 +269,7 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         sampling=sampling_to_message(request.sampling, request.seed, request.unsaid),
         stop_token_ids=sorted(request.stop_token_ids),
         schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
+        seed_scope=_SEED_SCOPE_TO_MESSAGE[request.seed_scope],
         stop=request.stop,
         grammar=grammar_to_message(request.grammar),
         draft_session=bytes.fromhex(request.draft_session),
@@ -345,6 +352,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         unsaid=frozenset(name for name in LEFT_TO_SERVER if not message.sampling.HasField(name)),
         stop_token_ids=frozenset(message.stop_token_ids),
         schedule=_known(_SCHEDULE_FROM_MESSAGE, message.schedule, "schedule", "schedule"),
+        seed_scope=_known(_SEED_SCOPE_FROM_MESSAGE, message.seed_scope, "seed_scope", "seed_scope"),
         stop=tuple(message.stop),
         grammar=_wanted_grammar(message),
         resume=_wanted_resume(message),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import struct
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -30,7 +28,7 @@ from specdec.inference.request import (
 )
 from specdec.inference.text.grammar_source import grammar_version
 from specdec.inference.text.tokenizer import Tokenizer
-from specdec.inference.workers.completing.reading import Reader
+from specdec.inference.workers.completing.reading import Reader, digest
 from specdec.inference.workers.completing.writing import Text, check_rest, with_text
 from specdec.inference.workers.completion import CompletionRequest
 
@@ -151,7 +149,7 @@ class LocalCompleter:
         return Provenance(
             self._model_id + adapted if goes_on else "",
             "" if generation.grammar is None else grammar_version(),
-            _digest(generation.prompt_token_ids),
+            digest(generation.prompt_token_ids),
         )
 
     def _rest(self, generation: GenerationRequest, request: CompletionRequest) -> GenerationRequest:
@@ -192,8 +190,3 @@ class LocalCompleter:
             if i % SCORED_TOKENS == 0:
                 await asyncio.sleep(0)
         return tuple(named)
-
-
-def _digest(token_ids: Sequence[int]) -> str:
-    """Return 16 hex digits of SHA-256 over token ids, each as 32 bits, little-endian."""
-    return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()[:16]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
 
 from specdec.inference.caller import caller
@@ -13,8 +16,10 @@ from specdec.inference.request import (
     Grammar,
     Preamble,
     RequestDefaults,
+    SeedScope,
     check_logit_bias,
 )
+from specdec.inference.sampling.noise import seed_of_prompt
 from specdec.inference.text.reasoning import is_begun, is_over
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completing.prompt import LocalCodec
@@ -58,6 +63,8 @@ class Reader:
             raise InvalidRequestError("the prompt is empty: it has no token", field="prompt")
         check_logit_bias(request.sampling, vocab_size=self.vocab_size)
         seed = seed_of(request)
+        if request.seed_scope is SeedScope.PROMPT:
+            seed = seed_of_prompt(seed, digest(token_ids))
         here = {
             "grammar": self._after_prompt(token_ids, request.grammar),
             "cache_salt": caller().cache_salt(request.cache_salt),
@@ -90,6 +97,11 @@ class Reader:
         if is_over(end):
             return replace(grammar, preamble=Preamble.NONE)
         return replace(grammar, preamble=Preamble.REST_OF_REASONING) if is_begun(end) else grammar
+
+
+def digest(token_ids: Sequence[int]) -> str:
+    """Return 16 hex digits of SHA-256 over token ids, each as 32 bits, little-endian."""
+    return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()[:16]
 
 
 def seed_of(request: CompletionRequest) -> int:

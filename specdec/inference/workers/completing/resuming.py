@@ -25,6 +25,7 @@ from specdec.inference.errors import (
     SpecDecError,
     UnavailableError,
 )
+from specdec.inference.request import SeedScope
 from specdec.inference.scheduling.retry_budget import SIZE
 from specdec.inference.workers.calls.dialling import check_link
 from specdec.inference.workers.calls.fleet import REFUSES_US, Fleet, Replica
@@ -96,7 +97,8 @@ class Progress:
         defaults = self._started.defaults
         complete = self._request if defaults is None else self._request.resolved(defaults)
         resume = Resume(tuple(self._token_ids), self._started.provenance)
-        return replace(complete, seed=self._started.seed, prompt_logprobs=None, resume=resume)
+        seed = {"seed": self._started.seed, "seed_scope": SeedScope.ALL}  # the first server has mixed the prompt in
+        return replace(complete, **seed, prompt_logprobs=None, resume=resume)
 
 
 class Resuming:

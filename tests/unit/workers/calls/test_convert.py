@@ -32,6 +32,7 @@ from specdec.inference.request import (
     RequestDefaults,
     SamplingParams,
     Schedule,
+    SeedScope,
 )
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS
 from specdec.inference.text.chat import Chat, ChatMessage
@@ -79,6 +80,7 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         prompt=st.one_of(st.text(), token_ids, chats),
         sampling=sampling,
         seed=st.one_of(st.none(), st.integers(0, MAX_SEED)),
+        seed_scope=st.sampled_from(SeedScope),
         max_new_tokens=st.integers(1, 2**20),
         stop_token_ids=st.frozensets(counts, max_size=3),
         ignore_eos=st.booleans(),
