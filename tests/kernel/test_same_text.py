@@ -76,3 +76,44 @@ def test_equal_logits_draft_the_targets_token() -> None:
     assert tokens[:, 0].tolist() == drawn.tolist()
     later, _ = chosen(scaled, SLOTS, pos + 1, torch.zeros(3), torch.arange(4, dtype=torch.int32))
     assert (later[:, 0] == drawn).tolist() == [False, False, True]  # another position is another draw, except greedy
+
+
+def test_drafts_have_the_targets_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the target's logits, top_k, top_p and min_p, a draft is the target's token; without them some are others."""
+    import numpy as np
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+    from vllm.v1.worker.cpu.buffer_utils import UvaBuffer
+    from vllm.v1.worker.gpu import buffer_utils
+    from vllm.v1.worker.gpu.sample import states as module
+    from vllm.v1.worker.gpu.sample.states import SamplingStates
+
+    monkeypatch.setattr(buffer_utils, "UvaBuffer", UvaBuffer)  # as vLLM's worker on a CPU does
+    monkeypatch.setattr(module, "apply_top_k_top_p", apply_top_k_top_p_pytorch)  # vLLM's own where there is no Triton
+    states, slots = SamplingStates(4, VOCAB_SIZE), SLOTS.numpy()
+    cut: list[dict[str, Any]] = [{"top_k": 3}, {}, {"top_p": 0.2}, {"min_p": 0.5}]
+    for slot, fields in enumerate(cut):
+        states.add_request(slot, SamplingParams(temperature=2.0, seed=slot, **fields))
+    states.apply_staged_writes()
+    generator = torch.Generator().manual_seed(4)
+    logits, pos = torch.randn(3, VOCAB_SIZE, generator=generator), torch.tensor([40, 7, 300])
+    right = logits.clone()
+    states.apply_temperature(right, SLOTS, slots)
+    states.apply_min_p(right, SLOTS, slots)
+    right = states.apply_top_k_top_p(right, SLOTS, slots)
+    device = states.temperature.gpu, states.seeds.gpu
+    ends, nothing = torch.arange(4, dtype=torch.int32), torch.zeros(3)
+    tokens, _ = vllm_same_text.choose(right, None, nothing, ends, pos, SLOTS, SLOTS, nothing, *device, NUM_STEPS)
+    sampler = SimpleNamespace(
+        sampling_states=states, needs_logits_processing=np.array([True] * 4), logits_processors=[]
+    )
+    batch = SimpleNamespace(idx_mapping_np=slots, seq_lens_cpu_upper_bound=torch.tensor([41, 8, 301]))
+    speculator = SimpleNamespace(
+        compute_draft_logits=lambda *given: logits, _maybe_predict_acceptance=lambda *given: None, use_fp64_gumbel=False
+    )
+    drawn = {}
+    for limits in (None, batch):
+        speculator.same_text_of = (sampler, limits)
+        drawn[limits is None] = vllm_same_text.sample_draft(speculator, logits, pos, SLOTS, *device, pos[:1], None)
+    assert drawn[False].tolist() == tokens[:, 0].tolist()
+    assert drawn[True].tolist() != tokens[:, 0].tolist()
