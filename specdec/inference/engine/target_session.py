@@ -158,8 +158,8 @@ class TargetSession:
         self._was_asked = False  # for the target's own token, by an empty proposal
         self.num_found = 0  # tokens that lookup has found for the next pass
         self._num_helps = 0  # changes of the pool worker
-        # Number of switches at the worker's latest proposal. In rounds of the target's choice no pass waits for a first
-        # proposal, nor for the first one after a switch, since the worker may have to read many sessions before it.
+        # Number of switches of drafting at the worker's latest proposal. No pass waits for the first one after a
+        # switch, since the worker may have to read many sessions before it.
         self._heard_at = -1
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
         self._audits: list[TokenAudit] = []  # likewise
@@ -168,7 +168,8 @@ class TargetSession:
     def follow(self, schedule: Schedule | None) -> None:
         """Change the schedule; clear the draft tree, because the next draft worker numbers its tokens from 0."""
         self._num_helps += 1
-        self._heard_at = self.drafting.num_switches if self.request.schedule else -1
+        is_new = self.request.schedule is None and self.drafting.num_switches > 0
+        self._heard_at = -1 if is_new else self.drafting.num_switches
         self.schedule = schedule
         self.sources.follow()
 

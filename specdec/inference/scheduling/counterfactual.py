@@ -186,7 +186,7 @@ class Counterfactual:
         self._quiet_due = 0.0
         self._usual: float | None = None  # ratio of passes with drafts to quiet ones, soon after a probe
         self._quiet_interval_s = FIRST_INTERVAL_S
-        self._seen: set[tuple[int, int, bool]] = set()
+        self._seen: set[tuple[int, int]] = set()
 
     @property
     def has_decided(self) -> bool:
@@ -243,7 +243,7 @@ class Counterfactual:
 
     def _is_first(self, each: Pass) -> bool:
         """Return whether it is the first pass of its shape: backends prepare in it."""
-        shape = _half_octave(each.num_sessions), each.num_draft_tokens.bit_length(), each.num_prompt_tokens > 0
+        shape = self._octave, each.num_draft_tokens.bit_length()
         is_first = shape not in self._seen
         self._seen.add(shape)
         return is_first
@@ -270,8 +270,9 @@ class Counterfactual:
         if self._probe is _Probe.TRY:
             self._tried.append(each)
             gain, error = self._gain(self._tried)
-            is_clear = gain - 2 * error > 1 + MARGIN or gain + error < 1
-            if self._lasts(self._tried, MIN_TRY, 1) and (is_clear or self._lasts(self._tried, MAX_TRY, 3)):
+            is_loss = gain + error < 1 and len(self._tried) >= MIN_TRY
+            is_gain = gain - 2 * error > 1 + MARGIN and self._lasts(self._tried, MIN_TRY, 1)
+            if is_loss or is_gain or self._lasts(self._tried, MAX_TRY, 3):
                 self._probe = None
                 self._decide(self._probed, gain, gain > 1 + MARGIN, now)
         elif self._probe is None and self._lasts(decision.recent, FIRST_CHECK, 3) and self._num_since % 4 == 0:
@@ -357,6 +358,9 @@ class Counterfactual:
         else:
             self._loss_s = None
         decision.is_on, decision.gain, decision.is_tested = is_on, gain, True
+        self._decisions = {
+            octave: each for octave, each in self._decisions.items() if each.is_tested
+        }  # others follow it
 
     def _settle(self, now: float) -> None:
         """Account for the loss of a try that has ended, once no worker computes."""

@@ -16,7 +16,7 @@ from tests.support.virtual import Outcome, Scenario, changing, outcome_of
 
 WINDOW_S = 5
 LONG_S = 24.0
-"""Length of runs whose passes are long, so that the first try is a larger share of a short run."""
+"""Length of runs in which the first try, or the first burst, is too large a share of a short run."""
 
 
 def cpu(num_sessions: int, num_rows: int) -> float:
@@ -67,7 +67,7 @@ LOSING = {
     "a slow stop": Scenario(cpu, streams(4), always(1.3), stop_s=0.2, shares=True),
     "two sessions of an edge": Scenario(cpu, streams(2), always(1.3), is_private=True, shares=True),
     "an edge 50 ms away": Scenario(gpu, streams(2), always(2.0), link_s=0.025, is_private=True, shares=True),
-    "bursts": Scenario(cpu, burst, always(0.8), alpha=0.7, shares=True),
+    "bursts": Scenario(cpu, burst, always(0.8), alpha=0.7, shares=True, seconds=LONG_S),
 }
 GAINING = {
     "2 streams": Scenario(gpu, streams(2), alpha=0.75, step_s=0.0008),
