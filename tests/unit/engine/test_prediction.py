@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,16 +27,17 @@ KEEPING = replace(LIMITS, answers_bytes=1 << 20)
 def edited(token_ids: Sequence[int]) -> tuple[int, ...]:
     """Return an output with some tokens replaced, left out and added."""
     rng = random.Random(7)
-    edits = (
-        lambda token: [rng.randrange(DEFAULT_VOCAB_SIZE)],
-        lambda token: [],
-        lambda token: [token, token, 5],
-        *[lambda token: [token]] * 17,
-    )
-    return tuple(each for token in token_ids for each in rng.choice(edits)(token))
+    edited = [*token_ids]
+    for place in range(len(edited) - 3, 0, -10):
+        edited[place : place + rng.randrange(3)] = [rng.randrange(DEFAULT_VOCAB_SIZE) for _ in range(rng.randrange(3))]
+    return tuple(edited)
 
 
-PREDICTIONS = {"right": tuple, "edited": edited, "wrong": lambda token_ids: tuple(reversed(token_ids))}
+PREDICTIONS: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
+    "right": tuple,
+    "edited": edited,
+    "wrong": lambda token_ids: tuple(reversed(token_ids)),
+}
 
 
 @pytest.mark.parametrize("asked", REQUESTS)
