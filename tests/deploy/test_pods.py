@@ -154,7 +154,7 @@ async def test_it_answers_with_the_help_of_its_draft(site: Site) -> None:
                 await asyncio.sleep(0.2)
         assert draft.is_alive, "not ready"
     assert answer["choices"][0]["text"].startswith(" 5, 6, 7")
-    assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+    assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
 
 
 @pytest.mark.deploy

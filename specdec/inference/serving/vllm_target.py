@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -81,8 +81,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     os.register_at_fork(after_in_child=partial(_part, mailbox))
     os.environ[FIRST_ERROR] = str(mailbox.path.with_name("first_error"))
     group = os.getpgrp() if leads_group() else 0
-    place = Place(str(mailbox.path), model_id, True, Noise.SPECDEC, group, server.lookup, server.answers_bytes)
-    config.additional_config = {KEY: asdict(place)}
+    rules = replace(Place(str(mailbox.path), model_id), group=group, lookup=server.lookup)
+    config.additional_config = {KEY: asdict(replace(rules, answers_bytes=server.answers_bytes))}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s, noise=model.noise)
     try:
         async with _llm(config, model.flags) as llm:

@@ -66,7 +66,7 @@ async def test_a_completion_has_openais_shape() -> None:
     assert document["usage"]["completion_tokens"] == 6
     assert document["usage"]["total_tokens"] == 9
     details = document["usage"]["completion_tokens_details"]
-    assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 3}
+    assert details == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}  # there was no prediction
     assert document["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert document["metrics"] == SPECULATION
 

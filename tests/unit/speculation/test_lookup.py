@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 
 from specdec.inference.model.proposer import Draft
 from specdec.inference.request import SamplingParams
-from specdec.inference.speculation.lookup import MATCHES, Lookup, NgramIndex, NgramProposer, continuation, match_length
+from specdec.inference.speculation.lookup import MATCHES, Guide, Lookup, NgramProposer, OwnText, continuation
+from specdec.inference.speculation.suffix_index import LONGEST_MATCH, MAX_STEPS
 from specdec.inference.tokens import TokenView
 from tests.support.scripted import ids_of
 
-TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=MAX_STEPS - 2)
+SHORT = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
 def reference(token_ids: list[int], limit: int) -> list[int]:
     """Return what prompt lookup should find: what followed the latest earlier occurrence of the longest suffix."""
-    for length in MATCHES:
+    for length in (*range(LONGEST_MATCH, MATCHES[0] - 1, -1), MATCHES[1]):
         suffix = token_ids[-length:]
         for start in range(len(token_ids) - length - 1, -1, -1):
             if token_ids[start : start + length] == suffix:
@@ -40,22 +42,19 @@ def test_lookup_is_its_definition(token_ids: list[int], limit: int) -> None:
     assert lookup(token_ids, limit) == reference(token_ids, limit)
 
 
-@given(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), max_size=6), st.integers(1, 8))
+@given(SHORT, st.lists(st.tuples(SHORT, SHORT), max_size=6), st.integers(1, 8))
 def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[int], list[int]]], limit: int) -> None:
     """An index that grows with the sequence finds what an exhaustive search finds, and ignores draft tokens."""
-    index = NgramIndex()
+    text = OwnText()
     proposer = NgramProposer(num_slots=1, max_length=1000)
     for committed, drafts in steps:
         log += committed
-        index.read(log, len(log) - 1)
-        end = index.find(log, len(log))
-        found = [] if end is None else continuation(log, end, limit, len(log))
+        text.read(log, len(log) - 1)
+        end, length = text.find(log, len(log))
+        found = continuation(log, end, limit, len(log)) if end else []
         view = TokenView(log)
         assert ids_of(proposer.extend([Draft(0, view, SamplingParams(), limit)])) == [found] == [reference(log, limit)]
-        if end is not None:
-            assert (
-                log[end - match_length(log, end, len(log)) : end] == log[len(log) - match_length(log, end, len(log)) :]
-            )
+        assert log[end - length : end] == log[len(log) - length :]
         proposer.extend([Draft(0, TokenView(log, tail=drafts), SamplingParams(), limit)])
 
 
@@ -109,5 +108,71 @@ def test_a_match_is_judged_by_its_length() -> None:
         lookup.propose(log, 4)
         lookup.record(4, 0)
     poor = lookup.rate
-    lookup.propose([*PERIOD, *PERIOD], 4)
+    lookup.propose([*PERIOD * 3], 4)
     assert lookup.rate > 0.5 > 0.05 > poor
+
+
+TEXT = [each % 50 + 100 for each in range(0, 5 * 40, 3)]
+
+
+def guided(output: list[int], prediction: list[int]) -> list[list[int]]:
+    """Return what a prediction proposes before each token of an output."""
+    guide, log, found = Guide.predicted(prediction, 2), [1, 2], []
+    for each in output:
+        found.append(guide.propose(log, len(log), 4)[0])
+        log.append(each)
+    return found
+
+
+def test_a_right_prediction_is_followed_to_its_end() -> None:
+    assert guided(TEXT, TEXT) == [TEXT[i : i + 4] for i in range(len(TEXT))]
+
+
+def test_one_other_token_leaves_the_place() -> None:
+    """After a renamed identifier of one token, the prediction goes on at once."""
+    output = [*TEXT[:20], 7, *TEXT[21:]]
+    found = guided(output, TEXT)
+    assert found[21:] == [TEXT[i : i + 4] for i in range(21, len(TEXT))]
+
+
+def test_the_place_is_found_again_after_tokens_that_are_new_or_left_out() -> None:
+    for output in ([*TEXT[:20], 7, 8, 9, *TEXT[20:]], [*TEXT[:20], *TEXT[25:]]):
+        found = guided(output, TEXT)
+        assert [each for each in found[-20:] if each] == [TEXT[i : i + 4] for i in range(len(TEXT) - 20, len(TEXT))]
+
+
+def test_the_nearest_of_equal_places_is_taken() -> None:
+    """In a text of like lines, an output with one line more goes on at the line that is next, not at the last one."""
+    lines = [[10, 11, 12, 13, each] for each in range(20, 30)]
+    prediction = [token for line in lines for token in line]
+    output = [*prediction[:15], 5, 6, *prediction[15:25]]
+    assert guided(output, prediction)[-5:] == [prediction[i : i + 4] for i in range(20, 25)]
+
+
+def test_a_useless_prediction_is_soon_left() -> None:
+    """After a few refusals a prediction proposes little, and the sequence's own text is looked up again."""
+    lookup = Lookup([Guide.predicted([5] * 100, 16)])
+    log = PERIOD * 2
+    sources = []
+    for step in range(30):
+        found = lookup.propose(log, 16)
+        sources.append(lookup.is_prediction)
+        right = found == (PERIOD * 40)[len(log) : len(log) + len(found)]
+        lookup.record(len(found), len(found) * right)
+        log.append((PERIOD * 40)[16 + step])
+    assert sources[0]
+    assert not any(sources[5:])
+
+
+def test_a_right_prediction_grows_wide() -> None:
+    lookup, output = Lookup([Guide.predicted(TEXT * 20, 1)]), TEXT * 20
+    log, widths = [1], []
+    while len(log) < 600:
+        found = lookup.propose(log, 64)
+        assert found == output[len(log) - 1 :][: len(found)]
+        assert lookup.is_prediction
+        lookup.record(len(found), len(found))
+        log += output[len(log) - 1 :][: len(found) + 1]
+        widths.append(len(found))
+    assert widths[0] > 16
+    assert max(widths) == 64

@@ -53,7 +53,7 @@ sampling = st.builds(
     seed=st.integers(0, MAX_SEED),
 )
 timings = st.builds(Timings, *[microseconds] * 5)
-looked_up = st.builds(OwnDrafts, num_lookup_tokens=counts, num_lookup_accepted=counts)
+looked_up = st.builds(OwnDrafts, num_lookup_tokens=counts, num_lookup_accepted=counts, is_predicted=st.booleans())
 figures = st.builds(Counts, *[counts] * 6)
 scores = st.lists(
     st.builds(TokenLogprobs, st.tuples(counts, counts), st.tuples(st.floats(-9, 0), st.floats(-9, 0))), max_size=2
@@ -64,7 +64,9 @@ def possible(piece: Commit) -> Commit:
     """Return a commit whose counts are reduced to ones that a pass can have."""
     num_draft = piece.num_draft_tokens % (MAX_TREE_TOKENS + 1)
     num_accepted = piece.num_accepted_tokens % (min(num_draft, len(piece.token_ids)) + 1)
-    own = OwnDrafts(piece.own.num_lookup_tokens % (num_draft + 1), piece.own.num_lookup_accepted % (num_accepted + 1))
+    num_lookup, num_lookup_accepted = piece.own.num_lookup_tokens, piece.own.num_lookup_accepted
+    own = OwnDrafts(num_lookup % (num_draft + 1), num_lookup_accepted % (num_accepted + 1))
+    own = replace(own, is_predicted=piece.own.is_predicted and isinstance(piece, Delta))  # of no use to draft workers
     return replace(piece, num_draft_tokens=num_draft, num_accepted_tokens=num_accepted, own=own)
 
 
@@ -92,6 +94,7 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         cache_salt=st.text(max_size=9),
         draft_session=st.sampled_from(["", "0123456789abcdef" * 2]),
         include_rejected=st.booleans(),
+        prediction=st.text(max_size=9),
     )
 )
 def test_completion_request(request: CompletionRequest) -> None:
@@ -122,6 +125,8 @@ def test_open(request: GenerationRequest) -> None:
         9,
     )
     assert convert.open_from_message(message) == request
+    predicted = replace(request, prediction=(1, 2, 3))
+    assert convert.open_to_message(predicted, fingerprint="f", vocab_size=9) == message  # no worker gets a prediction
 
 
 @given(

@@ -1,0 +1,143 @@
+"""Predictions and kept answers over sockets: no answer changes, in any topology, and usage counts what came of them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from specdec.inference.request import MAX_PREDICTION_CHARACTERS, SamplingParams, Schedule
+from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.workers.completion import CompletionRequest
+from tests.conftest import ModelDirectories
+from tests.support.servers import Completion, complete_all, draft_server, fused_server, pool_worker, target_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+SAMPLED = SamplingParams(temperature=0.8)
+REQUESTS = [
+    CompletionRequest(f"the {i} wind", sampling, seed=i, max_new_tokens=60, ignore_eos=True, schedule=schedule)
+    for i, (sampling, schedule) in enumerate(
+        itertools.product([SamplingParams(), SAMPLED], [Schedule.SYNC, Schedule.ASYNC])
+    )
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerProcess], None]:
+    """Start a target, one with a pool worker, an edge and a fused pair; all but the first keep answers."""
+    async with AsyncExitStack() as stack:
+        alone = await stack.enter_async_context(target_server(models.endless))
+        pooled = await stack.enter_async_context(target_server(models.endless, "--replay", "4"))
+        await stack.enter_async_context(pool_worker(models.endless, pooled.address))
+        verifies = await stack.enter_async_context(target_server(models.endless, "--replay", "4"))
+        edge = await stack.enter_async_context(draft_server(models.endless, verifies))
+        fused = await stack.enter_async_context(fused_server(models.endless, models.endless, "--replay", "4"))
+        yield {"alone": alone, "pool": pooled, "edge": edge, "fused": fused}
+
+
+async def plainly(servers: dict[str, ServerProcess]) -> list[Completion]:
+    return await complete_all(servers["alone"], [replace(each, gamma=0) for each in REQUESTS])
+
+
+@pytest.mark.parametrize("topology", ["alone", "pool", "edge", "fused"])
+async def test_no_prediction_changes_an_answer(servers: dict[str, ServerProcess], topology: str) -> None:
+    """Right, edited, wrong and strange predictions give the target's own tokens, and so do answers that are kept."""
+    expected = await plainly(servers)
+    for edit in (str, lambda text: text.replace("e", "3"), lambda text: text[::-1], lambda text: "\u20ac\n" * 400):
+        asked = [replace(request, prediction=edit(one.text)) for request, one in zip(REQUESTS, expected, strict=True)]
+        found = await complete_all(servers[topology], asked)
+        assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    again = await complete_all(servers[topology], REQUESTS)
+    assert [each.token_ids for each in again] == [each.token_ids for each in expected]
+
+
+@pytest.mark.parametrize("topology", ["pool", "edge", "fused"])
+async def test_a_kept_answer_takes_fewer_passes(servers: dict[str, ServerProcess], topology: str) -> None:
+    request = replace(REQUESTS[2], seed=77, max_new_tokens=200, prompt="a replay")
+    (first,) = await complete_all(servers[topology], [request])
+    (second,) = await complete_all(servers[topology], [request])
+    assert second.token_ids == first.token_ids
+    assert second.num_lookup_tokens > 60
+    assert second.num_deltas < first.num_deltas
+
+
+ROLES = 'roles = ["client"]'
+
+
+@pytest.fixture
+def accounts(tmp_path: Path) -> Path:
+    """Return an auth file of two accounts, whose tokens are their names, in one group of prefixes."""
+    tokens = [
+        f'[[token]]\nname = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n{ROLES}\n'
+        for name in ("alice-secret-token", "bob-secret-token")
+    ]
+    group = '[[prefix_group]]\nname = "team"\naccounts = ["alice-secret-token", "bob-secret-token"]\n'
+    path = tmp_path / "auth.toml"
+    path.write_text("\n".join([*tokens, group]))
+    return path
+
+
+async def posted(port: int, who: str = "", **fields: Any) -> httpx.Response:
+    body = {"prompt": "the old wind", "max_tokens": 80, "seed": 5, "temperature": 0.8, "ignore_eos": True, **fields}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
+        headers = {"Authorization": f"Bearer {who}"} if who else {}
+        return await client.post("/v1/completions", json=body, headers=headers)
+
+
+def details(answer: httpx.Response) -> dict[str, int]:
+    assert answer.status_code == 200, answer.text
+    found: dict[str, int] = answer.json()["usage"]["completion_tokens_details"]
+    return found
+
+
+async def test_usage_counts_the_prediction_alone(models: ModelDirectories) -> None:
+    """A prediction's tokens are counted as accepted or rejected, in text or parts; a kept answer's are neither."""
+    port = free_port()
+    nothing = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    async with target_server(models.endless, "--http_port", str(port), "--replay", "4"):
+        first = await posted(port, cache_salt="a")
+        text = first.json()["choices"][0]["text"]
+        assert details(first) == nothing
+        parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
+        for content in (text, parts):
+            answer = await posted(port, cache_salt="b", prediction={"type": "content", "content": content})
+            assert answer.json()["choices"][0]["text"] == text
+            assert details(answer)["accepted_prediction_tokens"] > 0
+        wrong = await posted(port, cache_salt="c", prediction={"type": "content", "content": text[::-1]})
+        assert wrong.json()["choices"][0]["text"] == text
+        assert details(wrong)["rejected_prediction_tokens"] > 0
+        again = await posted(port, cache_salt="a")
+        assert details(again) == nothing
+        assert again.json()["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 50
+        for bad, place in (
+            ({"type": "content"}, "content"),
+            ({"type": "text", "content": "x"}, "type"),
+            ({"type": "content", "content": 5}, "content"),
+            ({"type": "content", "content": "x" * (MAX_PREDICTION_CHARACTERS + 1)}, ""),
+        ):
+            refused = await posted(port, prediction=bad)
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert error["param"].startswith("prediction")
+            assert place in error["param"]
+            assert "prediction" in error["message"]
+
+
+async def test_no_account_gets_drafts_of_another(models: ModelDirectories, accounts: Path) -> None:
+    """An answer that is kept is drafted for its own account alone, though both share cached prefixes."""
+    port = free_port()
+    flags = ("--http_port", str(port), "--replay", "4", "--no-lookup", "--auth_file", str(accounts), "--insecure")
+    async with target_server(models.endless, *flags):
+        answers = [await posted(port, who) for who in ("alice-secret-token", "bob-secret-token", "alice-secret-token")]
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    drafted = ["metrics" in answer.json() for answer in answers]
+    assert drafted == [False, False, True]
