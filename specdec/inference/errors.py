@@ -40,11 +40,15 @@ class ConfigError(SpecDecError):
 
 
 class MissingPackageError(ConfigError):
-    """Missing package: clients need only the base packages, servers also those of the extra `server`."""
+    """Missing package: clients need only the base packages, servers also those of the extra `server`.
+
+    Clients of other servers need those of the extra `endpoints`.
+    """
 
     def __init__(self, what: str, package: str | None) -> None:
-        how = "`pip install 'specdec-serve[server]'`; in a checkout `pip install '.[server]'`"
-        super().__init__(f"{what} needs the extra `server` ({how}): package {package} is not installed")
+        extra = "endpoints" if package == "aiohttp" else "server"
+        how = f"`pip install 'specdec-serve[{extra}]'`; in a checkout `pip install '.[{extra}]'`"
+        super().__init__(f"{what} needs the extra `{extra}` ({how}): package {package} is not installed")
 
 
 class RoomError(ConfigError):

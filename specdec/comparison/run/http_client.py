@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import re
-import ssl
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -20,12 +19,10 @@ from specdec.comparison.plan.config import WorkloadConfig
 from specdec.comparison.plan.endpoint import Endpoint
 from specdec.comparison.plan.record import RequestRecord, Round
 from specdec.comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
-from specdec.grpc_comm.secured import AUTHORIZATION, watched_token
-from specdec.grpc_comm.watched import UnusableError
 from specdec.inference.commit import Timings
-from specdec.inference.config import DialSecurity
-from specdec.inference.errors import ConfigError, UnavailableError
+from specdec.inference.errors import UnavailableError
 from specdec.inference.text.chat import Chat
+from specdec.inference.workers.calls.dialling import web_credentials
 
 _DIALECTS: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM and this project
@@ -315,7 +312,7 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
         ConfigError: a file with certificates or the token cannot be used.
         UnavailableError: the server cannot be reached.
     """
-    headers, context = _credentials(endpoint.security)
+    headers, context = web_credentials(endpoint.security)
     connector = aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=KEEPALIVE_S)
     timeout, timing = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S), aiohttp.TraceConfig()
     timing.on_request_chunk_sent.append(_leave)
@@ -325,19 +322,3 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
         client = HttpClient(http, endpoint, workload)
         await client.context()
         yield client
-
-
-def _credentials(security: DialSecurity) -> tuple[dict[str, str], ssl.SSLContext]:
-    """Return headers with the access token, and a TLS context; without a CA, the system's CAs are trusted."""
-    try:
-        context = ssl.create_default_context(cafile=security.ca)
-        if security.cert is not None:
-            context.load_cert_chain(security.cert, security.key)
-    except OSError as exc:  # ssl.SSLError is one, too
-        raise ConfigError(f"certificates for an endpoint cannot be used: {exc}") from exc
-    if security.token_file is None:
-        return {}, context
-    try:
-        return {AUTHORIZATION: f"Bearer {watched_token(security.token_file).get()}"}, context
-    except (UnusableError, OSError) as exc:
-        raise ConfigError(str(exc)) from exc

@@ -12,6 +12,7 @@ from specdec.inference.cli.roles import (
     alone,
     artifacts,
     audit,
+    chat,
     compile,
     demo,
     doctor,
@@ -58,6 +59,7 @@ ROLES = {
     "worker": Role("Draft for the requests of all clients of targets.", worker.WorkerSettings, worker.run),
     "fused_target": Role("Serve both models from one process.", fused_target.FusedSettings, fused_target.run),
     "fused_client": Role("Complete prompts at any of our servers.", fused_client.ClientSettings, fused_client.run),
+    "chat": Role("Talk with a server in the terminal: ours, or any with OpenAI's API.", chat.ChatSettings, chat.run),
     "gateway": Role(
         "Serve OpenAI's HTTP API, and gRPC, in front of any of our servers.", gateway.GatewaySettings, gateway.run
     ),

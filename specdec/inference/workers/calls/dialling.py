@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import replace
 
 from specdec.grpc_comm.channel import check_handshake
-from specdec.grpc_comm.secured import Credentials, watched_keys, watched_token
+from specdec.grpc_comm.secured import AUTHORIZATION, Credentials, watched_keys, watched_token
 from specdec.grpc_comm.tls import ClientTls
 from specdec.grpc_comm.watched import UnusableError
 from specdec.inference.config import DialSecurity
@@ -29,6 +30,26 @@ def credentials_of(security: DialSecurity) -> Credentials | None:
     except (UnusableError, OSError) as exc:
         raise ConfigError(str(exc)) from exc
     return Credentials(tls, token)
+
+
+def web_credentials(security: DialSecurity) -> tuple[dict[str, str], ssl.SSLContext]:
+    """Return headers with the access token, and a TLS context, for HTTP; without a CA, the system's CAs are trusted.
+
+    Raises:
+        ConfigError: a certificate or token file cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=security.ca)
+        if security.cert is not None:
+            context.load_cert_chain(security.cert, security.key)
+    except OSError as exc:  # ssl.SSLError is one, too
+        raise ConfigError(f"certificates cannot be used: {exc}") from exc
+    if security.token_file is None:
+        return {}, context
+    try:
+        return {AUTHORIZATION: f"Bearer {watched_token(security.token_file).get()}"}, context
+    except (UnusableError, OSError) as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 def named(security: DialSecurity, name: str | None) -> DialSecurity:

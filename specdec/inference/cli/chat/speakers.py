@@ -1,0 +1,57 @@
+"""Answers to the messages of a conversation, piece by piece, and those of servers of this project."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import NamedTuple, TypeAlias
+
+from specdec.inference.commit import Delta, Started
+from specdec.inference.request import LEFT_TO_SERVER
+from specdec.inference.serving.edge import Edge
+from specdec.inference.text.chat import Chat
+from specdec.inference.text.reasoning import Reasoning, is_begun
+from specdec.inference.workers.completion import CompletionRequest
+
+Messages: TypeAlias = list[dict[str, str]]
+"""Messages as OpenAI's API has them."""
+Options: TypeAlias = Mapping[str, int]
+"""The parameters `gamma` and `seed`; what is missing is left to the server."""
+
+
+class Piece(NamedTuple):
+    """Piece of an answer, with whether it is a thought, and whether it comes from an accepted draft token."""
+
+    text: str
+    is_thought: bool = False
+    is_accepted: bool = False
+
+
+Pieces: TypeAlias = AsyncGenerator[Piece, None]
+Speaker: TypeAlias = Callable[[Messages, Options], Pieces]
+"""Function that answers messages; its errors are SpecDecErrors."""
+
+
+async def ask_server(servers: Edge, deadline_s: float, messages: Messages, options: Options) -> Pieces:
+    """Yield the answer of a server of this project, by gRPC."""
+    request = CompletionRequest(
+        Chat.read(messages),
+        seed=options.get("seed"),
+        max_new_tokens=None,
+        gamma=options.get("gamma"),
+        unsaid=frozenset(LEFT_TO_SERVER),
+        echo=True,  # the end of the prompt shows whether the template has begun a thought
+        deadline=asyncio.get_running_loop().time() + deadline_s,
+    )
+    async with aclosing(servers.completer.complete(request)) as events:
+        async for event in events:
+            if isinstance(event, Started):
+                reasoning = Reasoning(begun=is_begun(event.prompt_text))
+            for text, is_accepted in event.marked() if isinstance(event, Delta) else ():
+                thought, rest = reasoning.push(text, is_last=False)
+                yield Piece(thought, True, is_accepted)
+                yield Piece(rest, False, is_accepted)
+    thought, rest = reasoning.push("", is_last=True)
+    yield Piece(thought, True)
+    yield Piece(rest)
