@@ -65,6 +65,7 @@ class Timings:
         draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
         network_us: the messages' time on the network to the target and back, measured by the draft worker.
         round_trip_us: latest estimate of a round trip between draft worker and target.
+        step_us: latest estimate of one step of the draft worker's model.
     """
 
     queue_us: int = 0
@@ -72,6 +73,7 @@ class Timings:
     draft_us: int = 0
     network_us: int = 0
     round_trip_us: int = 0
+    step_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,96 +1,133 @@
-"""Theoretical bound of speed, computed from measured draft step, target pass, acceptance and round trip.
+"""Bound of speed: the time of the best possible schedule for the measured answers, draft steps, passes and round trip.
 
-Synchronous rounds (Leviathan, Kalman, Matias, arXiv 2211.17192): a round drafts gamma tokens, verifies them in one
-pass, and gives (1 - alpha^(gamma+1)) / (1 - alpha) tokens if every draft token is accepted with probability alpha,
-given that all before it were. The cost of a round depends on the topology:
+Draft and target choose with the same noise, so whether the draft's token at a position is the target's does not depend
+on the schedule: an answer has one sequence of hits, a property of the pair, the prompt and the seed. A pass that begins
+after `i` tokens can end after `j` only if tokens i .. j - 2 are hits; token j - 1 is the target's own. The recursion
+over the end of the last pass thus finds the fastest schedule exactly, with proposals of any length up to gamma:
 
-    target        pass(1)                                        gives one token
-    fused         gamma * step + pass(gamma + 1)
-    distributed   gamma * step + round trip + pass(gamma + 1)
+    rounds      f(j) = min over i of  f(i) + d t_d + R + t(j - i)                without drafted tokens no R
+    run-ahead   f(j) = min over i of  max(f(i), g + d' t_d) + t(j - i)
 
-A draft that runs ahead (schedule async, or a pool) has a higher bound. Its work and the network overlap the target's
-passes, each of which verifies a full proposal, until a token surprises the draft. A surprise ends 1 - alpha^(gamma+1)
-of the passes (the draft must also predict the token after a full proposal), one in 1 / (1 - alpha) tokens. No new
-proposal can then arrive for a round trip and a step, unless a branch predicted the token. Meanwhile the target decodes
-or looks up by itself; its tokens are assumed to be those that the draft predicted.
+`d` counts the tokens of the pass that the draft model has to make, `d'` those since the latest miss; t(w) is a pass
+over w tokens, t_d a draft step and R the round trip. The draft learns of a miss when the target's token arrives: g is
+the time of that commit and R; before the first miss it is 0, since a session begins with proposals. Hits of branches
+and lookup are part of the sequence; looked-up tokens take no draft step and no round trip.
 
-All inputs are measured: acceptance, share of surprises that branches cover, tokens of the target's own passes. The best
-length up to gamma counts, since servers choose it. Passes over fewer tokens are interpolated between pass(1) and
-pass(gamma + 1). Service, scheduling and tokenizing are not counted, which makes this a bound. The theory assumes equal
-and independent acceptance, so a measurement may exceed the bound by a few per cent.
+All times are measured, as tenth percentiles, since a bound has no disturbances. Positions that no pass has tested
+count as hits. Service, scheduling and tokenizing are not counted.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
 
 from specdec.comparison.plan.record import RequestRecord, Round
 
 
+class Hit(IntEnum):
+    """Source that has the token of a position before the target chooses it."""
+
+    NONE = 0
+    DRAFT = 1  # the draft model, in its chain or in a branch
+    OWN = 2  # the target itself, by lookup or because a grammar forces the token
+
+
+Hits = tuple[Hit, ...]
+Answer = tuple[int, tuple[int, ...]]
+"""Index of a prompt, and the tokens of its answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Measured parts of the bound. Times are in seconds, the tenth percentile of the measured ones.
+    """Measured parts of the bound, in seconds.
 
     Attributes:
-        pass_s: target pass of width 1.
-        verify_s: target pass over a full proposal, width gamma + 1; `pass_s` if nothing is drafted.
-        step_s: draft time per draft token; 0 if nothing is drafted.
+        passes_s: times of target passes over 1, 2, 3, ... tokens, which do not fall; at least one.
+        step_s: a step of the draft; 0 if nothing is drafted.
         prompt_s: further time of the first pass for reading the prompt.
-        own_tokens: tokens of a pass without draft tokens; more than one if the target proposes some itself.
-        foreseen: share of the draft's surprises that a branch covers.
     """
 
-    pass_s: float
-    verify_s: float
+    passes_s: tuple[float, ...]
     step_s: float = 0.0
     prompt_s: float = 0.0
-    own_tokens: float = 1.0
-    foreseen: float = 0.0
 
-    def at_length(self, gamma: int, longest: int) -> Costs:
-        """Return the costs for proposals of `gamma` tokens, from these costs for proposals of `longest` tokens."""
-        share = gamma / longest if longest else 0.0
-        return replace(self, verify_s=self.pass_s + share * (self.verify_s - self.pass_s))
+    @property
+    def pass_s(self) -> float:
+        """Return the time of a pass over one token."""
+        return self.passes_s[0]
+
+    @property
+    def verify_s(self) -> float:
+        """Return the time of the widest pass."""
+        return self.passes_s[-1]
 
 
-def tokens_per_round(alpha: float, gamma: int) -> float:
-    """Return the expected number of tokens of one round.
+def answer_s(hits: Hits, costs: Costs, *, rtt_s: float, runs_ahead: bool) -> float:
+    """Return the seconds of the fastest schedule for one answer, after the reading of its prompt.
 
     Args:
-        alpha: probability that a draft token is accepted, given that all before it in its round were; 0 .. 1.
-        gamma: draft tokens per round, >= 0.
+        hits: one per token of the answer.
+        rtt_s: round trip between draft and target.
+        runs_ahead: whether the draft goes on while the target verifies; otherwise they take turns.
     """
-    if alpha >= 1.0:
-        return gamma + 1.0
-    return float((1.0 - alpha ** (gamma + 1)) / (1.0 - alpha))
+    best_s, known_s, drafted = [0.0], 0.0, [0]
+    for end in range(1, len(hits) + 1):
+        ends = []
+        for begin in _begins(hits, end, len(costs.passes_s)):
+            starts_s, num_drafted = best_s[begin], drafted[end - 1] - drafted[begin]
+            if num_drafted and runs_ahead:
+                starts_s = max(starts_s, known_s + drafted[end - 1] * costs.step_s)
+            elif num_drafted:
+                starts_s += num_drafted * costs.step_s + rtt_s
+            ends.append(starts_s + costs.passes_s[end - begin - 1])
+        best_s.append(min(ends))
+        drafted.append(drafted[-1] + (hits[end - 1] is Hit.DRAFT))
+        if runs_ahead and hits[end - 1] is Hit.NONE:
+            known_s, drafted[end] = best_s[end] + rtt_s, 0
+    return best_s[-1]
 
 
-def rounds_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s: float = 0.0) -> float:
-    """Return the seconds that `num_tokens` take in synchronous rounds, with the round trip between draft and target.
+def _begins(hits: Hits, end: int, widest: int) -> range:
+    """Return the numbers of tokens after which a pass may begin that ends after `end` tokens."""
+    first = end - 1
+    while first > 0 and end - first < widest and hits[first - 1] is not Hit.NONE:
+        first -= 1
+    return range(first, end)
 
-    Without draft tokens, every round is a pass of the target by itself.
+
+def hits_of(records: Iterable[RequestRecord], *, has_draft: bool) -> dict[Answer, Hits]:
+    """Return the sequence of hits of each answer, from all passes that tested its positions.
+
+    Args:
+        records: answers with one draft model, in any topology; or of the target alone.
+        has_draft: whether positions that no pass has tested count as the draft's hits.
     """
-    if not gamma:
-        return num_tokens / costs.own_tokens * (costs.pass_s + rtt_s)
-    return num_tokens / tokens_per_round(alpha, gamma) * (gamma * costs.step_s + rtt_s + costs.verify_s)
+    found: dict[Answer, list[Hit | None]] = {}
+    for record in records:
+        num_tokens = sum(item.num_tokens for item in record.rounds)
+        tested = found.setdefault((record.prompt_index, record.token_ids), [None] * num_tokens)
+        start = 0
+        for item in record.rounds:
+            _test(tested, start, item)
+            start += item.num_tokens
+    unknown = Hit.DRAFT if has_draft else Hit.NONE
+    return {answer: tuple(unknown if hit is None else hit for hit in tested) for answer, tested in found.items()}
 
 
-def run_ahead_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s: float) -> float:
-    """Return the seconds that `num_tokens` take if the draft runs ahead; its first proposals are assumed to be free."""
-    own_s = num_tokens / costs.own_tokens * costs.pass_s
-    if not gamma:
-        return own_s
-    full_s = num_tokens / tokens_per_round(alpha, gamma) * costs.verify_s
-    if alpha >= 1.0 or full_s >= own_s:
-        return min(full_s, own_s)
-    between = 1.0 / (1.0 - alpha)  # tokens from one surprise to the next
-    gap_s = (rtt_s + costs.step_s) * (1.0 - costs.foreseen)
-    cycle_s = full_s * between / num_tokens + gap_s
-    rate = (between + gap_s / costs.pass_s * costs.own_tokens) / cycle_s
-    head_start = between - rate * (cycle_s - gap_s)  # a session starts with proposals, not with a gap
-    return max(full_s, (num_tokens - head_start) / rate)
+def _test(tested: list[Hit | None], start: int, item: Round) -> None:
+    """Record what one pass, whose first token has the position `start`, shows of the positions that it tested."""
+    num_drafted = item.num_accepted_tokens - item.own.num_accepted
+    end = min(start + item.num_accepted_tokens, len(tested))
+    for position in range(start, end):
+        hit = Hit.DRAFT if position < start + num_drafted else Hit.OWN
+        tested[position] = max(hit, tested[position] or Hit.NONE)
+    if end < len(tested) and _has_drafts(item) and item.num_accepted_tokens < item.num_draft_tokens:
+        missed = Hit.DRAFT if item.counts.num_branch_hits else Hit.NONE
+        tested[end] = max(missed, tested[end] or Hit.NONE)
 
 
 def acceptance_probability(rounds: Iterable[Round]) -> float | None:
@@ -118,34 +155,40 @@ def measured_costs(
 
     Args:
         records: records of one contender.
-        gamma: draft tokens per full round; 0 for the target alone.
+        gamma: most draft tokens of a round; 0 for the target alone.
         alone: records of the target without a draft on the same prompts, if it was measured. The cost of reading a
             prompt comes from them, since the first round of a contender with a draft reads the prompt twice.
     """
     later = [item for record in records for item in record.rounds[1:]]
-    full = [item for item in later if item.num_draft_tokens == gamma] or later
-    drafted = [item for item in full if item.num_draft_tokens]
-    own = [item.num_tokens for item in later if not _has_drafts(item)]
-    surprises = [item for item in later if _has_drafts(item) and item.num_accepted_tokens < item.num_draft_tokens]
-    num_hits = sum(item.counts.num_branch_hits for item in surprises)
-    plain = records if alone is None else alone
-    pass_s = _undisturbed_s(_compute_us, [item for record in plain for item in record.rounds[1:]])
-    first_s = _undisturbed_s(_compute_us, [record.rounds[0] for record in plain if record.rounds])
-    return Costs(
-        pass_s=pass_s,
-        verify_s=_undisturbed_s(_compute_us, full),
-        step_s=_undisturbed_s(lambda item: item.timings.draft_us / item.num_draft_tokens, drafted),
-        prompt_s=0.0 if alone is None else max(0.0, first_s - pass_s),
-        own_tokens=statistics.fmean(own) if own else 1.0,
-        foreseen=min(1.0, num_hits / len(surprises)) if surprises else 0.0,
-    )
+    plain = [item for record in alone or () for item in record.rounds[1:]]
+    passes_s = _by_width([*later, *plain], gamma + 1)
+    first_s = undisturbed_s([record.rounds[0].timings.compute_us for record in alone or () if record.rounds])
+    drafted = [item for item in later if _has_drafts(item) and item.timings.draft_us]
+    steps_us = [item.timings.draft_us / (item.num_draft_tokens - item.own.num_tokens) for item in drafted]
+    steps_us = steps_us or [item.timings.step_us for item in later if item.timings.step_us]
+    return Costs(passes_s, undisturbed_s(steps_us), max(0.0, first_s - passes_s[0]))
 
 
-def _compute_us(item: Round) -> float:
-    return item.timings.compute_us
+def _by_width(rounds: Iterable[Round], widest: int) -> tuple[float, ...]:
+    """Return the times of passes over 1, 2, ... tokens, as many as the widest has; widths between are interpolated."""
+    taken_us: dict[int, list[float]] = {}
+    for item in rounds:
+        if item.timings.compute_us:
+            taken_us.setdefault(item.num_draft_tokens + 1, []).append(item.timings.compute_us)
+    if not taken_us:
+        return (0.0,) * widest
+    known = {width: undisturbed_s(taken_us[width]) for width in sorted(taken_us)}
+    return _rising(known, max(widest, *known))
 
 
-def _undisturbed_s(value_us: Callable[[Round], float], rounds: Sequence[Round]) -> float:
+def _rising(known: Mapping[int, float], widest: int) -> tuple[float, ...]:
+    """Return times by width, interpolated between known ones, and never above that of a wider pass."""
+    times = np.interp(range(1, widest + 1), list(known), list(known.values()))
+    rising: list[float] = np.minimum.accumulate(times[::-1])[::-1].tolist()
+    return tuple(rising)
+
+
+def undisturbed_s(values_us: Sequence[float]) -> float:
     """Return the tenth percentile in seconds: other processes, or the building of graphs, delayed the slower values."""
-    values = sorted(map(value_us, rounds))
+    values = sorted(values_us)
     return values[len(values) // 10] / 1e6 if values else 0.0

@@ -351,7 +351,7 @@ def row(summary: CellSummary) -> dict[str, Any]:
         "bound_tokens_per_s": summary.bound_tokens_per_s,
         "bound_speedup": summary.bound_speedup,
         "percent_of_bound": summary.percent_of_bound,
-        "draft_step_s": costs.step_s or None,  # a draft that runs ahead does not report it
+        "draft_step_s": costs.step_s or None,
         "pass_s": costs.pass_s,
         "verify_s": costs.verify_s,
         "client_share": summary.client_share,

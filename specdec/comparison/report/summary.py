@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from specdec.comparison.plan.config import ALONE, ComparisonConfig, Contender
+from specdec.comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Contender
 from specdec.comparison.plan.grid import WARM_UP, Cell, Sample
 from specdec.comparison.plan.record import RequestRecord
 from specdec.comparison.report import bound
@@ -73,36 +73,30 @@ class Theory:
     """Parts of the bound of one contender, prompt kind and concurrency.
 
     Attributes:
-        num_tokens: mean output tokens per request.
+        answers: sequences of hits, one per answer that differs from the others.
         concurrency: sessions per pass, by which the rate of one session is multiplied.
     """
 
     contender: Contender
     costs: bound.Costs
-    alpha: float | None
-    num_tokens: float
+    answers: Sequence[bound.Hits]
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """Return the bound on tokens/s with the best proposal length up to gamma; `rtt_s` lies between edge and target.
+        """Return the bound on tokens/s; `rtt_s` lies between edge and target.
 
         It is 0 for an endpoint, since its drafting is unknown.
         """
         if self.contender.endpoint is not None:
             return 0.0
-        lengths = range((self.contender.gamma or 0) + 1)
-        return max(self.at_length(gamma, rtt_s, client_is_far=client_is_far) for gamma in lengths)
-
-    def at_length(self, gamma: int, rtt_s: float, *, client_is_far: bool) -> float:
-        """Return the bound for proposals of `gamma` tokens."""
-        topology, costs = self.contender.topology, self.costs.at_length(gamma, self.contender.gamma or 0)
-        rounds = bound.run_ahead_s if self.contender.runs_ahead else bound.rounds_s
+        topology, runs_ahead = self.contender.topology, self.contender.runs_ahead
         link_s = rtt_s if topology.is_split else 0.0
-        seconds = costs.prompt_s + rounds(self.num_tokens, costs, self.alpha or 0.0, gamma, rtt_s=link_s)
         # Rounds include their round trips; with a draft that runs ahead, the request and its first answer take one.
-        num_trips = client_is_far + (topology.serves_at_edge and self.contender.runs_ahead)
-        seconds += num_trips * rtt_s
-        return self.concurrency * self.num_tokens / seconds if seconds else 0.0
+        further_s = self.costs.prompt_s + (client_is_far + (topology.serves_at_edge and runs_ahead)) * rtt_s
+        seconds = sum(
+            further_s + bound.answer_s(hits, self.costs, rtt_s=link_s, runs_ahead=runs_ahead) for hits in self.answers
+        )
+        return self.concurrency * sum(map(len, self.answers)) / seconds if seconds else 0.0
 
 
 class Summarizer:
@@ -141,19 +135,29 @@ class Summarizer:
         return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
-        """Return the parts of a contender's theoretical speed limit: pass times and acceptance.
+        """Return the parts of a contender's theoretical speed limit: pass times and hits.
 
         Runs at all round trip times are pooled, since a round trip time changes neither.
         """
         records = self._by_group.get((contender, kind, concurrency), [])
         alone = self._by_group.get((ALONE, kind, concurrency))
+        known = self._hits(contender, kind)
         return Theory(
             contender=contender,
             costs=bound.measured_costs(records, contender.gamma or 0, alone=alone),
-            alpha=bound.acceptance_probability(item for record in records for item in record.rounds),
-            num_tokens=statistics.fmean([record.stats.num_output_tokens for record in records] or [0]),
+            answers=[known[each] for each in {(record.prompt_index, record.token_ids) for record in records}],
             concurrency=concurrency,
         )
+
+    def _hits(self, contender: Contender, kind: str) -> dict[bound.Answer, bound.Hits]:
+        """Return the sequences of hits of a contender's draft, from all that ran with it."""
+        records = (
+            record
+            for (other, its_kind, _), records in self._by_group.items()
+            if (other.draft, its_kind) == (contender.draft, kind)
+            for record in records
+        )
+        return bound.hits_of(records, has_draft=contender.draft not in (None, LOOKUP))
 
     def _bound(self, cell: Cell) -> float:
         """Return the theoretical bound on the tokens/s of a cell; see `bound.py`."""

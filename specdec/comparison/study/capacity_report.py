@@ -103,8 +103,8 @@ def _prediction(found: Capacities) -> str:
     measured = f"{min(remote):.2f} to {max(remote):.2f}" if remote else "none"
     text = (
         "Over the fused service: arXiv 2606.25091 predicts 1 + gamma t_d / t_v (gamma draft steps over a verification) "
-        f"times its streams for a draft on another device, here {predicted(found):.2f}, if drafting is in rounds and passes "
-        f"cost the same over more rows, which is not so here. Measured: {measured}."
+        f"times its streams for a draft on another device, here {predicted(found):.2f}, if drafting is in rounds and "
+        f"passes cost the same over more rows, which is not so here. Measured: {measured}."
     )
     return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 

@@ -90,11 +90,11 @@ class Clock:
         """Return the seconds since the session became ready, or since it took its slot if that was later."""
         return time.monotonic() - self._waiting_since
 
-    def timings(self, ended: float, draft_us: int) -> Timings:
+    def timings(self, ended: float, draft_us: int, step_us: int) -> Timings:
         """Return a commit's timings; time since the session became ready counts as queueing, except in its passes."""
         busy_us = _us(self._compute_s)
         queue_us = max(0, _us(ended - self._ready_since) - busy_us)
-        return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us)
+        return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us, step_us=step_us)
 
 
 MAX_ADJUSTED_GAMMA = 16
@@ -357,7 +357,7 @@ class TargetSession:
             # Draft tokens after a stop token count as neither accepted nor rejected.
             num_drafted, own = len(token_ids), own.cut(len(token_ids), verdict.num_accepted_tokens)
             rejected = ()
-        timings = self._clock.timings(ended, verdict.draft_us)
+        timings = self._clock.timings(ended, verdict.draft_us, self.sources.step_us)
         logprobs = verdict.logprobs[: len(token_ids)]
         num_received, hold_us = self.sources.acknowledged(ended)
         commit = Commit(

@@ -31,6 +31,7 @@ class Sources:
         replay: the lookup, and what decoding without a draft model would have reached by it.
         num_plain: passes that decoding without a draft model would have taken for the tokens of the latest pass.
         last_at: monotonic second of the draft worker's latest message.
+        step_us: time of a step of the draft worker's model, as it said last.
     """
 
     def __init__(self, committed: Sequence[int], lookup: Lookup | None = None, lookup_limit: int = 0) -> None:
@@ -45,6 +46,7 @@ class Sources:
     def follow(self) -> None:
         """Discard the draft tree, its node numbers and the arrivals, before another draft worker begins."""
         self.tree, self.arrivals = DraftTree(self._committed), Arrivals()
+        self.step_us = 0
         self._num_acknowledged = 0  # draft tokens reported as received
 
     def grow(self, branches: Sequence[Branch]) -> None:
@@ -59,6 +61,7 @@ class Sources:
             if num_tokens > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
+            self.step_us = branch.step_us
         if len(self.tree) > num_live:  # others continue a rejected chain, and show nothing of the new one's delay
             self.arrivals.proposed(self.last_at, len(self.tree) - num_live)
 

@@ -27,11 +27,13 @@ class Branch:
         parent_node: number of the proposed token that the branch follows; None if it follows a committed token.
         prefix_length: number of committed tokens before the branch, if there is no parent node.
         token_ids: the draft tokens; at least one.
+        step_us: time of one step of the worker's model, in microseconds; 0 while unknown.
     """
 
     parent_node: int | None
     prefix_length: int
     token_ids: Sequence[int]
+    step_us: int = 0
 
 
 @dataclass(slots=True, eq=False)

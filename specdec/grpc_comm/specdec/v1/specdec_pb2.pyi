@@ -296,7 +296,7 @@ class GenerationFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_us", "compute_us", "draft_us", "network_us", "bytes_up", "bytes_down", "num_wasted_tokens", "num_branch_hits", "round_trip_us", "window", "max_branches")
+    __slots__ = ("queue_us", "compute_us", "draft_us", "network_us", "bytes_up", "bytes_down", "num_wasted_tokens", "num_branch_hits", "round_trip_us", "window", "max_branches", "step_us")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class Timings(_message.Message):
     ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     compute_us: int
     draft_us: int
@@ -319,7 +320,8 @@ class Timings(_message.Message):
     round_trip_us: int
     window: int
     max_branches: int
-    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., network_us: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_branch_hits: _Optional[int] = ..., round_trip_us: _Optional[int] = ..., window: _Optional[int] = ..., max_branches: _Optional[int] = ...) -> None: ...
+    step_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., network_us: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_branch_hits: _Optional[int] = ..., round_trip_us: _Optional[int] = ..., window: _Optional[int] = ..., max_branches: _Optional[int] = ..., step_us: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()
@@ -580,10 +582,12 @@ class Open(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., stop_at_eos: bool = ..., min_new_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("branches",)
+    __slots__ = ("branches", "step_us")
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
     branches: _containers.RepeatedCompositeFieldContainer[Branch]
-    def __init__(self, branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
+    step_us: int
+    def __init__(self, branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., step_us: _Optional[int] = ...) -> None: ...
 
 class Branch(_message.Message):
     __slots__ = ("prefix_length", "parent_node", "token_ids")

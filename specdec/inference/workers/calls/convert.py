@@ -217,6 +217,7 @@ def _timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
         num_wasted_tokens=counts.num_wasted_tokens,
         num_branch_hits=counts.num_branch_hits,
         round_trip_us=timings.round_trip_us,
+        step_us=timings.step_us,
         window=counts.window,
         max_branches=counts.max_branches,
     )
@@ -452,10 +453,10 @@ def branches_from_message(message: pb.Propose) -> list[Branch]:
     num_tokens = sum(len(branch.token_ids) for branch in message.branches)
     if num_tokens > MAX_TOKENS_OF_MESSAGE:
         raise InvalidRequestError(f"{num_tokens} draft tokens of one message exceed {MAX_TOKENS_OF_MESSAGE}")
-    return [_branch_from_message(branch) for branch in message.branches]
+    return [_branch_from_message(branch, message.step_us) for branch in message.branches]
 
 
-def _branch_from_message(message: pb.Branch) -> Branch:
+def _branch_from_message(message: pb.Branch, step_us: int) -> Branch:
     kind = message.WhichOneof("parent")
     if kind is None:
         raise InvalidRequestError("a branch has no parent: set prefix_length or parent_node")
@@ -465,7 +466,7 @@ def _branch_from_message(message: pb.Branch) -> Branch:
         num_tokens = len(message.token_ids)
         raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
     parent_node = message.parent_node if kind == "parent_node" else None
-    return Branch(parent_node, message.prefix_length, tuple(message.token_ids))
+    return Branch(parent_node, message.prefix_length, tuple(message.token_ids), step_us)
 
 
 def branch_to_message(branch: Branch) -> pb.Branch:

@@ -54,13 +54,13 @@ class ProposalSender:
         self._echoes = Echoes(link)
         self.num_nodes = 0
 
-    async def propose(self, branches: list[Branch]) -> None:
-        """Send branches to the target; an empty list asks it to decode its own next token."""
+    async def propose(self, branches: list[Branch], step_s: float = 0.0) -> None:
+        """Send branches, and the time of a step, to the target; no branch asks it to decode its own next token."""
         num_tokens = sum(len(branch.token_ids) for branch in branches)
         self.num_nodes += num_tokens
         if num_tokens:
             self._echoes.sent(self.num_nodes, time.monotonic())
-        message = pb.Propose(branches=map(branch_to_message, branches))
+        message = pb.Propose(branches=map(branch_to_message, branches), step_us=round(step_s * 1e6))
         self.num_bytes += message.ByteSize()
         await self._send(message)
 
@@ -146,7 +146,7 @@ class DraftingSession:
         self._pace()
         while True:
             await self._draft.has_unsent()
-            await self._proposals.propose(self._draft.take_unsent(self._proposals.num_nodes))
+            await self._proposals.propose(self._draft.take_unsent(self._proposals.num_nodes), self._engine.step_s)
 
     def hold(self, *, is_on: bool) -> None:
         """Stop drafting after the running step, and only apply commits; with `is_on` False, go on after these."""
@@ -179,7 +179,9 @@ class DraftingSession:
             self._waits_since = time.monotonic()
             self._drafting_s = self._waits_since - began
             self._committed.clear()
-            await self._proposals.propose([Branch(None, len(draft.committed), chain)] if chain else [])
+            await self._proposals.propose(
+                [Branch(None, len(draft.committed), chain)] if chain else [], self._engine.step_s
+            )
             await self._committed.wait()
 
     def commit(self, commit: CommitT) -> CommitT:

@@ -1,165 +1,201 @@
-"""The bound on the speed of each topology, compared with rounds that are simulated one by one."""
+"""The bound on speed: no schedule of the same hits is faster, and the hits are read from measured rounds."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from specdec.comparison.plan.config import Contender, Topology
-from specdec.comparison.plan.record import Round
+from specdec.comparison.plan.record import RequestRecord, Round
 from specdec.comparison.report import bound
-from specdec.comparison.report.bound import Costs
+from specdec.comparison.report.bound import Costs, Hit, Hits, answer_s
 from specdec.comparison.report.summary import Theory
-from specdec.inference.commit import Timings
+from specdec.inference.commit import Counts, OwnDrafts, Timings
 from specdec.inference.request import Schedule
-from tests.support.samples import PASS_S, STEP_S, VERIFY_S, record
+from tests.support.samples import PASS_S, STEP_S, TOKENS, VERIFY_S, record
 
-NUM_TOKENS = 40_000
-COSTS = Costs(pass_s=PASS_S, verify_s=VERIFY_S, step_s=STEP_S)
-
-
-def _simulated_round(rng: random.Random, alpha: float, gamma: int) -> Round:
-    """Draw one round: draft tokens are accepted up to the first rejection, and one token of the target is added."""
-    num_accepted = next((i for i in range(gamma) if rng.random() >= alpha), gamma)
-    return Round(0.0, num_accepted + 1, gamma, num_accepted, Timings())
+COSTS = Costs((0.020, 0.022, 0.024, 0.026), step_s=0.002)
+ASYNC = Contender(Topology.DISTRIBUTED, "draft", 3, Schedule.ASYNC)
 
 
-def _simulate(alpha: float, gamma: int, round_s: float) -> tuple[list[Round], float]:
-    """Draw rounds up to NUM_TOKENS tokens; return the rounds, and tokens per second if each takes `round_s`."""
-    rng, rounds, num_tokens = random.Random(1), [], 0
-    while num_tokens < NUM_TOKENS:
-        rounds.append(_simulated_round(rng, alpha, gamma))
-        num_tokens += rounds[-1].num_tokens
-    return rounds, num_tokens / (len(rounds) * round_s)
+def some_hits(rng: random.Random, count: int, rate: float) -> Hits:
+    return tuple(rng.choice((Hit.DRAFT, Hit.DRAFT, Hit.OWN)) if rng.random() < rate else Hit.NONE for _ in range(count))
 
 
-@pytest.mark.parametrize("gamma", [1, 10])
-@pytest.mark.parametrize("alpha", [0.3, 0.8, 1.0])
-def test_distributed_bound_is_what_simulated_rounds_give(alpha: float, gamma: int) -> None:
-    rtt_s = 0.03
-    round_s = gamma * STEP_S + rtt_s + VERIFY_S
-    _, simulated = _simulate(alpha, gamma, round_s)
-    contender = Contender(Topology.DISTRIBUTED, "draft", gamma)
-    theory = Theory(contender, COSTS, alpha, num_tokens=NUM_TOKENS, concurrency=1)
-    assert theory.at_length(gamma, rtt_s, client_is_far=False) == pytest.approx(simulated, rel=0.02)
-    assert theory.tokens_per_s(rtt_s, client_is_far=False) >= 0.98 * simulated
+def pass_length(hits: Hits, done: int, offered: int) -> int:
+    """Return the number of tokens that a pass over `offered` draft tokens commits after `done` tokens."""
+    accepted = 0
+    while accepted < offered and done + accepted < len(hits) - 1 and hits[done + accepted] is not Hit.NONE:
+        accepted += 1
+    return accepted + 1
 
 
-RUN_AHEAD = (Contender(Topology.DISTRIBUTED, "draft", 4, Schedule.ASYNC), Contender(Topology.POOL, "draft", 4))
+def rounds_s(hits: Hits, costs: Costs, lengths: Sequence[int], rtt_s: float) -> float:
+    """Return the seconds of rounds, simulated one by one, whose proposals have these lengths in turn."""
+    now, done, number = 0.0, 0, 0
+    while done < len(hits):
+        offered = min(lengths[number % len(lengths)], len(hits) - done - 1)
+        drafted = sum(hit is not Hit.OWN for hit in hits[done : done + offered])
+        now += drafted * costs.step_s + (rtt_s if drafted else 0.0) + costs.passes_s[offered]
+        done += pass_length(hits, done, offered)
+        number += 1
+    return now
 
 
-@pytest.mark.parametrize("contender", RUN_AHEAD)
-def test_run_ahead_without_surprise_is_the_first_way(contender: Contender) -> None:
-    theory = Theory(contender, COSTS, 1.0, num_tokens=100, concurrency=1)
-    near, far = (100 / theory.tokens_per_s(rtt_s, client_is_far=False) for rtt_s in (0.0, 0.5))
-    assert near == pytest.approx(100 / 5 * VERIFY_S)
-    opens = contender.topology is Topology.DISTRIBUTED
-    assert far - near == pytest.approx(0.5 if opens else 0.0)
+def ahead_s(hits: Hits, costs: Costs, rng: random.Random, rtt_s: float) -> float:
+    """Return the seconds of a target that verifies what has arrived, and sometimes waits, beside a draft ahead."""
+    now, done = 0.0, 0
+    arrivals = arrivals_of(hits, 0, 0.0, costs.step_s)
+    while done < len(hits):
+        widest = min(len(costs.passes_s) - 1, len(hits) - done - 1)
+        if rng.random() < 0.3 and widest:
+            now = max(now, min(arrivals[done], now + rtt_s))
+        offered = next((n for n in range(widest) if arrivals[done + n] > now), widest)
+        now += costs.passes_s[offered]
+        committed = done + pass_length(hits, done, offered)
+        if Hit.NONE in hits[done:committed]:
+            arrivals = arrivals_of(hits, committed, now + rtt_s, costs.step_s)
+        done = committed
+    return now
 
 
-@pytest.mark.parametrize("contender", RUN_AHEAD)
-def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
-    """In the bound for run-ahead, each rejection costs a round trip.
+def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[float]:
+    """Return when the draft's token of each position reaches the target, if it begins at `start`."""
+    arrivals, now = [known_s] * len(hits), known_s
+    for position in range(start, len(hits)):
+        now += step_s * (hits[position] is not Hit.OWN)
+        arrivals[position] = now if hits[position] is not Hit.OWN else -1.0
+    return arrivals
 
-    Regression: the bound did not depend on the round trip, as if the draft learned of a rejection at once.
+
+@pytest.mark.parametrize("rtt_s", [0.0, 0.03, 0.2])
+@pytest.mark.parametrize("rate", [0.3, 0.8, 1.0])
+def test_no_simulated_schedule_is_faster(rate: float, rtt_s: float) -> None:
+    """Rounds of any lengths, and run-ahead with any waits, take at least the bound's time.
+
+    Regression: the bound assumed equal and independent acceptance, and adaptive lengths were faster than it.
     """
-    theory = Theory(contender, COSTS, 0.8, num_tokens=200, concurrency=1)
+    rng = random.Random(f"{rate} {rtt_s}")
+    for _ in range(40):
+        hits = some_hits(rng, 60, rate)
+        lengths = [rng.randint(0, 3) for _ in range(7)]
+        in_rounds = answer_s(hits, COSTS, rtt_s=rtt_s, runs_ahead=False)
+        ahead = answer_s(hits, COSTS, rtt_s=rtt_s, runs_ahead=True)
+        assert in_rounds <= rounds_s(hits, COSTS, lengths, rtt_s) + 1e-9
+        assert ahead <= ahead_s(hits, COSTS, rng, rtt_s) + 1e-9
+
+
+def fastest_s(hits: Hits, costs: Costs, rtt_s: float, done: int = 0) -> float:
+    """Return the seconds of the fastest rounds by trying all lengths everywhere."""
+    if done == len(hits):
+        return 0.0
+    times = []
+    for offered in range(min(len(costs.passes_s), len(hits) - done)):
+        drafted = sum(hit is not Hit.OWN for hit in hits[done : done + offered])
+        now = drafted * costs.step_s + (rtt_s if drafted else 0.0) + costs.passes_s[offered]
+        times.append(now + fastest_s(hits, costs, rtt_s, done + pass_length(hits, done, offered)))
+    return min(times)
+
+
+def test_the_bound_of_rounds_is_reached() -> None:
+    rng = random.Random(3)
+    for _ in range(20):
+        hits, rtt_s = some_hits(rng, 9, 0.7), rng.choice([0.0, 0.005, 0.05])
+        assert answer_s(hits, COSTS, rtt_s=rtt_s, runs_ahead=False) == pytest.approx(fastest_s(hits, COSTS, rtt_s))
+
+
+def test_a_miss_costs_run_ahead_a_round_trip_and_a_step() -> None:
+    """Two hits, a miss, two hits and the last token: a pass of 3 tokens, the gap, and another one."""
+    hits = (Hit.DRAFT, Hit.DRAFT, Hit.NONE) * 2
+    costs = Costs((1.0, 1.0, 1.0), step_s=0.01)
+    assert answer_s(hits, costs, rtt_s=0.5, runs_ahead=True) == pytest.approx(0.02 + 1.0 + 0.5 + 0.02 + 1.0)
+    assert answer_s(hits, costs, rtt_s=9.0, runs_ahead=True) == pytest.approx(0.02 + 1.0 + 3.0)  # the target alone
+
+
+def test_looked_up_tokens_need_no_draft() -> None:
+    costs = Costs((1.0, 1.0, 1.0), step_s=0.1)
+    for runs_ahead in (False, True):
+        assert answer_s((Hit.OWN, Hit.OWN, Hit.NONE), costs, rtt_s=9.0, runs_ahead=runs_ahead) == 1.0
+
+
+def an_answer(*rounds: tuple[int, int, int, int, int]) -> RequestRecord:
+    """Return an answer in rounds of (tokens, draft tokens, accepted, looked up, branch hits)."""
+    made = [
+        Round(0.0, tokens, drafted, accepted, Timings(), Counts(num_branch_hits=hits), OwnDrafts(looked_up, accepted))
+        if looked_up
+        else Round(0.0, tokens, drafted, accepted, Timings(), Counts(num_branch_hits=hits))
+        for tokens, drafted, accepted, looked_up, hits in rounds
+    ]
+    return RequestRecord(0, 0.0, 4, TOKENS[: sum(item.num_tokens for item in made)], tuple(made))
+
+
+def test_hits_come_from_all_passes_that_tested_a_position() -> None:
+    one = an_answer((2, 3, 1, 0, 0), (1, 0, 0, 0, 0), (2, 1, 1, 1, 0), (1, 0, 0, 0, 0))
+    other = an_answer((1, 0, 0, 0, 0), (2, 1, 1, 0, 0), (1, 3, 0, 0, 1), (2, 0, 0, 0, 0))
+    by_draft = bound.hits_of([one, other], has_draft=True).values()
+    assert list(by_draft) == [(Hit.DRAFT, Hit.DRAFT, Hit.DRAFT, Hit.OWN, Hit.DRAFT, Hit.DRAFT)]
+    assert list(bound.hits_of([one], has_draft=True).values()) == [
+        (Hit.DRAFT, Hit.NONE, Hit.DRAFT, Hit.OWN, Hit.DRAFT, Hit.DRAFT)
+    ]
+    alone = an_answer((1, 0, 0, 0, 0), (2, 1, 1, 1, 0), (1, 2, 0, 2, 0))
+    assert list(bound.hits_of([alone], has_draft=False).values()) == [(Hit.NONE, Hit.OWN, Hit.NONE, Hit.NONE)]
+
+
+def test_answers_that_differ_have_sequences_of_their_own() -> None:
+    one = an_answer((1, 1, 0, 0, 0))
+    assert len(bound.hits_of([one, replace(one, token_ids=(7,))], has_draft=True)) == 2
+
+
+def test_the_network_costs_targets_the_first_token_alone() -> None:
+    hits = some_hits(random.Random(1), 40, 0.5)
+    for topology, gamma in ((Topology.FUSED, 3), (Topology.TARGET, None)):
+        theory = Theory(Contender(topology, "draft", gamma), COSTS, [hits], concurrency=1)
+        near, far = (theory.tokens_per_s(0.05, client_is_far=is_far) for is_far in (False, True))
+        assert 40 / far - 40 / near == pytest.approx(0.05)
+        assert near == theory.tokens_per_s(0.0, client_is_far=True)
+
+
+def test_the_bound_falls_with_the_round_trip_to_that_of_the_target_alone() -> None:
+    hits = some_hits(random.Random(2), 400, 0.8)
+    theory = Theory(ASYNC, COSTS, [tuple(min(hit, Hit.DRAFT) for hit in hits)], concurrency=2)
     rates = [theory.tokens_per_s(rtt_s, client_is_far=False) for rtt_s in (0.0, 0.03, 0.1, 0.5)]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 1.5 * rates[-1]
-    far = Theory(contender, COSTS, 0.8, num_tokens=1e6, concurrency=1).tokens_per_s(100.0, client_is_far=False)
-    assert far == pytest.approx(1 / PASS_S, rel=0.01)  # the target alone
-
-
-@dataclass
-class Simulation:
-    """Simulation, event by event, of a target and a draft that runs ahead without limit; times in seconds.
-
-    For each position it is drawn once whether the draft is right. If no proposal has arrived, the target waits if
-    `waits` is set, and otherwise decodes by itself.
-    """
-
-    costs: Costs
-    alpha: float
-    gamma: int
-    rtt_s: float
-    waits: bool
-    rng: random.Random
-
-    def run(self, num_tokens: int) -> float:
-        """Return the seconds from the request's start at the draft to the arrival of its last token at the draft."""
-        now, done = self.rtt_s / 2, 0
-        end, arrival = self._foreseen(0, -self.rtt_s / 2)  # drafted while the session is opened
-        while done < num_tokens:
-            arrived = self._arrived(arrival, done, now)
-            if not arrived and self.waits:
-                now = arrival(done)
-                arrived = self._arrived(arrival, done, now)
-            num_right = min(arrived, end - done)
-            committed = done + num_right + 1
-            now += self.costs.verify_s if arrived else self.costs.pass_s
-            if committed > end:  # the token at `end` was the target's own, and another than the draft's
-                is_hit = arrived > 0 and self.rng.random() < self.costs.foreseen
-                end, arrival = self._foreseen(committed, -1e9 if is_hit else now)
-            done = committed
-        return now + self.rtt_s / 2
-
-    def _arrived(self, arrival: Callable[[int], float], done: int, now: float) -> int:
-        """Return how many tokens of the proposal (gamma at most) have reached the target by `now`."""
-        return next((n for n in range(self.gamma) if arrival(done + n) > now), self.gamma)
-
-    def _foreseen(self, start: int, known_s: float) -> tuple[int, Callable[[int], float]]:
-        """Draft from position `start` on; return the first wrong position, and when each token reaches the target."""
-        end = start
-        while self.rng.random() < self.alpha and end < start + 10_000:
-            end += 1
-        return end, lambda position: known_s + self.rtt_s + (position - start + 1) * self.costs.step_s
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_run_ahead_is_never_simulated_above_its_bound(seed: int) -> None:
-    """A simulated draft that runs ahead is never faster than the bound, and not far below it."""
-    rng = random.Random(seed)
-    costs = Costs(0.02, 0.02 + rng.random() * 0.01, rng.choice([0.0, 0.001, 0.004]), foreseen=rng.choice([0.0, 0.5]))
-    alpha, gamma = rng.uniform(0.2, 0.97), rng.randint(1, 12)
-    rtt_s, num_tokens = rng.choice([0.0, 0.01, 0.05, 0.2]), rng.choice([16, 128, 1024])
-    waits = rng.random() < 0.5
-    simulation = Simulation(costs, alpha, gamma, rtt_s, waits, rng)
-    num_requests = 16_000 // num_tokens
-    seconds = sum(simulation.run(num_tokens) for _ in range(num_requests)) / num_requests
-    contender = Contender(Topology.DISTRIBUTED, "draft", gamma, Schedule.ASYNC)
-    theory = Theory(contender, costs, alpha, num_tokens=num_tokens, concurrency=1)
-    bound_s = num_tokens / theory.tokens_per_s(rtt_s, client_is_far=False)
-    assert bound_s < 1.02 * seconds
-    assert waits or bound_s > 0.4 * seconds
-
-
-def test_network_costs_targets_the_first_token_alone() -> None:
-    for topology, gamma in ((Topology.FUSED, 4), (Topology.TARGET, None)):
-        theory = Theory(Contender(topology, "draft", gamma), COSTS, 0.5, num_tokens=100, concurrency=1)
-        near, far = (theory.tokens_per_s(0.05, client_is_far=is_far) for is_far in (False, True))
-        assert 100 / far - 100 / near == pytest.approx(0.05)
-        assert near == theory.tokens_per_s(0.0, client_is_far=True)
 
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """The estimate from simulated rounds is the acceptance probability with which they were drawn.
-
-    It is not the rate of accepted tokens, since tokens after a rejection were never decided on.
-    """
-    rounds, _ = _simulate(alpha, 5, 1.0)
+    """The estimate is not the rate of accepted tokens, since tokens after a rejection were never decided on."""
+    rng, rounds = random.Random(1), []
+    for _ in range(8000):
+        num_accepted = next((i for i in range(5) if rng.random() >= alpha), 5)
+        rounds.append(Round(0.0, num_accepted + 1, 5, num_accepted, Timings()))
     assert bound.acceptance_probability(rounds) == pytest.approx(alpha, abs=0.015)
+    assert bound.acceptance_probability([Round(0.0, 1, 0, 0, Timings())]) is None
 
 
 def test_costs_are_read_from_the_timings() -> None:
-    """Costs of passes and draft steps are computed from the timings of rounds; without any they are 0."""
+    """Passes by width, those between by interpolation; without any they are 0."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)
-    assert bound.measured_costs([], 3) == Costs(0.0, 0.0)
-    assert bound.acceptance_probability([Round(0.0, 1, 0, 0, Timings())]) is None
-    assert [bound.tokens_per_round(*at) for at in ((0.0, 5), (1.0, 5), (0.7, 0))] == [1.0, 6.0, 1.0]
+    between = PASS_S + (VERIFY_S - PASS_S) / 3
+    assert costs.passes_s[1] == pytest.approx(between)
+    assert bound.measured_costs([], 3) == Costs((0.0,) * 4)
+
+
+def test_a_draft_that_runs_ahead_says_its_step_time() -> None:
+    """Regression: the bound of a draft that runs ahead took its steps for free."""
+    timed = [Round(0.0, 3, 3, 2, Timings(compute_us=24_000, step_us=3_000))] * 5
+    assert bound.measured_costs([RequestRecord(0, 0.0, 4, TOKENS, tuple(timed))], 3).step_s == 0.003
+
+
+def test_a_wider_pass_is_never_taken_to_be_faster() -> None:
+    widths = [
+        Round(0.0, 1, drafted, 0, Timings(compute_us=us)) for drafted, us in ((0, 30_000), (1, 20_000), (2, 25_000))
+    ]
+    costs = bound.measured_costs([RequestRecord(0, 0.0, 4, TOKENS, (widths[0], *widths))], 2)
+    assert costs.passes_s == pytest.approx((0.020, 0.020, 0.025))

@@ -101,6 +101,16 @@ async def test_the_prompts_pass_does_not_count_for_long() -> None:
         session.close()
 
 
+@pytest.mark.parametrize("schedule", [Schedule.SYNC, Schedule.ASYNC])
+async def test_proposals_have_the_time_of_a_step(schedule: Schedule) -> None:
+    async with scene() as scene_:
+        scene_.engine._recent_steps_s.extend([0.25] * scene_.engine._recent_steps_s.maxlen)  # type: ignore[operator]
+        session = scene_.begin(schedule)
+        await until(lambda: bool(scene_.sent))
+        assert 0 < scene_.sent[0].step_us <= 250_000
+        session.close()
+
+
 async def test_each_round_waits_for_its_verdict() -> None:
     """A session in rounds drafts after each verdict: gamma tokens, fewer before the end, none for a last token."""
     async with scene() as scene_:
