@@ -146,7 +146,7 @@ async def test_a_client_leaves_places_for_the_workers_of_others(
         async def attach(name: str) -> None:
             await stack.enter_async_context(raw_worker(target.address, *([bearer(name)] if is_known else [])))
 
-        for name, share in (("alice", 3), ("bob", 2)) if is_known else (("ipv4:127.0.0.1", 3),):
+        for name, share in (("alice", 3), ("bob", 2)) if is_known else (("127.0.0.1", 3),):
             for _ in range(share):
                 await attach(name)
             with pytest.raises(grpc.aio.AioRpcError, match=f"{name} has {share} private draft workers") as caught:

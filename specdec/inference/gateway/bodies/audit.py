@@ -34,4 +34,5 @@ class AuditBody(Body):
         try:
             return kind.model_validate(self.request)
         except ValidationError as exc:
-            raise RequestValidationError([{**each, "loc": ("request", *each["loc"])} for each in exc.errors()]) from exc
+            faults = [{**each, "loc": ("request", *each["loc"])} for each in exc.errors()]
+            raise RequestValidationError(faults, body=self.model_dump()) from exc
