@@ -117,7 +117,11 @@ async def _run(args: argparse.Namespace) -> None:
     alone = ModelConfig(BUNDLED_TARGET, num_slots=1, num_threads=args.threads, backend="onnx")
     draft = replace(alone, path=BUNDLED_DRAFT)
     pair = FusedConfig(alone, ProposerConfig(BUNDLED_TARGET, draft, num_slots=1), 8)
-    configs = {"target": alone, "pair": pair, "int8 target": replace(alone, dtype="int8")}
+    configs: dict[str, ModelConfig | FusedConfig] = {
+        "target": alone,
+        "pair": pair,
+        "int8 target": replace(alone, dtype="int8"),
+    }
     async with AsyncExitStack() as stack:
         engines = {}
         for name, config in configs.items():
