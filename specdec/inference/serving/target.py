@@ -39,7 +39,7 @@ async def serve_target(
             lookup=server.lookup,
             prompt_share=server.prompt_share,
             drafting=server.drafting,
-            answers_bytes=server.answers_bytes,
+            answers_bytes=int(server.replay * 2**20),
             num_spare=int(server.security.auth_file is not None),  # without one there is a single account
         ) as running:
             model = target_of(config)

@@ -82,7 +82,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     os.environ[FIRST_ERROR] = str(mailbox.path.with_name("first_error"))
     group = os.getpgrp() if leads_group() else 0
     rules = replace(Place(str(mailbox.path), model_id), group=group, lookup=server.lookup)
-    config.additional_config = {KEY: asdict(replace(rules, answers_bytes=server.answers_bytes))}
+    config.additional_config = {KEY: asdict(replace(rules, answers_bytes=int(server.replay * 2**20)))}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s, noise=model.noise)
     try:
         async with _llm(config, model.flags) as llm:

@@ -159,12 +159,12 @@ class Lookup:
     the rate, the fewer tokens are proposed. Each guide has its own classes; the source that promises most proposes.
 
     Args:
-        guides: texts that the output may repeat, the likeliest first.
+        guides: texts that the output may repeat, the likeliest first; also an attribute.
         own_limit: most tokens of a proposal from the session's own text; 0: none is looked up there.
     """
 
     def __init__(self, guides: Sequence[Guide] = (), own_limit: int = MAX_NGRAM_LENGTH) -> None:
-        self._text, self._guides, self._own_limit = OwnText(), guides, own_limit
+        self._text, self.guides, self._own_limit = OwnText(), guides, own_limit
         rates = (*_GUIDED_RATES * len(guides), *_OWN_RATES)
         self._acceptance = [Acceptance(_PRIOR_TESTED, rate) for rate in rates]
         self._match = 0
@@ -177,22 +177,18 @@ class Lookup:
     @property
     def is_guided(self) -> bool:
         """Return whether the latest proposal came from a guide, and not from the session's own text."""
-        return self._match < len(self._guides) * len(_GUIDED_RATES)
+        return self._match < len(self.guides) * len(_GUIDED_RATES)
 
     @property
     def is_prediction(self) -> bool:
         """Return whether the latest proposal came from the request's prediction."""
-        return self.is_guided and self._guides[self._match // len(_GUIDED_RATES)].is_prediction
-
-    @property
-    def has_guides(self) -> bool:
-        return bool(self._guides)
+        return self.is_guided and self.guides[self._match // len(_GUIDED_RATES)].is_prediction
 
     def read(self, token_ids: Sequence[int], num_tokens: int) -> None:
         """Index a part of the new ones of a growing sequence's first `num_tokens`; never the last of these."""
         if self._own_limit:
             self._text.read(token_ids, min(num_tokens - 1, self._text.num_read + _READ_AT_ONCE))
-        for guide in self._guides:
+        for guide in self.guides:
             guide.read()
 
     def propose(self, token_ids: Sequence[int], limit: int, num_tokens: int | None = None) -> list[int]:
@@ -214,7 +210,7 @@ class Lookup:
 
     def _found(self, token_ids: Sequence[int], limit: int, num_tokens: int) -> list[tuple[list[int], int]]:
         """Return what each source has to follow the first tokens, and the length of the match before it."""
-        found = [guide.propose(token_ids, num_tokens, limit) for guide in self._guides]
+        found = [guide.propose(token_ids, num_tokens, limit) for guide in self.guides]
         end, length = self._text.find(token_ids, num_tokens) if self._own_limit else (0, 0)
         own = continuation(token_ids, end, min(limit, self._own_limit), num_tokens) if end else []
         return [*found, (own, length)]

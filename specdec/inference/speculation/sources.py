@@ -89,7 +89,7 @@ class Sources:
         Args:
             num_draft_tokens: number of the draft model's tokens that the pass would verify instead.
         """
-        found = self.replay.propose(limit) if self.lookup.has_guides else []
+        found = self.replay.propose(limit) if self.lookup.guides else []
         pays = expected_tokens(self.lookup.rate, len(found)) >= expected_tokens(self.draft_rate, num_draft_tokens)
         return found if pays and self.lookup.is_guided else []
 

@@ -76,7 +76,7 @@ def test_an_answer_beyond_the_size_leaves_nothing() -> None:
     kept = KeptAnswers(4096)
     kept.add(Origin("a", PROMPT), [*range(5000)])
     assert kept.num_bytes == 0
-    assert not kept.lookup(Origin("a", PROMPT), (), 0).has_guides
+    assert not kept.lookup(Origin("a", PROMPT), (), 0).guides
 
 
 def test_a_broken_off_answer_does_not_replace_the_whole_one() -> None:

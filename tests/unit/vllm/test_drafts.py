@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
+from specdec.inference.speculation.answers import Origin
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
     LENGTH,
@@ -147,3 +148,55 @@ def test_a_request_reads_back_from_its_extra_args(
         assert (asked.sampling, asked.output_start, asked.grammar) == (sampling, len(PROMPT) - committed, grammar)
         assert set(sent[KEY]["sampling"]) == {each.name for each in fields(SamplingParams)}
         assert sampling_of(sent[KEY]["sampling"]) == sampling
+
+
+def ended(drafts: Drafts, name: str, output: list[int]) -> list[Row]:
+    """Let the passes of a request end with an output; return their rows."""
+    rows, done = [], 0
+    while done < len(output):
+        (proposal,) = drafts.proposals({name: len(output) - done - 1}, may_wait=True)
+        right = next((i for i, t in enumerate(proposal) if t != output[done + i]), len(proposal))
+        row = drafts.passed(name, output[done : done + right + 1], proposal, right)
+        assert row is not None
+        rows.append(row)
+        done += right + 1
+    drafts.leave(name)
+    return rows
+
+
+OUTPUT = [*range(50, 110)]
+
+
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_a_prediction_fills_passes_without_a_worker(looks_up: bool) -> None:
+    """A right prediction takes few passes and is counted as one; a wrong one changes no token."""
+    drafts = Drafts(looks_up=looks_up)
+    drafts.enter("a", PROMPT, 16, origin=Origin("one", PROMPT), prediction=OUTPUT)
+    rows = ended(drafts, "a", OUTPUT)
+    assert len(rows) <= 6
+    assert all(row.is_lookup and row.is_predicted for row in rows if row.num_drafts)
+    drafts.enter("b", PROMPT, 16, origin=Origin("one", PROMPT), prediction=OUTPUT[::-1])
+    rows = ended(drafts, "b", OUTPUT)
+    assert sum(row.num_tokens for row in rows) == len(OUTPUT)
+    assert sum(row.num_accepted for row in rows) == 0
+
+
+def test_a_prediction_goes_before_a_worker_that_promises_less() -> None:
+    drafts = Drafts(looks_up=True)
+    drafts.enter("a", PROMPT, 16, origin=Origin("one", PROMPT), prediction=OUTPUT)
+    drafts.receive(Help("a", 1))
+    drafts.receive(Grow("a", [Chain(None, 3, [7])]))
+    assert drafts.proposals({"a": 40}, may_wait=True) == [OUTPUT[:16]]
+
+
+@pytest.mark.parametrize(
+    ("owner", "num_bytes", "drafted"), [("one", 1 << 20, True), ("two", 1 << 20, False), ("one", 0, False)]
+)
+def test_an_answer_is_kept_for_its_owner(owner: str, num_bytes: int, drafted: bool) -> None:
+    drafts = Drafts(looks_up=True, num_bytes=num_bytes)
+    drafts.enter("a", PROMPT, 16, origin=Origin("one", PROMPT, 5))
+    assert not any(row.num_drafts for row in ended(drafts, "a", OUTPUT))
+    drafts.enter("b", PROMPT, 16, origin=Origin(owner, PROMPT, 5))
+    rows = ended(drafts, "b", OUTPUT)
+    assert any(row.num_drafts for row in rows) == drafted
+    assert not any(row.is_predicted for row in rows)

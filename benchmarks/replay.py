@@ -1,0 +1,153 @@
+"""Worth of predictions and kept answers: `python -m benchmarks.replay [--rounds 2] [--temperature 0.8]`, two minutes.
+
+The bundled pair answers prompts with fixed seeds, one at a time: the target alone and the pair, each without, then with
+what it answered before (`--replay`, and as a prediction). The same answers predict those of the 8-bit target. For edits
+of code, the prediction is the answer with an identifier renamed; a useless one is the answer to another prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from benchmarks.report import print_json, print_table
+from specdec.inference.commit import Delta
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.assembly import target_engine
+from specdec.inference.speculation.answers import KeptAnswers, Origin
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completion import CompletionRequest
+
+PROMPTS = (
+    "1, 2, 3, 4,",
+    "Once upon a time",
+    "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n",
+    '{"name": "Ada", "age": 36}\n{"name":',
+    "The capital of France is",
+    "for i in range(10):\n    print(i)\n",
+)
+ANSWERS_BYTES = 16 * 2**20
+Answered = tuple[float, float, list[str]]
+"""Tokens per second, tokens per pass, and the texts."""
+
+
+async def answered(completer: LocalCompleter, requests: Sequence[CompletionRequest]) -> Answered:
+    """Answer requests one after another; time excludes nothing but the check of their texts."""
+    num_tokens, num_passes, texts, started = 0, 0, [], time.perf_counter()
+    for request in requests:
+        text = ""
+        async for event in completer.complete(request):
+            if isinstance(event, Delta) and event.token_ids:
+                num_tokens, num_passes, text = num_tokens + len(event.token_ids), num_passes + 1, text + event.text
+        texts.append(text)
+    return num_tokens / (time.perf_counter() - started), num_tokens / num_passes, texts
+
+
+def predicted(requests: Sequence[CompletionRequest], texts: Sequence[str]) -> list[CompletionRequest]:
+    return [replace(request, prediction=text) for request, text in zip(requests, texts, strict=True)]
+
+
+def renamed(text: str) -> str:
+    """Return a text in which its most frequent word has another name."""
+    words = re.findall(r"[A-Za-z_]{2,}", text) or ["x"]
+    return re.sub(rf"\b{statistics.mode(words)}\b", "renamed_one", text)
+
+
+async def rows_of(
+    engines: Mapping[str, LocalCompleter], requests: Sequence[CompletionRequest], rounds: int
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return medians of tokens per second and per pass, by engine and by what it has to draft from.
+
+    A cache salt of its own keeps each measurement from answers that another one left; texts are compared.
+    """
+    salts = map(str, range(10**9))
+    _, _, texts = await answered(engines["target"], [replace(each, cache_salt=next(salts)) for each in requests])
+    ways: dict[str, Callable[[], list[CompletionRequest]]] = {
+        "nothing": lambda: list(requests),
+        "its prediction": lambda: predicted(requests, texts),
+        "a renamed identifier": lambda: predicted(requests, list(map(renamed, texts))),
+        "a useless prediction": lambda: predicted(requests, [*texts[1:], texts[0]]),
+    }
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for _ in range(rounds):
+        for name, engine in engines.items():
+            taken = found.setdefault(name, {})
+            for way, make in ways.items():
+                salt = next(salts)
+                asked = [replace(each, cache_salt=f"{salt} {i}") for i, each in enumerate(make())]
+                speed, length, here = await answered(engine, asked)
+                if here != texts and name != "int8 target":
+                    raise SystemExit(f"{name} with {way} gave another text")
+                taken.setdefault(way, []).append((speed, length))
+                if way == "nothing":
+                    speed, length, here = await answered(engine, asked)
+                    taken.setdefault("a kept answer", []).append((speed, length))
+    return {
+        name: {way: (statistics.median(s for s, _ in pairs), statistics.median(n for _, n in pairs))
+               for way, pairs in taken.items()}
+        for name, taken in found.items()
+    }  # fmt: skip
+
+
+def memory() -> dict[str, float]:
+    """Return bytes per token of kept answers of 500 tokens, random ones and ones that repeat themselves."""
+    rng, found = random.Random(1), {}
+    for kind, period in (("random", 500), ("repeating", 20)):
+        kept = KeptAnswers(1 << 30)
+        for number in range(400):
+            kept.add(Origin("one", (number,)), [rng.randrange(32_000) for _ in range(period)] * (500 // period))
+        found[kind] = kept.num_bytes / (400 * 500)
+    return found
+
+
+async def _run(args: argparse.Namespace) -> None:
+    sampling = SamplingParams(temperature=args.temperature)
+    requests = [
+        CompletionRequest(prompt, sampling, seed=i, max_new_tokens=args.tokens, ignore_eos=True)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    alone = ModelConfig(BUNDLED_TARGET, num_slots=1, num_threads=args.threads, backend="onnx")
+    draft = replace(alone, path=BUNDLED_DRAFT)
+    pair = FusedConfig(alone, ProposerConfig(BUNDLED_TARGET, draft, num_slots=1), 8)
+    configs: dict[str, ModelConfig | FusedConfig] = {
+        "target": alone,
+        "pair": pair,
+        "int8 target": replace(alone, dtype="int8"),
+    }
+    async with AsyncExitStack() as stack:
+        engines = {}
+        for name, config in configs.items():
+            running = await stack.enter_async_context(target_engine(config, max_waiting=4, answers_bytes=ANSWERS_BYTES))
+            engines[name] = LocalCompleter(running.engine, running.tokenizer)
+        found = await rows_of(engines, requests, args.rounds)
+    body = [
+        [name, way, f"{speed:.0f}", f"{length:.1f}", f"{speed / found[name]['nothing'][0]:.2f}"]
+        for name, ways in found.items()
+        for way, (speed, length) in ways.items()
+    ]
+    header = ["engine", "drafts from", "tokens/s", "tokens a pass", "over nothing"]
+    print_table(f"the bundled pair, temperature {args.temperature:g}, {args.tokens} tokens", header, body)
+    taken = memory()
+    print_table("memory of kept answers", ["text", "bytes a token"], [[k, f"{v:.0f}"] for k, v in taken.items()])
+    print_json("replay", {"speed": found, "bytes_a_token": taken})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2, help="%(default)s")
+    parser.add_argument("--temperature", type=float, default=0.8, help="%(default)s")
+    parser.add_argument("--tokens", type=int, default=120, help="output tokens of each answer (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of each model (%(default)s)")
+    asyncio.run(_run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
