@@ -196,17 +196,6 @@ def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monk
     assert found == {(False, None if "8b" in page.stem else 0.0)}
 
 
-def test_the_report_compares_like_with_like_without_a_configuration() -> None:
-    args = device_report._parse(["--target_model", "a", "--draft_model", "b", "--", "--batch", "2"])
-    assert [regime(variant.arguments)[0] for variant in device_report._variants(args)] == [False, False]
-
-
-def test_every_configuration_file_has_a_page() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    for file in (ROOT / "configs").glob("*.toml"):
-        assert f"configs/{file.name}" in text
-
-
 def flags_of_ours() -> set[str]:
     return {"--role", *(name for role in ROLES for name in option_strings(parser_of(role)))}
 
