@@ -315,7 +315,7 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
     names = {name for each in expressions for name in re.findall(r"(?:vllm:|specdec_|process_)\w+", each)}
     assert len(names) >= 14
     for name in names:
-        if name.startswith(("specdec_account_", "specdec_upstream_")):  # of an auth file, and of a gateway
+        if name.startswith(("specdec_account_", "specdec_upstream_")):  # only with an auth file, or by a gateway
             continue
         assert re.search(rf"^{name}[{{ ]", exposition, re.MULTILINE), name
     for label in {label for each in expressions for label in re.findall(r"sum by \((\w+)\)", each)} - {

@@ -460,7 +460,7 @@ def test_a_baseline_chooses_tokens_where_the_pair_does() -> None:
 CHAT = {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]}
 TOOLS = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": None, "tool_calls": []}]}
 UNREADABLE = [
-    ("a.jsonl", '{"prompt": "x"}\n{"prompt"', "a.jsonl, line 2: no JSON"),
+    ("a.jsonl", '{"prompt": "x"}\n{"prompt"', "a.jsonl, line 2: not valid JSON"),
     ("a.jsonl", "[1]", "a.jsonl, line 1: a JSON object is expected"),
     ("a.jsonl", '{"prompt": ""}', "a.jsonl, line 1: a text that is not empty is expected"),
     ("a.jsonl", "{}", 'a.jsonl, line 1: a list "messages" is expected'),
@@ -469,7 +469,7 @@ UNREADABLE = [
     ("a.jsonl", "\n", "a.jsonl has no prompt"),
     ("a.jsonl", '{"prompt": "a\\ud800"}', "a.jsonl, line 1: character 1 is not valid UTF-8"),
     ("a.json", "{}", "a.json: ShareGPT's list of conversations is expected"),
-    ("a.json", '[\n{"x": }]', "a.json: no JSON (Expecting value: line 2"),
+    ("a.json", '[\n{"x": }]', "a.json: not valid JSON (Expecting value: line 2"),
     ("a.json", '[{"conversations": 1}]', 'a.json, conversation 1: a list "conversations" is expected'),
     ("a.json", "[]", "a.json has no prompt"),
     ("a.txt", "\n", "a.txt has no prompt"),

@@ -136,7 +136,7 @@ def test_a_model_of_another_program_that_cannot_be_read(
 ) -> None:
     folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
     monkeypatch.setenv("NEURON_COMPILED_ARTIFACTS", str(folder))
-    for text, message in (("{", "cannot be read"), ("[]", "holds no JSON object")):
+    for text, message in (("{", "cannot be read"), ("[]", "does not hold a JSON object")):
         (folder / "neuron_config.json").write_text(text)
         with pytest.raises(ConfigError, match=f"neuron_config.json {message}"):
             load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0))

@@ -130,7 +130,7 @@ PAIRS: list[tuple[Options, str]] = [
         per_channel(fused_qkv=True, draft_model_modules_to_not_convert=["lm_head", "embed_tokens", "layers"]),
         f"draft_model_modules_to_not_convert {WHOLE_NAME}",
     ),
-    ({"method": "eagle"}, r"is no eagle checkpoint: fc.weight is missing"),
+    ({"method": "eagle"}, r"is not a checkpoint of method eagle: fc.weight is missing"),
 ]
 
 
