@@ -128,12 +128,12 @@ def check_curl(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", LINES)
-def test_every_command_line_is_taken(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tutorial_command_is_valid_for_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     check(words)
 
 
-def test_all_pages_were_read() -> None:
+def test_all_tutorials_and_their_commands_are_read() -> None:
     assert len(PAGES) == 5
     assert len(LINES) > 60
 
@@ -155,7 +155,7 @@ def test_all_pages_were_read() -> None:
         "--neuron_config '{\"async_mode\": true}'",
     ],
 )
-def test_a_line_that_would_fail_is_noticed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_commands_refuses_invalid_ones(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises((SystemExit, ConfigError, ValueError, AssertionError)):
         check(shlex.split(line))
@@ -236,7 +236,7 @@ def test_both_sides_of_a_pair_draft_equally(file: str) -> None:
     assert values["compile"]["gamma"] == values["fused_target"]["gamma"]
 
 
-def test_the_pages_load_fits_what_is_compiled() -> None:
+def test_requests_of_the_tutorials_fit_the_compiled_lengths() -> None:
     for file, tokens in (
         ("qwen3-32b_qwen3-0.6b_trn2", 128 + 512),
         ("qwen3-32b_qwen3-1.7b_trn2", 64 + 600),

@@ -173,7 +173,7 @@ def test_a_run_replaces_only_what_it_measured_again() -> None:
     assert [run["commit"] for run in joined(both, {**first, "commit": "newest"})] == ["newest"]
 
 
-def test_a_walk_visits_every_token_and_drafts_err() -> None:
+def test_walks_visit_every_token_and_their_drafts_are_wrong_at_a_known_rate() -> None:
     right, wrong, parts = steps(2000, UNSURE)
     token, seen = 0, set()
     for _ in range(2000):

@@ -227,7 +227,7 @@ def test_refusals_name_the_supported_pythons() -> None:
     assert PROJECT["classifiers"] == [f"Programming Language :: Python :: 3.{minor}" for minor in minors]
 
 
-def test_the_version_is_one() -> None:
+def test_code_pyproject_and_changelog_have_one_version() -> None:
     assert PROJECT["version"] == VERSION
     assert re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == VERSION
 
@@ -262,7 +262,7 @@ def name_of(spec: str) -> str:
     return re.split(r"[\s\[=<>;!~]", spec)[0].lower().replace("_", "-")
 
 
-def test_a_wheel_asks_for_whatever_it_imports() -> None:
+def test_every_imported_package_is_a_declared_dependency() -> None:
     """Every package that this project's modules import, anywhere in a file, is a declared dependency."""
     declared = {name_of(spec) for spec in BASE}
     for extra in ("server", "tracing", "endpoints"):

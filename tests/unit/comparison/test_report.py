@@ -147,7 +147,7 @@ def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
         assert sentence.count(f"({doubt})") == 2
 
 
-def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
+def test_the_summary_recommends_what_to_run_at_each_round_trip(tmp_path: Path) -> None:
     """The report recommends what to run at each round trip: the fastest contender, or the target alone."""
     topologies = Topology.TARGET, Topology.DISTRIBUTED
     found = findings(config(tmp_path, topologies=topologies, network=NetworkConfig((0, 200))))
@@ -461,7 +461,7 @@ FULL = Path("/dev/full")
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here, which only Linux has")
 @pytest.mark.parametrize(("name", "refuge"), [("report.html", True), ("results.json", False)])
-def test_a_full_disk_loses_nothing(
+def test_figures_survive_a_full_disk(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -696,7 +696,7 @@ def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
     assert tokens_over_rtt(measured).axes[0].get_ylabel() == "tokens per second, 4 in flight"
 
 
-def test_itl_of_pictures_and_tables_agree(tmp_path: Path) -> None:
+def test_pictures_and_tables_have_one_inter_token_latency(tmp_path: Path) -> None:
     """Pictures and tables have the same inter-token latency.
 
     Regression: the picture had gaps between messages as ITL, which with speculation are several times as
