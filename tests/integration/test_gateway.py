@@ -146,7 +146,7 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
     assert len(chunks) == last.usage.completion_tokens == whole.usage.completion_tokens
 
 
-async def test_chat(clients: Clients, target: ServerProcess) -> None:
+async def test_whole_and_streamed_chats_are_equal(clients: Clients, target: ServerProcess) -> None:
     """The target applies the chat template, as the gateway has no tokenizer; streamed and whole answers are equal."""
     messages: Any = [{"role": "system", "content": ""}, {"role": "user", "content": "sing"}]
     fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_completion_tokens": 12}

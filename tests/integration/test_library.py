@@ -267,7 +267,7 @@ def test_a_fork_may_open_models_if_its_parent_has_none(models: ModelDirectories)
     subprocess.run([sys.executable, "-c", FORKING, str(models.target)], check=True, cwd=ROOT, timeout=120)
 
 
-def test_a_closed_one_is_an_error(models: ModelDirectories) -> None:
+def test_a_closed_or_unopened_model_is_an_error(models: ModelDirectories) -> None:
     with specdec.LLM(models.target, threads=1) as llm:
         pass
     llm.close()

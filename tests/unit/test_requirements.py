@@ -36,7 +36,7 @@ def test_the_requirements_files_are_those_of_pyproject(name: str) -> None:
     assert (ROOT / name).read_text() == requirements()[name], "run `python -m scripts.requirements`"
 
 
-def test_there_is_no_other_requirements_file() -> None:
+def test_every_requirements_file_is_generated() -> None:
     found = [*ROOT.glob("*requirements*.txt"), *ROOT.glob("requirements/*")]
     assert {str(path.relative_to(ROOT)) for path in found} == set(requirements())
 
