@@ -43,9 +43,9 @@ from specdec.parameters import (
     ModelSettings,
     Parameters,
     Prompt,
+    prompt_list,
     prompt_of,
     request_of,
-    several,
     spelled_out,
 )
 
@@ -114,7 +114,7 @@ class _Async:
     @spelled_out
     async def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Unpack[Parameters]) -> list[Result]:
         """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
-        completer, requests = self._requests(several(prompts), parameters)
+        completer, requests = self._requests(prompt_list(prompts), parameters)
         results, places = [Result(each.prompt) for each in requests], asyncio.Semaphore(self._concurrency)
         async with asyncio.TaskGroup() as group:
             for result, request in zip(results, requests, strict=True):

@@ -12,11 +12,11 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
-from specdec.inference.declared import meant
+from specdec.inference.declared import did_you_mean
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.request import SamplingParams, Schedule, SeedScope
 from specdec.inference.text.chat import Chat
-from specdec.inference.text.structured import KINDS, the_grammar
+from specdec.inference.text.structured import KINDS, only_grammar
 from specdec.inference.workers.completion import CompletionRequest
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -111,7 +111,7 @@ class ClientSettings(TypedDict, total=False):
     insecure: bool | None
 
 
-def several(prompts: Any) -> list[Prompt]:
+def prompt_list(prompts: Any) -> list[Prompt]:
     """Return prompts as a list, also a single one.
 
     Raises:
@@ -149,10 +149,10 @@ def request_of(parameters: Mapping[str, Any]) -> CompletionRequest:
     for name in parameters:
         if name not in names:
             known = ", ".join(sorted(names))
-            raise ConfigError(f"no parameter is called {name}{meant(name, names)}; there are {known}")
+            raise ConfigError(f"no parameter is called {name}{did_you_mean(name, names)}; there are {known}")
     values = {name: _read(name, value) for name, value in parameters.items()}
     sampling = SamplingParams(**{name: values.pop(name) for name in _SAMPLING.keys() & values.keys()})
-    _, grammar = the_grammar({"structured_outputs": values.pop("structured_outputs", None)})
+    _, grammar = only_grammar({"structured_outputs": values.pop("structured_outputs", None)})
     return CompletionRequest("", sampling, grammar=grammar, **values)
 
 
@@ -206,7 +206,9 @@ def _structured(name: str, value: Any) -> Any:
             return value
         raise _wrong(f"{name} {key}", given[key], "a text")
     for key in given.keys() - set(kinds):
-        raise InvalidRequestError(f"{name} has no {key}{meant(key, kinds)}; there are {', '.join(kinds)}", field=name)
+        raise InvalidRequestError(
+            f"{name} has no {key}{did_you_mean(key, kinds)}; there are {', '.join(kinds)}", field=name
+        )
     raise _wrong(name, value, f"one of {', '.join(kinds)}, as in {{'regex': '[0-9]+'}}")
 
 
@@ -219,4 +221,4 @@ def _all(name: str, values: Any, base: type, expected: str) -> Any:
 
 def _wrong(name: str, value: Any, expected: str) -> InvalidRequestError:
     shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
-    return InvalidRequestError(f"{name} {shown} is no value: {expected} is expected", field=name)
+    return InvalidRequestError(f"{name} {shown} is not valid: {expected} is expected", field=name)

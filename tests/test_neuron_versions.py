@@ -70,7 +70,7 @@ def test_the_node_has_the_driver_of_the_image() -> None:
 
 
 @pytest.mark.parametrize("sdk", TABLE)
-def test_each_row_fits_together(sdk: str) -> None:
+def test_runtime_and_driver_of_each_sdk_fit(sdk: str) -> None:
     row = TABLE[sdk]
     assert row["container"] == f"`sdk{sdk}`"
     assert fault(row) == ""
@@ -79,7 +79,7 @@ def test_each_row_fits_together(sdk: str) -> None:
     assert min(map(Version, re.findall(r"1\.34\.\d+", row[NODES]))) >= OLDEST_NODE
 
 
-def test_a_mixture_that_does_not_start_is_noticed() -> None:
+def test_runtimes_and_drivers_that_do_not_fit_are_found() -> None:
     """The check of versions notices a driver that is too old for its runtime, and one that is too new."""
     old, new = TABLE["2.29.1"], TABLE["2.31.1"]
     assert "needs runtime 2.33" in fault({**old, "driver": new["driver"]})

@@ -128,12 +128,12 @@ def check_curl(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", LINES)
-def test_every_command_line_is_taken(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tutorial_command_is_valid_for_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     check(words)
 
 
-def test_all_pages_were_read() -> None:
+def test_all_tutorials_and_their_commands_are_read() -> None:
     assert len(PAGES) == 5
     assert len(LINES) > 60
 
@@ -155,7 +155,7 @@ def test_all_pages_were_read() -> None:
         "--neuron_config '{\"async_mode\": true}'",
     ],
 )
-def test_a_line_that_would_fail_is_noticed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_commands_refuses_invalid_ones(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises((SystemExit, ConfigError, ValueError, AssertionError)):
         check(shlex.split(line))
@@ -194,17 +194,6 @@ def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monk
     servers = [words[2:] for words in command_lines(page) if words[:2] == ["python", "main.py"]]
     found = {regime(words) for words in servers if words[1] in ("target", "fused_target")}
     assert found == {(False, None if "8b" in page.stem else 0.0)}
-
-
-def test_the_report_compares_like_with_like_without_a_configuration() -> None:
-    args = device_report._parse(["--target_model", "a", "--draft_model", "b", "--", "--batch", "2"])
-    assert [regime(variant.arguments)[0] for variant in device_report._variants(args)] == [False, False]
-
-
-def test_every_configuration_file_has_a_page() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    for file in (ROOT / "configs").glob("*.toml"):
-        assert f"configs/{file.name}" in text
 
 
 def flags_of_ours() -> set[str]:
@@ -247,7 +236,7 @@ def test_both_sides_of_a_pair_draft_equally(file: str) -> None:
     assert values["compile"]["gamma"] == values["fused_target"]["gamma"]
 
 
-def test_the_pages_load_fits_what_is_compiled() -> None:
+def test_requests_of_the_tutorials_fit_the_compiled_lengths() -> None:
     for file, tokens in (
         ("qwen3-32b_qwen3-0.6b_trn2", 128 + 512),
         ("qwen3-32b_qwen3-1.7b_trn2", 64 + 600),

@@ -84,7 +84,7 @@ class Call:
             self._writer = None
 
     def _look(self) -> None:
-        """Cancel the present write if its time is over; else look again when that time ends."""
+        """Cancel the write in progress if its time is over; otherwise check again when that time ends."""
         ends = (self._began if self._writer else self._loop.time()) + self._stall_timeout_s
         if self._writer is not None and self._loop.time() >= ends:
             self._has_stalled = True

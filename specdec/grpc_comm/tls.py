@@ -28,8 +28,8 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0
 _NAME_MISMATCHES = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _REASONS = {
     "KEY_VALUES_MISMATCH": "the key belongs to another certificate",
-    "PEM lib": "one of them is no PEM, or is cut off",
-    "NO_START_LINE": "it is no PEM, or is cut off",
+    "PEM lib": "one of them is not valid PEM, or is cut off",
+    "NO_START_LINE": "it is not valid PEM, or is cut off",
     "WRONG_VERSION_NUMBER": "it speaks plain text, not TLS",
     "RECORD_LAYER_FAILURE": "it speaks plain text, not TLS",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate (--tls_client_cert)",
@@ -150,7 +150,7 @@ def _expiry(path: Path, chain: bytes) -> datetime:
     try:
         own = x509.load_pem_x509_certificates(chain)[0]
     except ValueError as exc:
-        raise UnusableError(f"{path} is no PEM certificate: {exc}") from exc
+        raise UnusableError(f"{path} is not a PEM certificate: {exc}") from exc
     if not own.not_valid_before_utc <= datetime.now(UTC) < own.not_valid_after_utc:
         span = f"{own.not_valid_before_utc:%Y-%m-%d %H:%M} to {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         raise UnusableError(f"{path} is valid from {span}: not now")

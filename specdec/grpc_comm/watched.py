@@ -54,7 +54,7 @@ class Watched(Generic[T]):
     def _renew(self) -> None:
         try:
             self._value, self.is_stale = self._try(), False
-            logger.info("read again: %s", ", ".join(map(str, self._paths)))
+            logger.info("reloaded after a change: %s", ", ".join(map(str, self._paths)))
         except UnusableError as exc:
             self.is_stale = True
             logger.error("the version before stays in use: %s", exc)

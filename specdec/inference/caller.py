@@ -113,7 +113,7 @@ def request_id() -> str:
     return _CURRENT.get().request_id
 
 
-def harmless_id(given: str) -> str:
+def safe_request_id(given: str) -> str:
     """Return the id that a request came with if it is safe to log, else a new one."""
     return given if _HARMLESS.fullmatch(given) else secrets.token_hex(16)
 

@@ -66,7 +66,7 @@ SECONDS = Range(0.0, above=True)
 COUNT = Range(0)
 NEURON = "AWS Neuron devices (backend neuron)"
 SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
-"""Fields of `ObserveConfig` whose flags only commands that run a server have."""
+"""Fields of `ObserveConfig` that are flags of server roles only."""
 
 _DNS, _FILE = "dns:///", "file:///"
 _ORIGIN = re.compile(r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^A-Z/?#@\s,*]+")
@@ -178,7 +178,7 @@ class Loading(Checked):
     """Arithmetic, room and threads that a process gives to each model it loads.
 
     Attributes:
-        backend: inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one).
+        backend: inference engine: torch, onnx, neuron, ...; auto takes the fastest exact one.
         device: auto, cpu, cuda, cuda:N, neuron (%(default)s: CUDA where there is one; neuron: experimental, by backend
             torch on TorchNeuron).
         dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).

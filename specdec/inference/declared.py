@@ -134,7 +134,7 @@ def _json_object(text: str) -> dict[str, Any]:
     return {name.replace("-", "_"): each for name, each in value.items()}
 
 
-def meant(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a note, for the end of a message, with the name in `names` that is most similar to `name`."""
     known = [*names]
     usual = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
@@ -166,7 +166,7 @@ def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
     for key, value in given.items():
         if (setting := settings.get(key)) is None:
             known = ", ".join(sorted(settings))
-            raise ConfigError(f"{name} has no setting {key}{meant(key, settings)}; there are {known}")
+            raise ConfigError(f"{name} has no setting {key}{did_you_mean(key, settings)}; there are {known}")
         if value is not None:
             values[setting.setting.key] = setting.taken(value)
     return read(kind, values)

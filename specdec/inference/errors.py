@@ -118,7 +118,7 @@ class CapacityError(SpecDecError):
 
 
 class UnavailableError(SpecDecError):
-    """Peer that cannot be reached, or server that is shutting down."""
+    """Failure to reach a server, or a server that is shutting down."""
 
 
 class HandshakeError(UnavailableError):

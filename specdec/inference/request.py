@@ -254,7 +254,11 @@ class Provenance:
     prompt_digest: str = ""
 
     def require_same(self, here: Provenance) -> None:
-        """Raise IncompatibleDraftError, which names both values, if `here` differs or its model is unknown."""
+        """Check that a server with provenance `here` can resume this output.
+
+        Raises:
+            IncompatibleDraftError: a value differs, or the server does not know its model; the message has both values.
+        """
         for each in fields(self):
             there, own = getattr(self, each.name), getattr(here, each.name)
             if there != own or (each.name == "model_id" and not own):
@@ -360,7 +364,7 @@ class GenerationRequest(Options):
             prompt_token_ids=(*self.prompt_token_ids, *token_ids),
             max_new_tokens=max(1, self.max_new_tokens - len(token_ids)),
             num_committed_tokens=self.num_committed_tokens + len(token_ids),
-            prompt_logprobs=None if token_ids else self.prompt_logprobs,  # they came with the first commit
+            prompt_logprobs=None if token_ids else self.prompt_logprobs,  # the interrupted stream has sent them already
         )
 
     def effective_sampling(self, eos_token_ids: frozenset[int] = frozenset()) -> SamplingParams:

@@ -86,7 +86,7 @@ def check_custom(documents: list[Manifest]) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS)
-def test_it_is_consistent(folder: str) -> None:
+def test_manifests_of_each_folder_are_consistent(folder: str) -> None:
     assert faults(manifests(KUBERNETES / folder)) == []
 
 
@@ -392,7 +392,7 @@ def spoil(documents: list[Manifest], place: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake[1]} {mistake[2]}")
-def test_a_mistake_is_noticed(mistake: tuple[str, str, object]) -> None:
+def test_the_check_of_manifests_finds_each_planted_mistake(mistake: tuple[str, str, object]) -> None:
     overlay, place, value = mistake
     documents = manifests(KUBERNETES / "overlays" / overlay)
     spoil(documents, place, value)

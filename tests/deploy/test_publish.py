@@ -118,7 +118,7 @@ def test_a_request_has_no_more_metrics_than_it_may(tmp_path: Path, cloudwatch: C
     assert len(cloudwatch.metrics("Qwen/LLMPerf")) == 1002
 
 
-def test_lines_have_the_same_figures(tmp_path: Path) -> None:
+def test_published_lines_have_the_figures_of_the_results(tmp_path: Path) -> None:
     file = write(tmp_path, [cell("Base", "a"), cell("SD", "a")])
     done = publish(file, "--stdout", environment=without_credentials())
     lines = [json.loads(line) for line in done.stdout.splitlines()]

@@ -109,7 +109,7 @@ async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> 
     assert set((await asyncio.wait_for(waiting, 60))[1]) == {"h:1", "h:2"}
 
 
-async def test_every_wait_ends() -> None:
+async def test_a_registrys_waits_end_without_a_change() -> None:
     """The registry ends each wait after a time, with an unchanged list if there is no new one.
 
     Otherwise a follower that died would occupy one of the actor's concurrent calls for ever.

@@ -97,7 +97,7 @@ async def answered_without(session: RawSession) -> bool:
 
 
 @pytest.mark.parametrize("is_early", [True, False])
-async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
+async def test_only_the_session_s_own_account_may_draft_for_it(auth_file: Path, is_early: bool) -> None:
     """Only the account and connection of a session may draft for it, even if other clients know the session's name."""
     async with (
         serving(auth_file=auth_file) as target,
@@ -280,14 +280,14 @@ async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCa
     """
     caplog.set_level(logging.INFO)
     async with serving() as one, serving() as other, balanced(one, other) as port, edge(port) as client:
-        while "does a proxy part the streams of a connection?" not in caplog.text:
+        while "a proxy may send calls of one connection to different servers" not in caplog.text:
             assert await num_drafted(client) == 0
         for _ in range(3):
             assert await num_drafted(client) == 0
         assert client.worker.num_undrafted >= 3
     text = caplog.text
     assert "its private draft worker is not attached on its connection" in text
-    assert text.count("does a proxy part the streams of a connection?") == 1
+    assert text.count("a proxy may send calls of one connection to different servers") == 1
 
 
 async def opened(worker: RawWorker) -> pb.AssistOpen:
@@ -300,7 +300,7 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 
 @REQUESTS
 @pytest.mark.parametrize("version", [1, 2])
-async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -> None:
+async def test_a_pool_worker_gets_the_schedule_of_the_request(request_: pb.GenerateRequest, version: int) -> None:
     """A pool worker gets the schedule that the request names; a worker of protocol version 1 always runs ahead."""
     async with serving() as target, raw_worker(target.address, is_private=False, protocol_version=version) as worker:
         session = worker.request(request_).send()
@@ -312,7 +312,7 @@ async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -
 
 
 @pytest.mark.parametrize("end", ["silence", "leaving", "a lie"])
-async def test_rounds_whose_worker_fails(end: str) -> None:
+async def test_rounds_go_on_without_a_failed_worker(end: str) -> None:
     """A request in rounds decodes without drafts after its worker is silent too long, detaches or sends an error."""
     async with serving(idle_timeout_s=0.3) as target, raw_worker(target.address, is_private=False) as worker:
         session = worker.request(IN_ROUNDS).send()

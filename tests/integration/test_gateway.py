@@ -146,7 +146,7 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
     assert len(chunks) == last.usage.completion_tokens == whole.usage.completion_tokens
 
 
-async def test_chat(clients: Clients, target: ServerProcess) -> None:
+async def test_whole_and_streamed_chats_are_equal(clients: Clients, target: ServerProcess) -> None:
     """The target applies the chat template, as the gateway has no tokenizer; streamed and whole answers are equal."""
     messages: Any = [{"role": "system", "content": ""}, {"role": "user", "content": "sing"}]
     fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_completion_tokens": 12}
@@ -315,7 +315,7 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
     names = {name for each in expressions for name in re.findall(r"(?:vllm:|specdec_|process_)\w+", each)}
     assert len(names) >= 14
     for name in names:
-        if name.startswith(("specdec_account_", "specdec_upstream_")):  # of an auth file, and of a gateway
+        if name.startswith(("specdec_account_", "specdec_upstream_")):  # only with an auth file, or by a gateway
             continue
         assert re.search(rf"^{name}[{{ ]", exposition, re.MULTILINE), name
     for label in {label for each in expressions for label in re.findall(r"sum by \((\w+)\)", each)} - {

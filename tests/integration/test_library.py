@@ -117,16 +117,16 @@ def test_wrong_settings_are_named() -> None:
 
 NO_PROMPTS: list[Any] = [None, 5, {}, b"x", [1, "a"], [None]]
 WRONG: list[tuple[dict[str, Any], str]] = [
-    *(({"prompts": value}, "prompt.* is no value: a text") for value in NO_PROMPTS),
+    *(({"prompts": value}, "prompt.* is not valid: a text") for value in NO_PROMPTS),
     ({"prompts": [{"role": "user"}]}, r"messages\[0\]\.content"),
-    *(({name: "a"}, f"{name} 'a' is no value: a whole number") for name in ("seed", "max_new_tokens", "logprobs")),
-    ({"temperature": "1"}, "temperature '1' is no value: a number"),
-    ({"stop": 3}, "stop 3 is no value: a text, or a list"),
+    *(({name: "a"}, f"{name} 'a' is not valid: a whole number") for name in ("seed", "max_new_tokens", "logprobs")),
+    ({"temperature": "1"}, "temperature '1' is not valid: a number"),
+    ({"stop": 3}, "stop 3 is not valid: a text, or a list"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids .* a list of token ids"),
     ({"logit_bias": {"a": 1}}, "logit_bias .* token ids with their biases"),
     ({"structured_outputs": {"regexp": "x"}}, r"structured_outputs has no regexp \(did you mean regex"),
-    ({"structured_outputs": {}}, "structured_outputs {} is no value: one of json, regex"),
-    ({"structured_outputs": {"regex": 5}}, "structured_outputs regex 5 is no value: a text"),
+    ({"structured_outputs": {}}, "structured_outputs {} is not valid: one of json, regex"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs regex 5 is not valid: a text"),
 ]
 
 
@@ -267,7 +267,7 @@ def test_a_fork_may_open_models_if_its_parent_has_none(models: ModelDirectories)
     subprocess.run([sys.executable, "-c", FORKING, str(models.target)], check=True, cwd=ROOT, timeout=120)
 
 
-def test_a_closed_one_is_an_error(models: ModelDirectories) -> None:
+def test_a_closed_or_unopened_model_is_an_error(models: ModelDirectories) -> None:
     with specdec.LLM(models.target, threads=1) as llm:
         pass
     llm.close()

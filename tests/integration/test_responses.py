@@ -78,7 +78,7 @@ async def test_a_call_goes_back_into_the_conversation(client: Any) -> None:
     assert [item.type for item in second.output] == ["message"]
 
 
-async def test_a_parsed_format(client: Any) -> None:
+async def test_responses_parse_into_a_pydantic_model(client: Any) -> None:
     parsed = await client.responses.parse(**{**FIELDS, "max_output_tokens": 80}, text_format=Forecast)
     assert isinstance(parsed.output_parsed, Forecast)
 

@@ -123,7 +123,9 @@ def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishRe
     return [(completion.token_ids, completion.reason) for completion in completions]
 
 
-async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
+async def test_a_target_alone_proposes_the_tokens_that_a_grammar_forces(
+    target: Server, plain: list[Completion]
+) -> None:
     """Without a draft, a target proposes the tokens that a grammar forces.
 
     In answers without prompt lookup, all of these draft tokens are accepted.
@@ -146,7 +148,7 @@ async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> N
         pytest.param("ngram", LinkConditions(), id="ngram-near"),
     ],
 )
-async def test_distributed(
+async def test_distributed_answers_keep_to_their_grammar(
     models: ModelDirectories,
     link: DelayProxy,
     plain: list[Completion],
@@ -184,7 +186,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("grammar", "others", "part"), REFUSED.values(), ids=REFUSED)
-async def test_refused_alike(
+async def test_grammars_are_refused_alike_with_and_without_a_draft(
     models: ModelDirectories, target: Server, link: DelayProxy, grammar: Grammar, others: dict[str, bool], part: str
 ) -> None:
     request = CompletionRequest("the wind", grammar=grammar, **others)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.since import joined
 
 
-def test_turns_of_a_checkout_become_one_result() -> None:
+def test_several_runs_of_a_checkout_are_joined_into_one_result() -> None:
     turns = [
         {"conditions": {"Target model": "/here/models/target"}, "requests": [[{"run": run}], [{"run": -run}]]}
         for run in (1, 2)

@@ -396,7 +396,7 @@ class ComparisonConfig:
 
     @property
     def _started(self) -> list[Contender]:
-        """Contenders that are not endpoints."""
+        """Contenders whose servers this comparison starts."""
         return [contender for contender in self.contenders if contender.endpoint is None]
 
     @property

@@ -94,7 +94,7 @@ def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"{where}: no JSON ({exc})") from exc
+        raise ConfigError(f"{where}: not valid JSON ({exc})") from exc
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

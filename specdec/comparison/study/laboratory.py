@@ -54,7 +54,7 @@ async def conduct_study(config: StudyConfig, console: Console) -> Study:
 
 
 async def _searched(laboratory: Laboratory) -> list[Group]:
-    """Search with all servers running; return the groups for which there was no time."""
+    """Run the search; return the groups of settings that the budget of time did not reach."""
     config, progress = laboratory.config, laboratory.progress
     progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
     async with deployment(config.comparison, progress.note) as servers:

@@ -156,15 +156,15 @@ def load_backend(config: ModelConfig) -> Backend:
     """
     backend = _load_fastest(config) if config.backend == AUTO else _load(config.backend, config)
     if config.pass_time != NO_TIME:
-        text = "EMULATED: a pass of model %s takes at least %s, asleep: figures of this server are not this machine's"
+        text = "EMULATED: a pass of model %s lasts at least %s, part of it asleep: these are not this machine's figures"
         logger.warning(text, config.name, config.pass_time)
-        backend = asleep(
+        backend = emulated(
             backend, lambda spans: config.pass_time.seconds(len(spans), sum(len(it.token_ids) for it in spans))
         )
     return backend
 
 
-def asleep(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:
+def emulated(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:
     """Return the backend, made slower: each pass takes at least `seconds_of(spans)` seconds.
 
     While a device computes, its host is idle. So a pass sleeps until it would be done, and leaves the cores free.

@@ -17,9 +17,9 @@ from specdec.inference import VERSION
 from specdec.inference.caller import NamesRequests, OneLine
 from specdec.inference.cli.config_file import program
 from specdec.inference.cli.roles.registry import ROLES, settings_of
-from specdec.inference.cli.trial import make_certificates
+from specdec.inference.cli.self_signed import make_certificates
 from specdec.inference.config import ServerConfig
-from specdec.inference.declared import meant
+from specdec.inference.declared import did_you_mean
 from specdec.inference.errors import ConfigError, InvalidRequestError, MissingPackageError, SpecDecError
 from specdec.inference.serving.event_loop import new_event_loop
 from specdec.inference.serving.models import fetched
@@ -179,7 +179,7 @@ def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
         sys.exit(0 if known.help else EXIT_USAGE)
     role = known.role.replace("-", "_")
     if role not in ROLES:
-        print(f"error: no command is called {known.role}{meant(known.role, COMMANDS)}", file=sys.stderr)
+        print(f"error: no command is called {known.role}{did_you_mean(known.role, COMMANDS)}", file=sys.stderr)
         print(f"commands:\n{summaries}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     return role, [*rest, "--help"] if known.help else rest

@@ -12,7 +12,7 @@ from __future__ import annotations
 SIZE = 32
 """Tokens of a full budget, so most resumes under way at once: enough for a usual process."""
 PER_S = 4.0
-"""Spent tokens of the budget that come back per second, even if their resumes fail."""
+"""Tokens that the budget regains per second, whether or not the resumes that spent them succeeded."""
 
 
 class RetryBudget:

@@ -159,7 +159,7 @@ async def edge(
             return
         own = await asyncio.to_thread(Tokenizer.load, drafting.proposer.tokenizer_path)
         words = Vocabulary(own.fingerprint, own.num_ids)
-        card = await _first_card(fleet, connection.connect_timeout_s, words)  # before a model loads for minutes
+        card = await _first_card(fleet, connection.connect_timeout_s, words)  # fail now, not after minutes of loading
         loaded = await load_proposer(drafting.proposer)
         path = drafting.proposer.tokenizer_path
         async with private_draft(loaded, path, drafting.config, fleet, card) as draft:

@@ -198,7 +198,7 @@ def _keys_of(server: ServerConfig) -> tuple[ServerTls | None, Access]:
 
 
 def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
-    """Refuse ports that cannot be listened on, and traces that cannot be made, before a model is loaded for minutes.
+    """Refuse ports that cannot be listened on, and traces that cannot be made, at once, not after minutes of loading.
 
     Raises:
         ConfigError: a port cannot be listened on, and the message names its address and the reason; or FastAPI is too

@@ -220,7 +220,7 @@ def _read(text: str, kind: type, place: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise InvalidRequestError(f"{place}: no JSON ({exc})", field=_field(place)) from exc
+        raise InvalidRequestError(f"{place}: not valid JSON ({exc})", field=_field(place)) from exc
     items = value if isinstance(value, list) else []
     if not isinstance(value, kind) or not all(isinstance(item, dict) for item in items):
         expected = "a JSON object" if kind is dict else "a JSON array of objects"

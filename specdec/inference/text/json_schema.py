@@ -53,7 +53,7 @@ def _changed(schema: Any, change: Change, path: str = "") -> Any:
 
 
 def closed(schema: Any) -> Any:
-    """Return a strict schema: objects have no other properties than those that it names, so no key comes twice.
+    """Return a strict schema: its objects may have only the properties that it names, so no key comes twice.
 
     Raises:
         ValueError: a part of it asks for other properties, or has no type; the message names the part.

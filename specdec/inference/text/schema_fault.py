@@ -1,4 +1,4 @@
-"""Places of faults in JSON schemas, which the library's messages do not name."""
+"""Search for the place at which a JSON schema is wrong, which llguidance's messages do not name."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ NAMES = ("response_format", "structured_outputs", *GUIDED)
 conditions between six fields are more than its readers cope with."""
 
 
-def the_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
+def only_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
     """Return the only field of `NAMES` that a request body has, and its grammar; (None, None) if it has none.
 
     Raises:

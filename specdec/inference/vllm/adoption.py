@@ -52,14 +52,14 @@ class Xargs:
         """
         gamma, min_p = values.get("gamma"), values.get("min_p", 0.0)
         if gamma is not None and (type(gamma) is not int or gamma not in GAMMA):
-            raise InvalidRequestError(f"vllm_xargs.gamma {gamma!r} is no whole number in {GAMMA}", field="gamma")
+            raise InvalidRequestError(f"vllm_xargs.gamma {gamma!r} must be an integer in {GAMMA}", field="gamma")
         if not isinstance(min_p, (int, float)) or min_p not in RANGES["min_p"]:
-            raise InvalidRequestError(f"vllm_xargs.min_p {min_p!r} is no number in {RANGES['min_p']}", field="min_p")
+            raise InvalidRequestError(f"vllm_xargs.min_p {min_p!r} must be in {RANGES['min_p']}", field="min_p")
         bias = values.get("logit_bias", "{}")
         try:
             pairs = tuple((int(token), float(bias)) for token, bias in json.loads(bias).items())
         except (TypeError, ValueError, AttributeError, RecursionError) as exc:
-            fault = f"vllm_xargs.logit_bias {bias!r:.80} is no text of a JSON object, such as '{{\"50256\": -100}}'"
+            fault = f"vllm_xargs.logit_bias {bias!r:.80} must be a JSON object's text, such as '{{\"50256\": -100}}'"
             raise InvalidRequestError(fault, field="logit_bias") from exc
         check_logit_bias(SamplingParams(logit_bias=pairs), vocab_size=vocab_size)
         return cls(gamma, float(min_p), pairs)

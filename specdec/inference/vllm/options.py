@@ -130,7 +130,7 @@ def adapters_of(flags: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
         adapters[name] = Path(path)
         if not (adapters[name] / "adapter_config.json").is_file():
             raise ConfigError(
-                f"{ADAPTERS} {module}: {path} has no adapter_config.json, so it is no adapter's directory"
+                f"{ADAPTERS} {module}: {path} has no adapter_config.json, so it is not an adapter's directory"
             )
     return adapters, others
 

@@ -69,7 +69,7 @@ def test_a_program_calls_itself_as_it_was_called(
         assert ("main.py" in capsys.readouterr().err) == ("main.py" in program)
 
 
-def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_programs_print_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for program in ("specdec", "main.py"):
         assert run(program, ["--version"], monkeypatch) == 0
         assert capsys.readouterr().out == f"specdec {VERSION}\n"

@@ -75,7 +75,7 @@ def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: 
         assert capsys.readouterr().err == f"error: {line.partition(': ')[2]}\n"
 
 
-def test_the_bound_is_the_papers() -> None:
+def test_the_bound_of_speed_is_leviathans() -> None:
     """Doctor's bound of the speed-up is that of Leviathan et al., at the best of all draft lengths.
 
     At an acceptance of 0.5 a draft without cost gives at most 2; one as slow as its target gives no gain.

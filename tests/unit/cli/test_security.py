@@ -20,7 +20,7 @@ from specdec.inference.caller import Right
 from specdec.inference.cli.app import main, prepared
 from specdec.inference.cli.roles.registry import settings_of
 from specdec.inference.cli.roles.target import TargetSettings
-from specdec.inference.cli.trial import make_trial
+from specdec.inference.cli.self_signed import make_trial
 from specdec.inference.config import ServerConfig
 from specdec.inference.errors import ConfigError
 from specdec.inference.workers.calls.access import Access

@@ -36,7 +36,7 @@ from specdec.comparison.run.measurement import _warm_up
 from specdec.comparison.study.flags import AS_JSON, StudyConfig, parse_study
 from specdec.comparison.study.laboratory import comparison_of
 from specdec.comparison.study.space import Group
-from specdec.inference.config import BUNDLED_TARGET, ROOT, DialSecurity
+from specdec.inference.config import BUNDLED_TARGET, DialSecurity
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import GrammarKind, Schedule
 from tests.support.samples import config, model_directory
@@ -339,7 +339,7 @@ def test_arrays_of_a_file_are_lists_and_flags_win(tmp_path: Path) -> None:
         ("c=grpc://[::1]:7", "[::1]:7", True),
     ],
 )
-def test_endpoints(text: str, address: str, is_grpc: bool) -> None:
+def test_endpoints_are_parsed_from_name_and_url(text: str, address: str, is_grpc: bool) -> None:
     endpoint = endpoint_of(text, DialSecurity(insecure=True))
     assert (endpoint.address, endpoint.is_grpc, endpoint.url[-1] != "/") == (address, is_grpc, True)
 
@@ -460,7 +460,7 @@ def test_a_baseline_chooses_tokens_where_the_pair_does() -> None:
 CHAT = {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]}
 TOOLS = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": None, "tool_calls": []}]}
 UNREADABLE = [
-    ("a.jsonl", '{"prompt": "x"}\n{"prompt"', "a.jsonl, line 2: no JSON"),
+    ("a.jsonl", '{"prompt": "x"}\n{"prompt"', "a.jsonl, line 2: not valid JSON"),
     ("a.jsonl", "[1]", "a.jsonl, line 1: a JSON object is expected"),
     ("a.jsonl", '{"prompt": ""}', "a.jsonl, line 1: a text that is not empty is expected"),
     ("a.jsonl", "{}", 'a.jsonl, line 1: a list "messages" is expected'),
@@ -469,7 +469,7 @@ UNREADABLE = [
     ("a.jsonl", "\n", "a.jsonl has no prompt"),
     ("a.jsonl", '{"prompt": "a\\ud800"}', "a.jsonl, line 1: character 1 is not valid UTF-8"),
     ("a.json", "{}", "a.json: ShareGPT's list of conversations is expected"),
-    ("a.json", '[\n{"x": }]', "a.json: no JSON (Expecting value: line 2"),
+    ("a.json", '[\n{"x": }]', "a.json: not valid JSON (Expecting value: line 2"),
     ("a.json", '[{"conversations": 1}]', 'a.json, conversation 1: a list "conversations" is expected'),
     ("a.json", "[]", "a.json has no prompt"),
     ("a.txt", "\n", "a.txt has no prompt"),
@@ -533,9 +533,3 @@ def test_flags_make_prompts_of_a_length_without_a_model() -> None:
     [found] = parse_config(flags).workload.prompt_sets
     assert found.kind == "random"
     assert [len(prompt) for prompt in found.prompts if isinstance(prompt, str)] == [200] * 4
-
-
-def test_prompts_of_the_studies_are_there() -> None:
-    files = sorted((ROOT / "prompts").glob("study_*.txt"))
-    assert [file.stem for file in files] == ["study_code", "study_numbers", "study_open", "study_repetition"]
-    assert all(len(read_dataset(file)) >= 8 for file in files)

@@ -147,7 +147,7 @@ def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
         assert sentence.count(f"({doubt})") == 2
 
 
-def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
+def test_the_summary_recommends_what_to_run_at_each_round_trip(tmp_path: Path) -> None:
     """The report recommends what to run at each round trip: the fastest contender, or the target alone."""
     topologies = Topology.TARGET, Topology.DISTRIBUTED
     found = findings(config(tmp_path, topologies=topologies, network=NetworkConfig((0, 200))))
@@ -425,13 +425,43 @@ def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-def test_csv_and_json_agree(sweep: Path) -> None:
+SHOWN = {
+    "tokens /s": ("tokens_per_s", 1.0),
+    "TTFT ms": ("ttft_s", 1e3),
+    "TPOT ms": ("tpot_s", 1e3),
+    "end to end ms": ("end_to_end_s", 1e3),
+    "acceptance rate": ("acceptance_rate", 1.0),
+    "tokens /pass": ("mean_acceptance_length", 1.0),
+    "speed-up": ("speedup", 1.0),
+}
+"""Columns of the page's tables of speed: the field of results.json, and the unit in which the page shows it."""
+
+
+def speeds(page: str) -> list[dict[str, str]]:
+    """Return the rows of the page's tables of speed, by their columns' headings."""
+    found = []
+    for table in re.findall(r"<caption>[^<]* prompts: speed</caption>(.*?)</table>", page, re.DOTALL):
+        heading, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", table))
+        found += [dict(zip(heading, row, strict=True)) for row in rows]
+    return found
+
+
+def test_page_csv_and_json_agree(sweep: Path) -> None:
+    """Page, CSV and JSON have the same figures for every cell, to the digits that the page shows."""
     cells = json.loads((sweep / "results.json").read_text())["cells"]
     with (sweep / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(cells) == (1 + 4 * 2) * 2 * 2 * 3  # contenders, kinds, round trip times, loads
     for fields, cell in zip(rows, cells, strict=True):
         assert fields == {name: "" if value is None else str(value) for name, value in cell.items()}
+    by_kind = [cell for kind in dict.fromkeys(it["kind"] for it in cells) for cell in cells if cell["kind"] == kind]
+    for row, cell in zip(speeds((sweep / "report.html").read_text()), by_kind, strict=True):
+        for heading, (name, scale) in SHOWN.items():
+            text, value = row[heading], cell[name]
+            assert (text == "-") is (value is None), (heading, cell)
+            if value is not None:
+                last_digit = 10.0 ** -len(text.partition(".")[2])
+                assert float(text) == pytest.approx(value * scale, rel=1e-5, abs=0.51 * last_digit)
 
 
 def test_without_matplotlib_there_are_figures_but_no_page(
@@ -461,7 +491,7 @@ FULL = Path("/dev/full")
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here, which only Linux has")
 @pytest.mark.parametrize(("name", "refuge"), [("report.html", True), ("results.json", False)])
-def test_a_full_disk_loses_nothing(
+def test_figures_survive_a_full_disk(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -696,7 +726,7 @@ def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
     assert tokens_over_rtt(measured).axes[0].get_ylabel() == "tokens per second, 4 in flight"
 
 
-def test_itl_of_pictures_and_tables_agree(tmp_path: Path) -> None:
+def test_pictures_and_tables_have_one_inter_token_latency(tmp_path: Path) -> None:
     """Pictures and tables have the same inter-token latency.
 
     Regression: the picture had gaps between messages as ITL, which with speculation are several times as

@@ -30,7 +30,7 @@ async def said(found: AsyncGenerator[Addresses, None]) -> list[str]:
     return list(await anext(found))
 
 
-async def test_a_list_is_followed(tmp_path: Path) -> None:
+async def test_changes_of_a_file_of_addresses_are_followed(tmp_path: Path) -> None:
     path = tmp_path / "targets"
     put(path, "# ours", "", "a:1", " [::1]:2 ")
     async with aclosing(addresses_of(["z:9", f"file://{path}"])) as found:

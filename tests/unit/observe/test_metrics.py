@@ -156,7 +156,7 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
     ]
 
 
-def test_positions_are_bounded() -> None:
+def test_there_are_at_most_max_gamma_draft_positions() -> None:
     """A peer that reports more than MAX_GAMMA accepted tokens adds no time series."""
     metrics = Metrics("tiny")
     record = metrics.request()
@@ -194,7 +194,7 @@ async def test_requests_count_for_the_account_that_sent_them() -> None:
     assert found["specdec_account_tokens_total", "alice"] == 5 + 4
 
 
-def test_accounts_are_bounded() -> None:
+def test_a_bounded_number_of_accounts_has_time_series() -> None:
     """Only some accounts have time series of their own, since a gateway may name any number of users."""
     metrics = Metrics("tiny")
     for number in range(2 * MAX_ACCOUNTS):

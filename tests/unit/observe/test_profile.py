@@ -73,7 +73,7 @@ def test_total_speed_is_over_wall_time() -> None:
     assert row["end_to_end_s"] == pytest.approx(2.0)
 
 
-def test_files_agree(tmp_path: Path) -> None:
+def test_csv_and_json_of_a_profile_agree(tmp_path: Path) -> None:
     profile = Profile("draft")
     profile.add("one, two", request(started=0.0, gaps=[0.1, 0.1], timings=Timings(compute_us=5)))
     profile.add("never answered", RequestStats())

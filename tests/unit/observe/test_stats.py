@@ -20,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("clock")
-def test_times() -> None:
+def test_times_to_tokens_follow_from_times_of_messages() -> None:
     """Times to tokens come from the times of messages: here of 3, 1 and 2 tokens, at 1, 2 and 3 s."""
     stats = RequestStats(started=0.0)
     for num_tokens in (3, 1, 2):
@@ -35,7 +35,7 @@ def test_times() -> None:
     assert stats.mean_acceptance_length is None
 
 
-def test_acceptance() -> None:
+def test_acceptance_counts_only_passes_with_draft_tokens() -> None:
     """Acceptance counts only passes that had draft tokens; a pass without any adds tokens, but no proposal."""
     stats = RequestStats()
     stats.take(Commit(0, (7,) * 3, 4, 2))
@@ -48,7 +48,7 @@ def test_acceptance() -> None:
     assert stats.accepted_by_position == [2, 2]
 
 
-def test_nothing_came() -> None:
+def test_a_request_without_tokens_has_times_of_zero() -> None:
     stats = RequestStats()
     assert (stats.ttft_s, stats.end_to_end_s, stats.tokens_per_s, stats.itl_s) == (0.0, 0.0, 0.0, [])
     assert stats.tpot_s is None

@@ -33,7 +33,7 @@ def test_limits_hold(gamma: int, num_branches: int, step_s: float, pass_s: float
         assert pacing.window == 0
 
 
-def test_far_and_slow_targets_want_more_tokens() -> None:
+def test_windows_grow_with_round_trips_and_chunks_with_pass_times() -> None:
     near, far = (choose_pacing(4, 0, Measured(0.003, 0.025, rtt_s)) for rtt_s in (0.0, 0.1))
     assert near.window < far.window
     assert (near.num_ahead, far.num_ahead) == (0, 4)

@@ -123,7 +123,7 @@ def test_crowd_costs_do_not_count_for_one_session() -> None:
     none verified.
     """
     times = PassTimes()
-    times.record(8, 32, 0.6)  # the first over eight: the backend prepares
+    times.record(8, 32, 0.6)  # the first pass over eight includes one-time preparation
     for width in (0, 16, 32) * 20:
         times.record(8, width, 0.021 + 0.00075 * width)
     times.record(1, 0, 0.1)

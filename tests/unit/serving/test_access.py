@@ -514,7 +514,7 @@ async def test_a_refusal_of_metrics_has_an_id_and_a_peer(
 
 
 def test_a_line_about_a_file_belongs_to_no_request(auth_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Regression: "read again: auth.toml" had the id of the request that happened to come first after the change."""
+    """Regression: the line on a changed auth file had the id of the request that happened to come first after it."""
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(NamesRequests())
     access = Access(auth_file)

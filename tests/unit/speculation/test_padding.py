@@ -68,7 +68,7 @@ def test_tokens_are_the_targets_own(target_size: int, draft_size: int) -> None:
 
 
 @pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
-def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> None:
+def test_drafts_propose_only_ids_that_the_target_has(target_size: int, draft_size: int) -> None:
     """A draft proposes only ids that its target has too, though biases name others.
 
     Sequences of two targets share a pass of the draft.

@@ -227,10 +227,10 @@ def test_arguments_that_were_cut_stay_what_they_are() -> None:
 
 
 NO_CHATS = {
-    "tools": (Chat(ASKED, "{"), "tools: no JSON", "tools"),
+    "tools": (Chat(ASKED, "{"), "tools: not valid JSON", "tools"),
     "tools of texts": (Chat(ASKED, '["f"]'), "tools: a JSON array of objects", "tools"),
     "too many tools": (Chat(ASKED, json.dumps([{}] * 129)), "tools has 129 elements, the limit is 128", "tools"),
-    "deep tools": (Chat(ASKED, "[" * 50_000), "tools: no JSON", "tools"),
+    "deep tools": (Chat(ASKED, "[" * 50_000), "tools: not valid JSON", "tools"),
     "variables": (Chat(ASKED, "", "[]"), "chat_template_kwargs: a JSON object", "chat_template_kwargs"),
     "another template": (
         Chat(ASKED, "", '{"chat_template": "x"}'),
@@ -242,7 +242,7 @@ NO_CHATS = {
         "messages[0].tool_calls[0].function: an object",
         "messages",
     ),
-    "half a character": (Chat(ASKED, '[{"x": "\\ud800"}]'), "no UTF-8", "messages"),
+    "half a character": (Chat(ASKED, '[{"x": "\\ud800"}]'), "not valid UTF-8", "messages"),
 }
 
 

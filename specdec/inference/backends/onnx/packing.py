@@ -80,7 +80,7 @@ def _publish(made: Path, folder: Path) -> None:
     try:
         made.rename(folder)
     except OSError:
-        if not folder.exists():  # else another process was faster, and made the same
+        if not folder.exists():  # else another process has made the same files first
             raise
     for other in folder.parent.iterdir():
         if other != folder:

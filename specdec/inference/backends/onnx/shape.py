@@ -105,7 +105,7 @@ class DecoderShape:
 
     @property
     def rotary_dim(self) -> int:
-        """Elements of a head that rotary positions turn, the first ones."""
+        """Number of a head's elements, counted from its first, that rotary positions rotate."""
         return 2 * len(self.rotaries[0][0])
 
     def narrowed(self) -> DecoderShape:

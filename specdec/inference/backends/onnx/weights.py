@@ -90,7 +90,7 @@ def _gate_and_up(mlp: Any) -> Sequence[torch.Tensor]:
 
 
 def _turned_halves(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
-    """Reorder [num_heads * head_dim, ...] such that the elements that positions turn begin both halves of each head."""
+    """Reorder rows [num_heads * head_dim, ...]: each half of a head begins with the elements that positions rotate."""
     turned, rest = shape.rotary_dim // 2, (shape.head_dim - shape.rotary_dim) // 2
     if not rest:
         return rows

@@ -25,7 +25,7 @@ class ArtifactSettings:
     action: str = setting(REQUIRED, "action", choices=("ls", "verify", "clean", "ready"), section=SECTION)
     root: Path | None = same(NeuronOptions, "artifacts", section=SECTION)
     older_than_h: float = setting(24.0, "--older_than_h HOURS", section=SECTION)
-    observe: ObserveConfig = group(ObserveConfig, role="artifacts", without=(*SERVICE_FLAGS, "trace"))
+    observe: ObserveConfig = group(ObserveConfig, role="artifacts", without=(*SERVICE_FLAGS, "trace", "profile"))
 
 
 async def run(settings: ArtifactSettings) -> int:

@@ -27,7 +27,7 @@ class CompileSettings:
         help="draft tokens that a compiled pass has room for, 0 for none (%(default)s; other backends take any number)",
         section="verification",
     )
-    observe: ObserveConfig = group(ObserveConfig, role="compile", without=(*SERVICE_FLAGS, "trace"))
+    observe: ObserveConfig = group(ObserveConfig, role="compile", without=(*SERVICE_FLAGS, "trace", "profile"))
 
 
 async def run(settings: CompileSettings) -> int:

@@ -33,7 +33,7 @@ class RescaleSettings:
     """Settings of --role rescale_fp8."""
 
     checkpoints: Checkpoints = group(Checkpoints)
-    observe: ObserveConfig = group(ObserveConfig, role="rescale_fp8", without=(*SERVICE_FLAGS, "trace"))
+    observe: ObserveConfig = group(ObserveConfig, role="rescale_fp8", without=(*SERVICE_FLAGS, "trace", "profile"))
 
 
 async def run(settings: RescaleSettings) -> int:

@@ -36,7 +36,7 @@ class TokenSettings:
         REQUIRED, "--grant ROLE", choices=tuple(right.value for right in Right), section=SECTION
     )
     speaks_for_others: bool = setting(False, "--speaks_for_others", section=SECTION)
-    observe: ObserveConfig = group(ObserveConfig, role="token", without=(*SERVICE_FLAGS, "trace"))
+    observe: ObserveConfig = group(ObserveConfig, role="token", without=(*SERVICE_FLAGS, "trace", "profile"))
 
 
 async def run(settings: TokenSettings) -> int:

@@ -38,7 +38,7 @@ class VllmConfigSettings:
     noise: str = same(TargetModel, "noise", help="", section=SECTION)
     flags: bool = setting(False, "--flags", section=SECTION)
     ray: bool = setting(False, "--ray", section=SECTION)
-    observe: ObserveConfig = group(ObserveConfig, role="vllm_config", without=(*SERVICE_FLAGS, "trace"))
+    observe: ObserveConfig = group(ObserveConfig, role="vllm_config", without=(*SERVICE_FLAGS, "trace", "profile"))
 
 
 async def run(settings: VllmConfigSettings) -> int:

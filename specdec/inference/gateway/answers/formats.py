@@ -28,7 +28,7 @@ class Format(Protocol):
     per_token: bool
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the JSON document that answers prompts with `n` choices each, without a stream."""
+        """Return the body of an answer that is not streamed; each prompt has `n` choices."""
 
 
 class ChunkFormat(Format, Protocol):
@@ -61,7 +61,7 @@ class _Base(ABC):
         """Return one entry of a whole answer's "choices"."""
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the JSON document that answers prompts with `n` choices each, without a stream."""
+        """Return the body of an answer that is not streamed; each prompt has `n` choices."""
         entries = [self.choice(index, choice) for index, choice in enumerate(choices)]
         return {**self.head(chunk=False), "choices": entries, **figures(choices, n=n)}
 

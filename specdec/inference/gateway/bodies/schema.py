@@ -269,7 +269,7 @@ class GenerationBody(Body):
 
     def _grammar(self) -> tuple[str | None, Grammar | None]:
         given = self.model_dump(mode="json", by_alias=True, include=set(structured.NAMES))
-        return structured.the_grammar(given)
+        return structured.only_grammar(given)
 
     def sampling(self) -> SamplingParams:
         """Return the sampling parameters, without the seed."""

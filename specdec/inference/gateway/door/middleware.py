@@ -22,10 +22,10 @@ from specdec.inference.caller import (
     Right,
     audit,
     caller,
-    harmless_id,
     is_audited,
     request_context,
     request_id,
+    safe_request_id,
 )
 from specdec.inference.errors import ForbiddenError, UnauthenticatedError
 from specdec.inference.gateway.answers.errors import ApiError, from_error
@@ -160,7 +160,7 @@ class RequestId:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = harmless_id(dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1"))
+        request_id = safe_request_id(dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1"))
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":

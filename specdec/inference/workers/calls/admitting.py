@@ -11,7 +11,7 @@ from functools import partial
 
 from specdec.grpc_comm.guard import Admit, Trailers
 from specdec.grpc_comm.secured import AUTHORIZATION
-from specdec.inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
+from specdec.inference.caller import Caller, audit, caller, is_audited, request_context, request_id, safe_request_id
 from specdec.inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
 from specdec.inference.workers.calls.access import ASSIST, DRAIN, Access, rights_of_call
 from specdec.inference.workers.calls.auth_file import NAME
@@ -31,7 +31,7 @@ def admission(access: Access) -> Admit:
     def admit(
         method: str, headers: Mapping[str, str], names: Sequence[str] | None, peer: str
     ) -> tuple[Trailers, AbstractContextManager[None]]:
-        id_ = harmless_id(headers.get(REQUEST_ID, ""))
+        id_ = safe_request_id(headers.get(REQUEST_ID, ""))
         identify = partial(_caller, access, method, headers.get(AUTHORIZATION, ""), names)
         return ((REQUEST_ID, id_),), _admitted(identify, headers.get(USER, ""), id_, method, peer)
 

@@ -119,7 +119,7 @@ class Fleet:
             await _close(replica)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Keep a task until it ends or the block is left; the event loop itself keeps no task alive."""
+        """Run a task that the end of the block cancels; the reference is kept, since an event loop has none."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -99,7 +99,7 @@ class StreamWorker:
             self._put(pb.AssistResponse(hold=pb.AssistHold(is_on=is_on, number=number)))
 
     async def beat(self) -> None:
-        """Queue an empty message at each interval in which no other message waits, until cancelled."""
+        """Send a keep-alive message at every interval at which the queue is empty, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self.outbox.empty():
@@ -219,7 +219,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         return max_request_bytes(self._pool.max_length)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register with a server that has not started."""
+        """Register this service with a gRPC server, which must not have started yet."""
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
     async def Assist(self, _: object, call: Call) -> None:

@@ -17,7 +17,7 @@ import grpc
 
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from specdec.inference.caller import ANYBODY, harmless_id, request_context
+from specdec.inference.caller import ANYBODY, request_context, safe_request_id
 from specdec.inference.config import PLAIN, DialSecurity, usable_core_ids
 from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.engine.target import check_token_ids
@@ -271,7 +271,7 @@ class AssistStream:
                     f"a session's name has {length} characters, the limit is {MAX_NAME_CHARACTERS}"
                 )
             self.close(message.open.session_id)
-            with request_context(ANYBODY, harmless_id(message.open.request_id)):
+            with request_context(ANYBODY, safe_request_id(message.open.request_id)):
                 self._try(message.open.session_id, partial(self._open, message.open))
         elif kind == "commit" and message.commit.session_id in self._sessions:
             self._try(message.commit.session_id, partial(self._commit, message.commit))
@@ -328,7 +328,9 @@ class AssistStream:
         if self._num_unheard == 1:
             self._reopen()
         elif self._num_unheard == 2:
-            logger.warning("no draft token reached %s: does a proxy part the streams of a connection?", self.address)
+            logger.warning(
+                "no draft token reached %s: a proxy may send calls of one connection to different servers", self.address
+            )
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)

@@ -131,12 +131,12 @@ def test_a_foreign_compiled_model_is_loaded_if_it_fits(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_model_of_another_program_that_cannot_be_read(
+def test_an_unreadable_compiled_model_of_another_program_is_refused(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
     monkeypatch.setenv("NEURON_COMPILED_ARTIFACTS", str(folder))
-    for text, message in (("{", "cannot be read"), ("[]", "holds no JSON object")):
+    for text, message in (("{", "cannot be read"), ("[]", "does not hold a JSON object")):
         (folder / "neuron_config.json").write_text(text)
         with pytest.raises(ConfigError, match=f"neuron_config.json {message}"):
             load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0))
@@ -190,7 +190,7 @@ def test_a_store_is_ready_for_the_versions_that_compiled_it(
     assert run(*ready) == 0
 
 
-def test_a_store_that_deletes_nothing_is_named(
+def test_artifacts_clean_reports_a_store_without_deletion(
     models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.support.mountpoint import Mountpoint

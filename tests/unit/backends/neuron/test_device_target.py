@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 
 from specdec.inference.backends.neuron.decoders.device_target import TargetDecoder
-from specdec.inference.backends.neuron.decoders.fused import compile_models
 from specdec.inference.backends.registry import load_decoder
 from specdec.inference.config import ModelConfig
-from specdec.inference.errors import InvalidRequestError
-from specdec.inference.model.decoder import check_seed
 from specdec.inference.request import GenerationRequest, SamplingParams
-from specdec.inference.serving.assembly import target_engine
 from specdec.inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
-from tests.support.answers import commits_of
 from tests.support.neuron.engines import MAX_LENGTH, generate_all, greedy_reference, requests
 from tests.support.neuron.slot_models import neuron_config
 from tests.unit.backends.neuron.test_fused import engine
@@ -49,19 +44,6 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
     assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)
     assert {graph for graph, _ in calls} == {"context", "token"}
     assert decoder.seed_invariant != samples
-
-
-async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, compiled_in: list[str]) -> None:
-    """An engine with device_sampling loads the model that was compiled ahead, and refuses seeds."""
-    before = len(compiled_in)
-    compile_models(config(models.target), None)
-    async with target_engine(config(models.target), max_waiting=4) as running:
-        assert len(compiled_in) - before <= 1
-        request = GenerationRequest((5, 6, 7), SamplingParams(temperature=0.9), max_new_tokens=5)
-        tokens = [token for c in await commits_of(running.engine.generate(request)) for token in c.token_ids]
-        assert 1 <= len(tokens) <= 5
-        with pytest.raises(InvalidRequestError, match="seed"):
-            check_seed(running.engine, SamplingParams(temperature=0.9))
 
 
 def test_all_tokens_are_as_many_as_the_device_sees(models: ModelDirectories, caplog: pytest.LogCaptureFixture) -> None:

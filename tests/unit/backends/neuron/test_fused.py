@@ -13,7 +13,7 @@ from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecode
 from specdec.inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import InvalidRequestError
-from specdec.inference.model.decoder import Turn, Verdict, check_seed
+from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.request import GenerationRequest, SamplingParams
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.speculation.slot_decoder import decide
@@ -71,6 +71,7 @@ def engine(decoder: GraphDecoder) -> TargetEngine:
 async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls, on_device: bool) -> None:
     wanted = requests(9, seed=4, sampled=False)
     decoder = load(models.target, models.related, device_sampling=on_device)
+    assert decoder.seed_invariant
     answers = await generate_all(engine(decoder), wanted)
     assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)
     assert {shape for graph, shape in calls if graph == "fused"} >= {(1, 1), (2, 1), (3, 1)}
@@ -157,32 +158,6 @@ def test_parameters_beyond_the_graph_are_refused_by_name(
     decoder = load_greedy(models.target, models.related, overrides={"max_context_length": 32})
     with pytest.raises(InvalidRequestError, match=message):
         engine(decoder).open(GenerationRequest(**{"prompt_token_ids": (3, 4), "sampling": sampling, **fields}))
-
-
-@pytest.mark.usefixtures("on_real")
-def test_a_sampling_eagle_refuses_seeds(models: ModelDirectories, tmp_path: Path) -> None:
-    draft = save_eagle_draft(tmp_path / "eagle", "eagle")
-    decoder = load(models.target, draft, method="eagle")
-    sampling = SamplingParams(temperature=0.7, top_k=20)
-    with pytest.raises(InvalidRequestError, match="seed"):
-        check_seed(engine(decoder), sampling)
-    check_seed(engine(decoder), SamplingParams())
-    decoder.check(GenerationRequest((3, 4), sampling))
-    for change, message in (({"top_k": 300}, "top_k 300"), ({"min_p": 0.1}, "min_p 0.1")):
-        with pytest.raises(InvalidRequestError, match=message):
-            decoder.check(GenerationRequest((3, 4), replace(sampling, **change)))
-
-
-@pytest.mark.usefixtures("on_real")
-async def test_eagle_samples(models: ModelDirectories, tmp_path: Path) -> None:
-    decoder = load(models.target, save_eagle_draft(tmp_path / "eagle", "eagle"), method="eagle")
-    sampled = GenerationRequest((3, 4), SamplingParams(temperature=1.5, top_k=50), max_new_tokens=20)
-    ((token_ids, _),) = await generate_all(engine(decoder), [sampled])
-    assert 1 <= len(token_ids) <= 20
-
-
-def test_greedy_modes_keep_seeds(models: ModelDirectories) -> None:
-    assert load_greedy(models.target, models.related).seed_invariant
 
 
 TREES = {

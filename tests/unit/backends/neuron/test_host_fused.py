@@ -51,7 +51,7 @@ async def test_every_request_is_answered_as_by_the_torch_target(models: ModelDir
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
-async def test_grammars_are_kept(models: ModelDirectories, temperature: float) -> None:
+async def test_answers_of_a_fused_graph_keep_to_their_grammar(models: ModelDirectories, temperature: float) -> None:
     """Answers keep to their grammar, though the graph's draft does not know it.
 
     A draft token that the grammar refuses counts as rejected.

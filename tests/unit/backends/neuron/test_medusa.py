@@ -103,7 +103,7 @@ def test_a_pass_is_laid_out_depth_first() -> None:
     assert tree_pass([7, 8], [(0,), (0, 0), (0, 1), (1,)], [[20, 21], [30, 31]], width=4).token_ids == [7, 8, 20, 30]
 
 
-def test_compiling_ahead_of_time(checkpoint: Path, artifacts: Path, compiled_in: list[str]) -> None:
+def test_medusa_loads_the_model_compiled_ahead(checkpoint: Path, artifacts: Path, compiled_in: list[str]) -> None:
     compile_models(config(checkpoint), None)
     assert len(list(artifacts.iterdir())) == 1
     load(checkpoint)

@@ -83,7 +83,7 @@ SLOTS: list[tuple[Options, str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), SLOTS)
-def test_settings_of_slots(options: Options, message: str) -> None:
+def test_unusable_settings_of_one_model_are_refused(options: Options, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
@@ -95,7 +95,7 @@ def test_settings_of_slots(options: Options, message: str) -> None:
         ({"sequence_length": 5}, "sequence_length 5 leaves no room beside a verification pass of 4 tokens"),
     ],
 )
-def test_settings_of_models(fields: dict[str, Any], message: str) -> None:
+def test_unusable_dtypes_and_lengths_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_neuron_backend(replace(neuron_config(checkpoint("llama")), **fields))
 
@@ -130,17 +130,17 @@ PAIRS: list[tuple[Options, str]] = [
         per_channel(fused_qkv=True, draft_model_modules_to_not_convert=["lm_head", "embed_tokens", "layers"]),
         f"draft_model_modules_to_not_convert {WHOLE_NAME}",
     ),
-    ({"method": "eagle"}, r"is no eagle checkpoint: fc.weight is missing"),
+    ({"method": "eagle"}, r"is not a checkpoint of method eagle: fc.weight is missing"),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), PAIRS)
-def test_settings_of_pairs(models: ModelDirectories, options: Options, message: str) -> None:
+def test_unusable_settings_of_pairs_are_refused(models: ModelDirectories, options: Options, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_decoder(*pair(models.target, models.related, **options), decide)
 
 
-def test_another_device_for_a_pair(models: ModelDirectories) -> None:
+def test_a_pair_refuses_another_device(models: ModelDirectories) -> None:
     """A pair on backend neuron refuses --device, as one model does.
 
     Regression: --device cuda beside --backend neuron was refused for one model, and ignored for a pair.
@@ -191,7 +191,9 @@ CHECKPOINTS: list[tuple[str, Saved, Saved, str]] = [
 
 
 @pytest.mark.parametrize(("method", "target", "draft", "message"), CHECKPOINTS)
-def test_checkpoints_of_pairs(tmp_path: Path, method: str, target: Saved, draft: Saved, message: str) -> None:
+def test_checkpoints_that_do_not_pair_are_refused(
+    tmp_path: Path, method: str, target: Saved, draft: Saved, message: str
+) -> None:
     paths = target(tmp_path / "target"), draft(tmp_path / "draft")
     with pytest.raises(ConfigError, match=message):
         load_decoder(*pair(*paths, method=method), decide)

@@ -106,7 +106,7 @@ def test_a_value_that_is_not_half_is_found(changed: int) -> None:
     assert num_lost(FINITE, FINITE[1:]) is None
 
 
-def test_a_checkpoint_stands_for_what_it_was(public: Path, tmp_path: Path) -> None:
+def test_a_rescaled_checkpoint_keeps_every_product_of_weight_and_scale(public: Path, tmp_path: Path) -> None:
     lines = rescaled(public, tmp_path / "out")
     old, new = loaded(public), loaded(tmp_path / "out")
     assert {name: tensor.dtype for name, tensor in old.items()} == {name: tensor.dtype for name, tensor in new.items()}
@@ -199,7 +199,7 @@ def test_a_file_that_changed_is_done_again(public: Path, tmp_path: Path) -> None
     assert (tmp_path / "out" / SHARDS[0]).read_bytes() == (tmp_path / "fresh" / SHARDS[0]).read_bytes()
 
 
-def test_a_wrongly_written_file_is_no_result(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrongly_written_file_is_not_kept(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rescaling, "HALVED", bytes(range(256)))
     with pytest.raises(ConfigError, match=r"a\.weight of .*: what was written of it does not stand for what it was"):
         rescaled(public, tmp_path / "out")
@@ -253,7 +253,7 @@ def test_damaged_checkpoints_are_named(public: Path, tmp_path: Path) -> None:
             rescaled(public, tmp_path / "out")
 
 
-def test_outputs_that_are_something_else_are_left_alone(public: Path, tmp_path: Path) -> None:
+def test_rescaling_never_overwrites_another_checkpoint(public: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is the model itself"):
         rescaled(public, public)
     other = save(tmp_path / "other", {"a.weight": torch.ones(2)})
@@ -268,7 +268,7 @@ def test_outputs_that_are_something_else_are_left_alone(public: Path, tmp_path: 
         rescaled(public, tmp_path / "parts")
 
 
-def test_the_role_once_twice_and_on_its_own_result(
+def test_rescale_fp8_runs_twice_and_refuses_its_own_result(
     public: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(model: Path, output: Path) -> int:
@@ -295,10 +295,10 @@ def test_an_unrescaled_checkpoint_is_refused_with_the_command(
     assert "is not marked" not in caplog.text
     shutil.copyfile(public / "config.json", out / "config.json")  # rescaled by another tool
     check_rescaled(out)
-    assert "is not marked as rescaled to Neuron's fp8; a sample of it ends at 240" in caplog.text
+    assert "is not marked as rescaled to Neuron's fp8, but is used" in caplog.text
 
 
-def test_nothing_is_asked_of_what_is_no_fp8_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_without_fp8_are_not_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_rescaled(tmp_path / "quantized.pt")
     check_rescaled(save(tmp_path / "model", {"a.weight": torch.ones(2)}))
     assert not caplog.text

@@ -117,7 +117,7 @@ def test_slot_reads_are_used_where_faster() -> None:
     assert not times.goes_on(39, 40)
 
 
-def test_a_backend_measures_what_it_reads() -> None:
+def test_a_backend_times_prompts_and_passes() -> None:
     backend = slot_backend()
     backend.forward([Span(0, 0, TOKENS[:9], 1)])
     assert not backend.goes_on(8, 9)
@@ -132,7 +132,7 @@ def test_a_span_behind_the_slot_is_an_error() -> None:
         slot_backend().forward([Span(0, 3, TOKENS[:2], 1)])
 
 
-def test_the_engine_asks_for_widths_and_room_that_there_are() -> None:
+def test_slot_bytes_draft_tokens_and_prompt_length_are_those_compiled() -> None:
     backend = slot_backend()
     num_layers, num_kv_heads, head_dim = 2, 2, 8
     assert backend.slot_bytes == num_layers * 2 * num_kv_heads * head_dim * (MAX_LENGTH + K) * 4

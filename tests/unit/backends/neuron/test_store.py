@@ -196,7 +196,7 @@ def test_a_long_compilation_shows_progress(
     assert f"compiled model {WANTED.key}: compiled and stored in" in caplog.text
 
 
-def test_where_artifacts_lie(tmp_path: Path) -> None:
+def test_artifacts_lie_in_the_flag_s_or_the_environment_s_folder(tmp_path: Path) -> None:
     variables = {"NEURON_COMPILED_ARTIFACTS": "there", "XDG_CACHE_HOME": "cache"}
     assert artifacts_root(tmp_path, variables) == tmp_path
     assert artifacts_root(None, variables) == Path("there")

@@ -35,7 +35,7 @@ def test_a_file_gets_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @given(st.lists(st.text(max_size=3), max_size=6), st.integers(0, 8), st.text(max_size=3))
-def test_marks_keep_the_text(pieces: list[str], num_accepted: int, rest: str) -> None:
+def test_marked_draft_tokens_keep_the_text(pieces: list[str], num_accepted: int, rest: str) -> None:
     lengths = tuple(map(len, pieces))
     delta = Delta(1, tuple(range(len(pieces))), 8, num_accepted, text="".join([*pieces, rest]), piece_lengths=lengths)
     assert "".join(text for text, _ in delta.marked()) == delta.text

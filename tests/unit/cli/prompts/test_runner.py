@@ -144,7 +144,7 @@ async def test_a_full_server_is_not_asked_for_ever() -> None:
     assert isinstance(result.error, CapacityError)
 
 
-async def test_json_has_what_was_promised() -> None:
+async def test_json_of_a_result_has_the_documented_fields() -> None:
     (result,) = await run_prompts(ScriptedCompleter(), job(["p"], concurrency=1), ListSink())
     fields = result.to_json()
     assert fields["prompt"] == "p"

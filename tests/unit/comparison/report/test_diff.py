@@ -53,7 +53,9 @@ def _diff(*arguments: str | Path) -> int:
 
 
 @pytest.mark.parametrize("seed", [2, 3, 4])
-def test_a_of_a_shows_no_difference(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+def test_equal_servers_show_no_difference(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
     new = _same_models(_measured(tmp_path / "new", seed), old)
     assert _diff(old, new) == 0
     assert "48 latencies compared: 48 show no difference" in capsys.readouterr().out
@@ -125,7 +127,7 @@ TOO_FEW = "48 latencies compared: 0 show no difference, 48 have too few runs to 
         (lambda _: {"cells": []}, [], 2, NO_RESULTS),
     ],
 )
-def test_unlike_results_are_named(
+def test_diff_names_results_that_cannot_be_compared(
     old: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

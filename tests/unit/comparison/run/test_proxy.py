@@ -72,7 +72,7 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
         assert time.monotonic() - started >= least_s
 
 
-async def test_no_end_holds_small_writes_back() -> None:
+async def test_the_proxy_sends_small_writes_at_once() -> None:
     """Both ends of the proxy send small messages at once.
 
     Regression: a socket that was made without naming TCP kept Nagle's algorithm on, and each link added 40

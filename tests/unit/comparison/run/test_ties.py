@@ -94,7 +94,7 @@ async def test_either_server_is_asked_once_for_each_prompt_that_parted(silent: C
     assert "0.1 apart in log-probability" in str(agreement.differences[0])
 
 
-async def test_turns_of_a_conversation_are_not_asked_again(tmp_path: Path) -> None:
+async def test_no_scores_are_requested_for_conversations(tmp_path: Path) -> None:
     workload = WorkloadConfig((PromptSet("structured", (Conversation(turns=("1", "2")),)),))
     clients: Any = {BASE: Scripted(ANSWER, STEPS)}
     samples = [answered(BASE, ANSWER), answered(SD, "The dog ran")]

@@ -100,7 +100,7 @@ def evidence() -> Evidence:
     return Evidence(SPACE, [*usual, *loads, *lengths, *far], skipped)
 
 
-def test_the_words_have_what_was_asked() -> None:
+def test_advice_has_gains_crossovers_and_costs() -> None:
     text = "\n".join(sentences(evidence(), Prices(36.0)))
     for expected in (
         "serve with fused (draft draft, gamma 8). It gives 3.00",
@@ -116,7 +116,7 @@ def test_the_words_have_what_was_asked() -> None:
         assert expected in text
 
 
-def test_a_draft_on_its_own_machine_costs_too() -> None:
+def test_costs_include_the_draft_s_own_machine() -> None:
     prices = Prices(36.0, 3.6)
     assert prices.per_million_tokens(FUSED, 100.0) == pytest.approx(100.0)
     assert prices.per_million_tokens(ASYNC, 100.0) == pytest.approx(110.0)

@@ -104,7 +104,7 @@ def test_every_condition_meets_every_way_once() -> None:
 
 
 @pytest.mark.parametrize("budget_s", [0.5, 3.0, 6.0, 11.0])
-def test_it_ends_in_time_and_names_the_conditions_left_out(budget_s: float) -> None:
+def test_a_search_ends_in_time_and_names_conditions_left_out(budget_s: float) -> None:
     everything = studied(rounds, rtt_ms=(10.0, 0.2, 80.0), concurrency=(1, 8, 32))
     evidence = studied(rounds, budget_s, rtt_ms=(10.0, 0.2, 80.0), concurrency=(1, 8, 32))
     assert 0 < len(evidence.trials) < len(everything.trials)
@@ -134,7 +134,7 @@ def test_a_group_ends_with_the_budget() -> None:
     assert skipped[0] == measured[1]
 
 
-def test_first_comes_what_is_worth_most() -> None:
+def test_groups_of_most_value_are_measured_first() -> None:
     """If there is time for one group only, the search measures every topology once, under the usual conditions."""
     evidence = studied(rounds, 0.1, rtt_ms=(10.0, 80.0))
     assert [it.place for it in evidence.trials] == [evidence.space.usual] * 4

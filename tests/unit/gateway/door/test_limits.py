@@ -169,14 +169,14 @@ async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytes
 
     Regression: a schema was written 64 times 64 times, in 7 s, before the limit of 128 choices was checked.
     """
-    num_written, write = 0, structured.the_grammar
+    num_written, write = 0, structured.only_grammar
 
     def counted(given: Any) -> Any:
         nonlocal num_written
         num_written += 1
         return write(given)
 
-    monkeypatch.setattr(structured, "the_grammar", counted)
+    monkeypatch.setattr(structured, "only_grammar", counted)
     fields = {"n": 64, "guided_json": {"enum": ["a", "b"]}}
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         refused = await client.post("/v1/completions", json={"prompt": ["x"] * 64, **fields})

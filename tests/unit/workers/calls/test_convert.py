@@ -97,7 +97,7 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         prediction=st.text(max_size=9),
     )
 )
-def test_completion_request(request: CompletionRequest) -> None:
+def test_a_completion_request_survives_its_message(request: CompletionRequest) -> None:
     back = convert.completion_from_message(convert.completion_to_message(request))
     unseeded = replace(back.sampling, seed=request.sampling.seed)  # the request's own seed counts
     assert replace(back, sampling=unseeded) == request
@@ -117,7 +117,7 @@ def test_completion_request(request: CompletionRequest) -> None:
         cache_salt=st.text(max_size=9),
     )
 )
-def test_open(request: GenerationRequest) -> None:
+def test_an_opening_survives_its_message(request: GenerationRequest) -> None:
     message = convert.open_to_message(request, fingerprint="f", vocab_size=9)
     assert (message.protocol_version, message.tokenizer_fingerprint, message.vocab_size) == (
         convert.PROTOCOL_VERSION,
@@ -144,7 +144,7 @@ def test_open(request: GenerationRequest) -> None:
         hold_us=microseconds,
     ).map(possible)
 )
-def test_commit(commit: Commit) -> None:
+def test_a_commit_survives_its_message(commit: Commit) -> None:
     assert convert.commit_from_message(convert.commit_to_message(commit)) == commit
 
 
@@ -174,7 +174,7 @@ def test_commit(commit: Commit) -> None:
         st.builds(Finished, reason=st.sampled_from(FinishReason)),
     )
 )
-def test_event(event: Started | Delta | Finished) -> None:
+def test_an_event_survives_its_message(event: Started | Delta | Finished) -> None:
     assert convert.event_from_message(convert.event_to_message(event)) == event
 
 
@@ -202,7 +202,7 @@ def test_names_of_a_card_are_short() -> None:
     assert {*map(len, names)} == {convert.MAX_NAME_CHARACTERS}
 
 
-def test_unset_fields() -> None:
+def test_unset_fields_get_the_servers_defaults() -> None:
     """A request without optional fields gets the server's defaults, or else greedy decoding and 128 tokens."""
     request = convert.completion_from_message(pb.GenerateRequest(text="a"))
     assert request.resolved(NO_DEFAULTS) == CompletionRequest("a")

@@ -31,7 +31,7 @@ def failed_call(status: Status) -> grpc.aio.AioRpcError:
 
 
 @pytest.mark.parametrize("error", SAME_ON_BOTH_SIDES, ids=lambda error: type(error).__name__)
-def test_there_and_back(error: errors.SpecDecError) -> None:
+def test_errors_keep_class_message_and_details_over_grpc(error: errors.SpecDecError) -> None:
     status = to_status(error)
     assert status is not None
     back = from_rpc_error(failed_call(status), "host:1")
@@ -95,7 +95,9 @@ def test_every_error_of_a_request_has_a_status() -> None:
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.CapacityError),
     ],
 )
-def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
+def test_statuses_without_details_become_errors_of_their_class(
+    code: grpc.StatusCode, expected: type[Exception]
+) -> None:
     """A status from a proxy, without this project's details, becomes an exception of the right class."""
     assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
 

@@ -187,7 +187,7 @@ async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
         assert len(only.completer.asked) == 1
 
 
-async def test_a_server_of_before_is_never_resumed_at() -> None:
+async def test_no_answer_is_resumed_at_an_older_server() -> None:
     """An answer is never resumed at a server of an older version, which does not know resuming.
 
     Such a server would begin the answer again, and the client would get its first half twice, with code OK.
@@ -243,7 +243,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
         assert completer._fleet.budget.take(0.0), "something is left for those that have begun"
 
 
-async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
+async def test_requests_that_a_full_server_refuses_are_served_by_another() -> None:
     """Requests that a full server refuses wait for the retry budget, and are then served by another server."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):

@@ -130,7 +130,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
+async def test_an_answer_cut_at_any_token_goes_on_unchanged(model: ModelConfig, name: str) -> None:
     """An answer that is cut at any token goes on as it would have without the cut.
 
     The second server has other defaults, but uses the values that the first one filled in.
@@ -181,7 +181,7 @@ CANNOT_BE: list[tuple[str, tuple[int, ...], dict[str, str], type[Exception], str
 
 
 @pytest.mark.parametrize(("model_id", "token_ids", "change", "error", "words"), CANNOT_BE)
-async def test_resumes_that_cannot_be(
+async def test_impossible_resumes_are_refused(
     model: ModelConfig,
     model_id: str,
     token_ids: tuple[int, ...],

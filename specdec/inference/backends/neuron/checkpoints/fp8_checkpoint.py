@@ -48,7 +48,9 @@ def check_rescaled(folder: Path) -> None:
         remedy = f"specdec rescale_fp8 --model {folder} --output {folder}-rescaled"
         raise ConfigError(f"{folder} has fp8 weights above 240, where Neuron's end: rescale it first: {remedy}")
     if sample:
-        logger.warning("%s is not marked as rescaled to Neuron's fp8; a sample of it ends at 240", folder)
+        logger.warning(
+            "%s is not marked as rescaled to Neuron's fp8, but is used: no value of a sample is above 240", folder
+        )
 
 
 def _sample(folder: Path) -> bytes:

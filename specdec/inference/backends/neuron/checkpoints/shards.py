@@ -21,7 +21,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{file} holds no JSON object")
+        raise ConfigError(f"{file} does not hold a JSON object")
     return value
 
 

@@ -99,7 +99,7 @@ def check_method(target: ModelConfig, draft: Path, model_config: PretrainedConfi
             logger.warning("draft %s has no safetensors files: its keys are not checked for %s", draft, method)
             return
         for fault in eagle_faults(method, shapes, hidden_size=model_config.hidden_size, input_norm=norm):
-            raise ConfigError(f"draft {draft} is no {method} checkpoint: {fault}")
+            raise ConfigError(f"draft {draft} is not a checkpoint of method {method}: {fault}")
     if method == "fused" and (shapes := checkpoint_shapes(draft)) and "fc.weight" in shapes:
         raise ConfigError(f"draft {draft} has fc.weight: use --speculation_method eagle or eagle3")
 

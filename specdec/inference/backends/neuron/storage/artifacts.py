@@ -108,7 +108,7 @@ def find_or_compile(root: Path, wanted: Wanted, compile_into: Callable[[Path], N
         store.discard(folder)
         raise
     if faster is not None:
-        logger.info("compiled model %s: another process was faster", key)
+        logger.info("compiled model %s: another process compiled it first, and its files are used", key)
         store.discard(folder)
     return store.find(root, key) or folder
 

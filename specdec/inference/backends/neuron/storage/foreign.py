@@ -46,7 +46,9 @@ def check_fits(folder: Path, config: Any) -> None:
             f"{folder} is a compiled model, but not for these settings: {'; '.join(found)}. Set what differs, or name "
             "a folder of compiled models"
         )
-    logger.info("compiled model %s: taken as it is; nothing in it says from which checkpoint its weights are", folder)
+    logger.info(
+        "compiled model %s: another program compiled it, and it does not name the checkpoint of its weights", folder
+    )
 
 
 def _as_saved(config: Any) -> dict[str, Any]:
