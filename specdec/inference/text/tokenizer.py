@@ -124,7 +124,7 @@ class Tokenizer:
         return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Return the token ids of a conversation, up to where the assistant answers, if it does not ask for another end.
+        """Return the token ids of a conversation, up to where the assistant answers, or to the end it names.
 
         The model's chat template writes the text, or `plain_chat` if it has none.
 
