@@ -8,13 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
+
+from tqdm.std import tqdm
 
 from specdec.inference.commit import Delta
 from specdec.inference.config import (
@@ -26,7 +31,7 @@ from specdec.inference.config import (
     usable_cores,
 )
 from specdec.inference.declared import read_given
-from specdec.inference.errors import ConfigError
+from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.observe.host_load import LoadMeter
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.serving.event_loop import new_event_loop
@@ -40,6 +45,7 @@ from specdec.inference.workers.completing.results import Comparison, Result
 from specdec.inference.workers.completion import Completer, CompletionRequest
 from specdec.parameters import (
     ClientSettings,
+    FunctionT,
     ModelSettings,
     Parameters,
     Prompt,
@@ -60,6 +66,32 @@ def _require_process() -> None:
     if _owner != os.getpid():
         hint = 'open models in the child alone, or start it by multiprocessing.get_context("spawn")'
         raise ConfigError(f"process {os.getpid()} is a fork of {_owner}, which has opened models already: {hint}")
+
+
+def _briefly(function: FunctionT) -> FunctionT:
+    """Return a function whose errors of a user have one frame of this package, since notebooks show all."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except (ConfigError, InvalidRequestError) as exc:
+            raise exc.with_traceback(None) from None
+
+    return call  # type: ignore[return-value]
+
+
+def _bar(num_prompts: int) -> Any:
+    """Return a bar for several prompts, in notebooks and on a terminal; others see nothing."""
+    is_watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return tqdm(total=num_prompts, unit="prompt", disable=num_prompts < 2 or not is_watched)
+
+
+def _quiet_bars() -> None:
+    """Import the bars of the hub and of Transformers without their warning about ipywidgets, which few have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tqdm.auto  # noqa: F401
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +115,15 @@ class _Async:
     _IS_WHOLE = True
     """True if this process does all the work, False if servers do."""
 
-    def __init__(self, settings: Any, concurrency: int) -> None:
+    def __init__(self, settings: Any, concurrency: int, name: str) -> None:
         self._settings = settings
+        self._name = name
         self._concurrency = concurrency
         self._stack = AsyncExitStack()
         self._completer: Completer | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name}{'' if self._completer else ', not open'})"
 
     async def _open(self, stack: AsyncExitStack) -> Completer:
         raise NotImplementedError
@@ -116,9 +152,11 @@ class _Async:
         """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
         completer, requests = self._requests(prompt_list(prompts), parameters)
         results, places = [Result(each.prompt) for each in requests], asyncio.Semaphore(self._concurrency)
-        async with asyncio.TaskGroup() as group:
-            for result, request in zip(results, requests, strict=True):
-                group.create_task(run_prompt(completer, request, places, result))
+        with _bar(len(requests)) as bar:
+            async with asyncio.TaskGroup() as group:
+                for result, request in zip(results, requests, strict=True):
+                    task = group.create_task(run_prompt(completer, request, places, result))
+                    task.add_done_callback(lambda _: bar.update())
         for error in filter(None, (result.error for result in results)):
             raise error
         return results
@@ -177,12 +215,13 @@ class AsyncLLM(_Async):
         models = {"target_model": target or BUNDLED_TARGET}
         if self._has_draft:
             pair = read_given(PairSettings, {**settings, **models, "draft_model": draft or BUNDLED_DRAFT}, name="LLM")
-            super().__init__(pair, pair.models.loading.num_slots)
+            super().__init__(pair, pair.models.loading.num_slots, f"{models['target_model']}, {draft or BUNDLED_DRAFT}")
         else:
             alone = read_given(_Alone, {**settings, **models}, name="LLM without a draft")
-            super().__init__(alone, alone.model.loading.num_slots)
+            super().__init__(alone, alone.model.loading.num_slots, str(target or BUNDLED_TARGET))
 
     async def _open(self, stack: AsyncExitStack) -> Completer:
+        _quiet_bars()
         read = await asyncio.to_thread(fetched, self._settings)
         config = fused_config(read) if self._has_draft else read.model.config(num_threads=usable_cores())
         running = await stack.enter_async_context(target_engine(config, max_waiting=self._concurrency))
@@ -197,7 +236,7 @@ class AsyncClient(_Async):
     @spelled_out
     def __init__(self, target: str = "127.0.0.1", **settings: Unpack[ClientSettings]) -> None:
         read = read_given(_Asking, {**settings, "target_host": target}, name="Client")
-        super().__init__(read, read.batch)
+        super().__init__(read, read.batch, target)
 
     async def _open(self, stack: AsyncExitStack) -> Completer:
         fleet = await stack.enter_async_context(connected(self._settings.connection))
@@ -225,6 +264,9 @@ class _Blocking:
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        return repr(self._inner).removeprefix("Async")
+
     def __enter__(self) -> Self:
         return self
 
@@ -244,12 +286,14 @@ class _Blocking:
             raise ConfigError(f"this {type(self).__name__} is closed")
 
     @spelled_out
+    @_briefly
     def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Unpack[Parameters]) -> list[Result]:
         """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
         self._check()
         return self._run(self._inner.generate(prompts, **parameters))
 
     @spelled_out
+    @_briefly
     def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
         """Complete a prompt with the draft and by the target alone, in turn, several times, with the same seed."""
         self._check()
@@ -278,6 +322,7 @@ class LLM(_Blocking):
     """
 
     @spelled_out
+    @_briefly
     def __init__(
         self, target: str | Path | None = None, draft: str | Path | None = None, **settings: Unpack[ModelSettings]
     ) -> None:
@@ -291,6 +336,7 @@ class Client(_Blocking):
     """
 
     @spelled_out
+    @_briefly
     def __init__(self, target: str = "127.0.0.1", **settings: Unpack[ClientSettings]) -> None:
         super().__init__(AsyncClient(target, **settings))
 

@@ -165,7 +165,7 @@ def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
     values = {each.setting.key: _default_value(each) for each in settings.values()}
     for key, value in given.items():
         if (setting := settings.get(key)) is None:
-            known = ", ".join(sorted(settings))
+            known = ", ".join(sorted(filter(str.isidentifier, settings)))
             raise ConfigError(f"{name} has no setting {key}{did_you_mean(key, settings)}; there are {known}")
         if value is not None:
             values[setting.setting.key] = setting.taken(value)

@@ -196,6 +196,23 @@ async def test_n_prompts_and_echo(clients: Clients, models: ModelDirectories) ->
         assert answer.choices[0].text == PROMPT + first[0]
 
 
+async def test_token_ids_are_those_of_the_text_in_every_topology(clients: Clients, ports: dict[str, int]) -> None:
+    found = []
+    for name, client in clients.items():
+        asked: Any = {"model": "target", "prompt": "one two", "max_tokens": 12, "seed": 5, "temperature": 0.9}
+        answer = await client.completions.create(**asked, extra_body={"return_token_ids": True})
+        choice = answer.choices[0].model_dump()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[name]}") as http:
+            tokens = (await http.post("/tokenize", json={"prompt": "one two"})).json()["tokens"]
+            audit = {"request": asked, "output": choice["token_ids"]}
+            audited = (await http.post("/v1/audit", json=audit)).json()
+        assert choice["prompt_token_ids"] == tokens
+        assert len(choice["token_ids"]) == 12
+        found.append((choice["prompt_token_ids"], choice["token_ids"], audited["holds"]))
+    assert found == [found[0]] * len(clients)
+    assert found[0][-1] is True
+
+
 async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) -> None:
     messages: Any = [{"role": "user", "content": "sing"}]
     fields: Any = {"model": "target", "max_tokens": 10, "seed": 2}

@@ -63,7 +63,7 @@ CHARACTERS_PER_INCH = 18
 """Characters per inch of the conditions' small print."""
 
 TITLE_PER_INCH = 11.6
-"""Characters per inch of the label of emulated figures."""
+"""Characters per inch of the label of emulated figures, or of those of a busy machine."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -78,9 +78,14 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def save(figure: Figure, file: Path, config: ComparisonConfig) -> None:
-    """Write a picture with the measurement's conditions in it, so that it can be read without its report."""
-    if label := emulation_of(config):
+def save(figure: Figure, file: Path, config: ComparisonConfig, *, busy: str = "") -> None:
+    """Write a picture with the measurement's conditions in it, so that it can be read without its report.
+
+    Args:
+        busy: why its figures are unreliable; empty if they are not.
+    """
+    labels = [emulation_of(config), f"BUSY: {busy}" if busy else ""]
+    if label := " ".join(filter(None, labels)):
         title = textwrap.fill(label, int(figure.get_figwidth() * TITLE_PER_INCH), break_on_hyphens=False)
         figure.suptitle(title, color="#a00000", fontweight="bold", fontsize=10)
     text = textwrap.fill(short_conditions(config), int(figure.get_figwidth() * CHARACTERS_PER_INCH))

@@ -69,7 +69,7 @@ def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
         for picture in PICTURES:
             if sentences := picture.finding(findings):
                 file = directory / f"{picture.name}.png"
-                save(picture.draw(findings), file, findings.config)
+                save(picture.draw(findings), file, findings.config, busy=findings.busy)
                 drawn.append(Drawn(file, picture.title, f"{'; '.join(sentences)}."))
     return drawn
 
@@ -117,6 +117,7 @@ def _speedup_panel(axes: Axes, findings: Findings, rtt_ms: float) -> None:
     axes.set_title(f"{findings.least_load}, {round_trip(findings.config, rtt_ms)}")
     axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
     axes.grid(visible=False, axis="x")
+    axes.margins(y=0.12)  # room for the highest bar's label
 
 
 def _bars(axes: Axes, findings: Findings, series: Contender, rtt_ms: float, index: int) -> None:
@@ -134,9 +135,9 @@ def _bars(axes: Axes, findings: Findings, series: Contender, rtt_ms: float, inde
         if best.bound_speedup is not None:
             axes.hlines(best.bound_speedup, x - width * 0.46, x + width * 0.46, color="black", linestyle="--")
             name_bound(axes)
-        plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        label = {"ha": "center", "va": "bottom", "fontsize": 9, "bbox": plate}
-        axes.text(x, speedup.median * 0.04, f"{speedup.median:.2f}", **label)  # type: ignore[arg-type]
+        label = {"ha": "center", "va": "bottom", "fontsize": 8, "xytext": (0, 4), "textcoords": "offset points"}
+        top = max(speedup.high, best.bound_speedup or 0.0, 1.0)  # above all that is drawn here
+        axes.annotate(f"{speedup.median:.2f}", (x, top), **label)  # type: ignore[arg-type]
 
 
 def speedups(findings: Findings) -> list[str]:
@@ -287,9 +288,10 @@ def latency_shares(findings: Findings) -> Figure:
                 every = max(1, len(values) // NUM_MARKS)
                 axes.ecdf(np.asarray(values) * 1e3, markevery=every, **_style(series))
         axes.set_ylim(0, 1.02)
-        axes.set_title(f"{findings.least_load}, {round_trip(findings.config, min(findings.config.network.rtts_ms))}")
+        axes.set_title(f"{kind.replace('_', ' ')}: {SHOWN[name]}")
 
-    names = _by_kind(findings, "share of values"), list(SHOWN.values())
+    where = round_trip(findings.config, min(findings.config.network.rtts_ms))
+    names = [f"share of values\n{findings.least_load}, {where}"] * len(findings.kinds), [""] * len(SHOWN)
     return panels(findings.kinds, list(SHOWN), panel, size=(3.6, 2.7), names=names)
 
 

@@ -68,6 +68,7 @@ from specdec.inference.gateway.door.middleware import BodyLimit, HttpGate, Reque
 from specdec.inference.gateway.door.port import HttpPort, Probes
 from specdec.inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
 from specdec.inference.observe.metrics import Metrics
+from specdec.inference.text.chat import Chat
 from specdec.inference.workers.calls.access import Access
 from specdec.inference.workers.completing.audit import audited
 from specdec.inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
@@ -294,6 +295,12 @@ async def _answer(
     requests: list[CompletionRequest],
     answer: ChunkFormat | ResponsesFormat,
 ) -> Response:
+    if not isinstance(answer, ResponsesFormat):
+        answer.answer_id = body.request_id or answer.answer_id
+    if not isinstance(answer, ResponsesFormat) and body.return_token_ids:
+        answer.prompt_ids = [
+            await _prompt_ids(gateway, each.prompt) for each in requests[:: body.n] for _ in range(body.n)
+        ]
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
     events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
     if not body.stream:
@@ -302,6 +309,10 @@ async def _answer(
     stream = _stream_of(gateway, body, answer, num_choices=len(requests))
     first = await unless_disconnected(request, stream.begun(events))
     return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
+
+
+async def _prompt_ids(gateway: Gateway, prompt: str | tuple[int, ...] | Chat) -> tuple[int, ...]:
+    return prompt if isinstance(prompt, tuple) else await _codec(gateway).encode(prompt)
 
 
 def _stream_of(

@@ -76,7 +76,7 @@ class RequestStats:
     started: float = field(default_factory=time.monotonic)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list, repr=False)
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_verified_proposals: int = 0
@@ -85,8 +85,8 @@ class RequestStats:
     passes_by_draft_tokens: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
     drafted_by_position: list[int] = field(default_factory=list)
-    timings: list[Timings] = field(default_factory=list)
-    counts: list[Counts] = field(default_factory=list)
+    timings: list[Timings] = field(default_factory=list, repr=False)
+    counts: list[Counts] = field(default_factory=list, repr=False)
     by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
     num_held: int = 0
 

@@ -31,6 +31,8 @@ from specdec.inference.text.unicode import check_unicode
 FINGERPRINT_DIGITS = 16
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
+ENDS = {"add_generation_prompt", "continue_final_message"}
+"""Arguments of a chat template that say how the prompt ends, which a request may set."""
 """Limit of a chat template's error message, which is sent to the client."""
 MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
 MAX_PACKED_BYTES = 16 * 1024 * 1024
@@ -122,22 +124,25 @@ class Tokenizer:
         return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Return the token ids of a conversation, up to where the assistant answers.
+        """Return the token ids of a conversation, up to where the assistant answers, or to the end it names.
 
         The model's chat template writes the text, or `plain_chat` if it has none.
 
         Raises:
             InvalidRequestError: the template refuses these messages, or their tools or calls are no JSON.
         """
+        others = chat.template_kwargs()
         if self.chat_template is None:
+            if ends := others.keys() & ENDS:
+                raise InvalidRequestError(f"{min(ends)}: the model has no chat template", field=min(ends))
             return self.encode(_speakable(plain_chat(chat)))
-        conversation, tools, others = chat.conversation(), chat.tools(), chat.template_kwargs()
-        if others and (taken := others.keys() & signature(self._tokenizer.apply_chat_template).parameters):
+        conversation, tools = chat.conversation(), chat.tools()
+        if others and (taken := others.keys() & set(signature(self._tokenizer.apply_chat_template).parameters) - ENDS):
             message = f"chat_template_kwargs.{min(taken)} says how the template is used; it is not one of its variables"
             raise InvalidRequestError(message, field="chat_template_kwargs")
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, tools=tools, tokenize=False, add_generation_prompt=True, **others
+                conversation, tools=tools, tokenize=False, **{"add_generation_prompt": True, **others}
             )
         except Exception as exc:  # whatever the template raises
             spoken = tuple(each for each in chat.messages if each.content or each.role != "system")

@@ -171,6 +171,35 @@ def test_templates_by_name(tmp_path: Path) -> None:
         assert [tokenizer.decode(tokenizer.encode_chat(chat)) for chat in chats] == expected
 
 
+SPOKEN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}"
+END_TEMPLATE = SPOKEN + "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ("", "<user>on|<assistant>of|<assistant>"),
+        ('{"add_generation_prompt": true}', "<user>on|<assistant>of|<assistant>"),
+        ('{"add_generation_prompt": false}', "<user>on|<assistant>of|"),
+        ('{"add_generation_prompt": false, "continue_final_message": true}', "<user>on|<assistant>of"),
+    ],
+)
+def test_a_request_says_how_the_prompt_ends(ends: str, expected: str) -> None:
+    tokenizer = Tokenizer(tiny_tokenizer(chat_template=END_TEMPLATE), frozenset())
+    chat = Chat((ChatMessage("user", "on"), ChatMessage("assistant", "of")), template_kwargs_json=ends)
+    assert tokenizer.encode_chat(chat) == tokenizer.encode(expected, special=False)
+
+
+def test_an_end_without_a_template_and_other_arguments_of_the_library_are_refused() -> None:
+    plain, templated = (Tokenizer(tiny_tokenizer(chat_template=each), frozenset()) for each in (None, END_TEMPLATE))
+    ends = Chat((ChatMessage("user", "on"),), template_kwargs_json='{"add_generation_prompt": false}')
+    with pytest.raises(InvalidRequestError, match="add_generation_prompt: the model has no chat template"):
+        plain.encode_chat(ends)
+    for name in ("tokenize", "chat_template", "padding"):
+        with pytest.raises(InvalidRequestError, match=f"{name} says how the template is used"):
+            templated.encode_chat(Chat(ends.messages, template_kwargs_json=json.dumps({name: True})))
+
+
 @pytest.mark.parametrize(
     ("file", "ids", "found"), [("generation_config.json", [2, 3], {2, 3}), ("config.json", 3, {3}), (None, None, set())]
 )

@@ -32,7 +32,15 @@ class Format(Protocol):
 
 
 class ChunkFormat(Format, Protocol):
-    """Format of answers that stream as chunks, each with "choices"."""
+    """Format of answers that stream as chunks, each with "choices".
+
+    Attributes:
+        answer_id: end of the answer's "id".
+        prompt_ids: token ids of each choice's prompt, if token ids are asked for.
+    """
+
+    answer_id: str
+    prompt_ids: Sequence[Sequence[int]]
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
         """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
@@ -46,11 +54,21 @@ class _Base(ABC):
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self.answer_id = secrets.token_hex(12)  # in the answer's "id"
+        self.answer_id = secrets.token_hex(12)
         self.created = int(time.time())
+        self.prompt_ids: Sequence[Sequence[int]] = ()
+        self._begun: set[int] = set()
 
     def _head(self, prefix: str, kind: str) -> dict[str, Any]:
         return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self._model}
+
+    def _ids(self, index: int, of: Part | Choice) -> dict[str, Any]:
+        """Return the fields of token ids in an entry of "choices"; the prompt's come once."""
+        if not self.prompt_ids:
+            return {}
+        first = {} if index in self._begun else {"prompt_token_ids": self.prompt_ids[index]}
+        self._begun.add(index)
+        return {"token_ids": of.token_ids, **first}
 
     @abstractmethod
     def head(self, *, chunk: bool) -> dict[str, Any]:
@@ -63,7 +81,8 @@ class _Base(ABC):
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
         """Return the body of an answer that is not streamed; each prompt has `n` choices."""
         entries = [self.choice(index, choice) for index, choice in enumerate(choices)]
-        return {**self.head(chunk=False), "choices": entries, **figures(choices, n=n)}
+        beside = {name: ids for entry in entries for name, ids in of_chat(entry).items()}
+        return {**self.head(chunk=False), "choices": entries, **beside, **figures(choices, n=n)}
 
 
 class CompletionFormat(_Base):
@@ -80,14 +99,26 @@ class CompletionFormat(_Base):
         offset, first = choice.num_characters, part.is_prompt
         logprobs = text_logprobs(part.logprobs, offset, begins_prompt=first) if part.logprobs else None
         choice.num_characters += sum(position.num_characters for position in part.logprobs)
-        return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": _reason(part)}
+        return {
+            "index": index,
+            "text": part.text,
+            "logprobs": logprobs,
+            "finish_reason": _reason(part),
+            **self._ids(index, part),
+        }
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """Return one entry of a whole answer's "choices", with its text."""
         begins = choice.has_scored_prompt
         scores = choice.logprobs
         logprobs = text_logprobs(scores, 0, begins_prompt=begins) if scores else None
-        return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": _reason(choice)}
+        return {
+            "index": index,
+            "text": choice.text,
+            "logprobs": logprobs,
+            "finish_reason": _reason(choice),
+            **self._ids(index, choice),
+        }
 
 
 class ChatFormat(_Base):
@@ -115,7 +146,7 @@ class ChatFormat(_Base):
         logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
         calls = [{"index": number, **call} for number, call in fields.pop("tool_calls", {}).items()]
         delta = {**role, **fields, **({"tool_calls": calls} if calls else {})}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **self._ids(index, part)}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """Return one entry of a whole answer's "choices", with its message."""
@@ -125,7 +156,13 @@ class ChatFormat(_Base):
         scores = choice.logprobs
         logprobs = chat_logprobs(scores) if scores else None
         message.update({"tool_calls": calls} if calls else {})
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            **self._ids(index, choice),
+        }
 
     def _read(self, index: int, text: str, ending: Part | Choice, choice: Choice) -> tuple[dict[str, Any], str | None]:
         """Return the message fields that a piece of text adds, and the finish reason if the answer ends with it."""
@@ -141,6 +178,12 @@ class ChatFormat(_Base):
         if reading.content:  # some clients would show an empty one beside the calls
             fields["content"] = reading.content
         return fields, "tool_calls" if reader.has_calls and reason == FinishReason.STOP.value else reason
+
+
+def of_chat(entry: dict[str, Any]) -> dict[str, Any]:
+    """Take the prompt's token ids out of a chat's entry, since vLLM has them beside "choices" there; return them."""
+    is_chat = "prompt_token_ids" in entry and "text" not in entry
+    return {"prompt_token_ids": entry.pop("prompt_token_ids")} if is_chat else {}
 
 
 def _call(piece: CallPiece) -> dict[str, Any]:

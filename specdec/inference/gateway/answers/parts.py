@@ -110,5 +110,9 @@ class Choice:
         return "".join(part.text for part in self.parts)
 
     @property
+    def token_ids(self) -> list[int]:
+        return [token_id for part in self.parts for token_id in part.token_ids]
+
+    @property
     def logprobs(self) -> list[TokenLogprobs]:
         return [scores for part in self.parts for scores in part.logprobs]

@@ -18,7 +18,7 @@ from specdec.inference.commit import TextEvent
 from specdec.inference.errors import CapacityError, SpecDecError
 from specdec.inference.gateway.answers.documents import JsonAnswer, encoded
 from specdec.inference.gateway.answers.errors import ApiError, from_error, unexpected
-from specdec.inference.gateway.answers.formats import ChunkFormat, Format, figures, speculation, usage
+from specdec.inference.gateway.answers.formats import ChunkFormat, Format, figures, of_chat, speculation, usage
 from specdec.inference.gateway.answers.parts import Choice, ChoiceEvent, Part
 from specdec.inference.workers.calls.convert import converted
 
@@ -182,7 +182,8 @@ class ChunkStream(AnswerStream):
             beside["usage"] = usage(self._choices, n=self._shape.n) if self._shape.continuous_usage else None
         if self._shape.include_speculation:
             beside["speculation"] = speculation(part)
-        return self._event(encoded(self._answer.chunk(index, part, choice)), beside)
+        entry = self._answer.chunk(index, part, choice)
+        return self._event(encoded(entry), beside | of_chat(entry))
 
     def _end(self) -> bytes:
         return self._event("", figures(self._choices, n=self._shape.n)) if self._shape.include_usage else b""

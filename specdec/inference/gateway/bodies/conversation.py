@@ -205,10 +205,23 @@ class TemplateBody(Body):
         None, description="For templates that know it; beside others, only medium, which changes nothing."
     )
 
+    add_generation_prompt: bool = Field(True, description="vLLM's: the prompt ends where the assistant begins.")
+    continue_final_message: bool = Field(
+        False, description="vLLM's, with add_generation_prompt false: the answer goes on with the last message."
+    )
+
+    @model_validator(mode="after")
+    def _check_end(self) -> TemplateBody:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message needs add_generation_prompt: false")
+        return self
+
     def template_kwargs(self) -> dict[str, Any]:
-        """Return the template's variables that the body sets."""
+        """Return the template's variables that the body sets, and how the prompt ends if not as usual."""
         named = {"enable_thinking": self.enable_thinking, "reasoning_effort": self.reasoning_effort}
-        return {**self.chat_template_kwargs, **{name: each for name, each in named.items() if each is not None}}
+        ends = {} if self.add_generation_prompt else {"add_generation_prompt": False}
+        ends |= {"continue_final_message": True} if self.continue_final_message else {}
+        return {**self.chat_template_kwargs, **{name: each for name, each in named.items() if each is not None}, **ends}
 
 
 def chat_of(messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: dict[str, Any]) -> Chat:

@@ -24,7 +24,7 @@ def _each(names: str, *values: Any) -> NoOps:
 
 BOTH: NoOps = {
     **_each("store use_beam_search early_stopping include_stop_str_in_output watermarking", False),
-    **_each("return_tokens_as_token_ids return_token_ids return_token_offsets return_tokens", False),
+    **_each("return_tokens_as_token_ids return_token_offsets return_tokens", False),
     **_each("verbose timings_per_token return_progress post_sampling_probs", False),
     **_each("detokenize skip_special_tokens parse_tool_calls", True),
     **_each("spaces_between_special_tokens return_mm_kwargs cache_prompt backend_sampling", True, False),
@@ -37,18 +37,16 @@ BOTH: NoOps = {
     **_each("bad_words response_fields lora", []),
     **_each("vllm_xargs", {}),
     **_each("grammar", ""),
+    **_each("allowed_token_ids prompt_logprobs truncate_prompt_tokens"),
     **_each("service_tier", "auto", "default"),
     **_each("reasoning_format", "auto", "deepseek"),
 }
 COMPLETION: NoOps = {**BOTH, **_each("suffix", ""), **_each("add_special_tokens", True)}
-TOKENIZE: NoOps = {
-    **_each("return_token_strs continue_final_message", False),
-    **_each("add_generation_prompt", True),
-}
+TOKENIZE: NoOps = _each("return_token_strs", False)
 CHAT: NoOps = {
     **BOTH,
-    **_each("echo add_special_tokens continue_final_message return_prompt_text", False),
-    **_each("add_generation_prompt include_reasoning", True),
+    **_each("echo add_special_tokens return_prompt_text", False),
+    **_each("include_reasoning", True),
     **_each("functions documents", []),
     **_each("mm_processor_kwargs media_io_kwargs", {}),
     **_each("modalities", ["text"]),
@@ -58,11 +56,11 @@ CHAT: NoOps = {
 }
 RESPONSES: NoOps = {
     **BOTH,
-    **_each("background", False),
+    **_each("background return_token_ids", False),
     **_each("n", 1),
     **_each("truncation", "disabled"),
     **_each("prompt_cache_retention", "in_memory", "24h"),
-    **_each("previous_response_id conversation prompt max_tokens max_completion_tokens response_format"),
+    **_each("previous_response_id conversation prompt max_tokens max_completion_tokens response_format request_id"),
 }
 TEXT_CONFIG: NoOps = _each("verbosity", "medium")
 REASONING_CONFIG: NoOps = {
@@ -84,6 +82,14 @@ _HINTS = {
     "max_tokens": "use max_output_tokens",
     "max_completion_tokens": "use max_output_tokens",
     "response_format": "use text.format",
+    "allowed_token_ids": "a structured output keeps to what may be said, logit_bias -100 leaves out a token",
+    "bad_words": "logit_bias -100 leaves out a token",
+    "detokenize": "the text is made anyway; return_token_ids adds the ids",
+    "echo": "the request has the messages; /v1/completions has echo",
+    "include_stop_str_in_output": "the text ends before the stop string; append it where finish_reason is stop",
+    "prompt_logprobs": "/v1/completions gives them with echo and logprobs",
+    "skip_special_tokens": "/detokenize shows special tokens, of the ids that return_token_ids gives",
+    "truncate_prompt_tokens": "cut the ids of /tokenize, and send them as the prompt",
     "web_search_options": "no server here searches: offer a search of your own among tools",
     "think": 'templates that know it take chat_template_kwargs: {"enable_thinking": false}',
 }

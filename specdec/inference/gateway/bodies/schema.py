@@ -246,6 +246,10 @@ class GenerationBody(Body):
     cache_salt: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None = Field(
         None, description="vLLM's: what was computed of a prompt serves requests of an equal salt alone."
     )
+    return_token_ids: bool = Field(False, description="vLLM's: prompt_token_ids, and token_ids of each choice.")
+    request_id: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$(?!\n)")] | None = Field(
+        None, description="vLLM's: the answer's id ends with it."
+    )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Accepted without effect: for the client.")
 
     @model_validator(mode="after")
