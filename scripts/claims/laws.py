@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -43,16 +44,18 @@ def _from_target(p: Law, rng: np.random.Generator) -> int:
 
 
 def _likelier(p: Law, rng: np.random.Generator) -> int:
-    """Draw the best token in 63 % for 60 %, as vLLM did before its pull request 54282."""
-    changed = p.copy()
-    changed[0] *= 1.05 if p[0] < 0.95 else 1.0
+    """Draw the best token in 63 % for 60 %, as vLLM did before its pull request 54282; at other places alike."""
+    changed = p / p.sum()
+    more = changed[0] * (1.0 - changed[0]) / 8.0
+    changed[1:] *= 1.0 - more / (1.0 - changed[0])
+    changed[0] += more
     return _drawn(changed, rng)
 
 
 MUTANTS: dict[str, Rule] = {
     "right rejection sampling": lambda p, rng: _rejection(p, rng, np.maximum(p - _drafted(p), 0.0) + 1e-15),
     "residual drawn from the target's law": _from_target,
-    "best token 5 % too often": _likelier,
+    "best token in 63 % for 60 %": _likelier,
     "temperature 0.91 for 1": _cooler,
 }
 """Rules to speculate; the first one is right."""
@@ -75,16 +78,16 @@ async def texts_follow_the_law(size: plan.Size, starts: Starts, url: str | None)
     found = sum(value < plan.LAW_ALPHA for value in wrong)
     return Verdict(
         f"Texts follow the reported law (p at least {plan.LAW_ALPHA:g}), and mutants do not",
-        f"p = {own:.4f} over {len(counts.tokens)} tokens; {found} of {len(wrong)} mutants found",
+        f"p = {own:.4f} over {len(counts.tokens)} tokens; {found} of {len(wrong)} mutants found in {plan.NUM_MUTANT}",
         own >= plan.LAW_ALPHA and right >= plan.LAW_ALPHA and found == len(wrong),
         rows,
     )
 
 
 def mutated(counts: Counts, rule: Rule) -> Counts:
-    """Return counts of tokens that a rule draws at the same places, from the probabilities reported there."""
-    rng = np.random.default_rng(plan.SEED)
-    tokens = [(begun, before, rule(_law(best), rng), best) for begun, before, _, best in counts.tokens]
+    """Return counts of tokens that a rule draws at the same places, again and again, from the laws reported there."""
+    rng, repeats = np.random.default_rng(plan.SEED), math.ceil(plan.NUM_MUTANT / len(counts.tokens))
+    tokens = [(begun, before, rule(_law(best), rng), best) for begun, before, _, best in counts.tokens * repeats]
     return Counts(tokens)
 
 

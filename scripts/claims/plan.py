@@ -8,6 +8,8 @@ MOST_TEXTS_CHANGED = 0
 """Texts that may differ from the target's own, whatever drafts, and after a server was killed."""
 LAW_ALPHA = 0.001
 """Least p-value of a server that follows its law; each mutant must be below it."""
+NUM_MUTANT = 150_000
+"""Tokens that each mutant draws: 63 % for 60 % is found although many places leave hardly a choice."""
 LEAST_SPEED = 0.95
 """Least speed of any cell over the target alone, on a quiet machine."""
 MOST_FAILED_STARTS = 0
@@ -37,7 +39,7 @@ class Size:
     num_starts: int
 
 
-WHOLE = Size(24, 96, 6000, ("--num_prompts", "4", "--num_runs", "5", "--concurrency", "1,4,16"), 6, 5)
+WHOLE = Size(24, 96, 12_000, ("--num_prompts", "4", "--num_runs", "5", "--concurrency", "1,4,16"), 6, 5)
 SMALL = Size(
     4, 32, 600, ("--num_prompts", "1", "--num_runs", "1", "--concurrency", "1", "--max_new_tokens", "24"), 1, 1
 )

@@ -20,7 +20,7 @@ from specdec.inference.serving.processes import ServerProcess, free_port, server
 
 FIXED = ("--threads", "1")
 PATIENT = ("--connect_timeout_s", "120")
-BAD, RANDOM = "bad", "random"
+GOOD, BAD, RANDOM = "good", "bad", "random"
 WEIGHTS = "model.safetensors"
 
 
@@ -97,7 +97,7 @@ class Starts:
 def made_drafts(directory: Path) -> dict[str, Path]:
     """Write two drafts that do not suit the bundled target; return the model directories of all qualities, by name."""
     torch.manual_seed(0)
-    made = {"good": BUNDLED_DRAFT, BAD: directory / BAD, RANDOM: directory / RANDOM}
+    made = {GOOD: BUNDLED_DRAFT, BAD: directory / BAD, RANDOM: directory / RANDOM}
     for name in (BAD, RANDOM):
         shutil.copytree(BUNDLED_DRAFT, made[name])
         weights = load_file(made[name] / WEIGHTS)

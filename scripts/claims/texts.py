@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,22 +14,24 @@ from typing import Any
 import specdec
 from benchmarks.decoding import read_prompts
 from scripts.claims import plan
-from scripts.claims.servers import Starts, client, made_drafts
+from scripts.claims.servers import GOOD, Starts, client, made_drafts
 from scripts.claims.verdict import Verdict
 from specdec.inference.config import BUNDLED_DRAFT, ROOT
+from specdec.inference.request import Schedule
 from specdec.inference.serving.processes import free_port
 from specdec.inference.workers.completing.results import Result
 
 BEGUN = 4
 """Tokens of an answer after which a server is killed."""
-Ask = Callable[[], Awaitable[list[Result]]]
+LOOKUP = "lookup"
+HEADER = ["dtype", "temperature", "drafts", "texts changed", "by a draft model", "by lookup", "accepted"]
 
 
 def prompts(count: int) -> list[str]:
     """Return prompts of all kinds in turn."""
     files = [read_prompts(file, count) for file in sorted((ROOT / "prompts").glob("*.txt"))]
-    longest = max(map(len, files))
-    return [lines[number] for number in range(longest) for lines in files if number < len(lines)][:count]
+    in_turn = (line for lines in itertools.zip_longest(*files) for line in lines if line is not None)
+    return list(dict.fromkeys(in_turn))[:count]
 
 
 def digest(results: Sequence[Result]) -> list[str]:
@@ -44,7 +48,7 @@ def _parameters(size: plan.Size, temperature: float) -> dict[str, Any]:
 
 async def drafts_change_no_text(size: plan.Size, starts: Starts, directory: Path) -> Verdict:
     """Compare texts without a draft with those of drafts of all qualities, of lookup, and of a killed worker."""
-    models, rows = made_drafts(directory), [["dtype", "temperature", "drafts", "texts changed", "drafted", "accepted"]]
+    models, rows = made_drafts(directory), [HEADER]
     for dtype in plan.DTYPES:
         async with starts.target("--backend", "torch", "--dtype", dtype) as target, client(target) as asking:
             right, asked = {}, {}
@@ -52,21 +56,20 @@ async def drafts_change_no_text(size: plan.Size, starts: Starts, directory: Path
                 asked[each] = _parameters(size, each)
                 right[each] = await asking.generate(prompts(size.num_prompts), gamma=0, **asked[each])
                 found = await asking.generate(prompts(size.num_prompts), **asked[each])
-                rows.append(_row(dtype, each, "lookup", found, right[each]))
+                rows.append(_row(dtype, each, LOOKUP, found, right[each]))
             for name, model in models.items():
                 async with starts.worker(model, target):
                     for each in plan.TEMPERATURES:
-                        found = await asking.generate(prompts(size.num_prompts), **asked[each])
+                        how = {"schedule": Schedule.SYNC} if name != GOOD else {}  # else few of a wrong draft's arrive
+                        found = await asking.generate(prompts(size.num_prompts), **asked[each], **how)
                         rows.append(_row(dtype, each, name, found, right[each]))
             for each in plan.TEMPERATURES:
                 async with starts.worker(BUNDLED_DRAFT, target) as worker:
                     found = await _lost(asking, worker.process.kill, size, asked[each])
                 rows.append(_row(dtype, each, "good, killed", found, right[each]))
     changed, texts = sum(int(row[3]) for row in rows[1:]), size.num_prompts * len(rows[1:])
-    undrafted = [row for row in rows[1:] if row[4] == "0" and row[2] != "lookup"]
-    measured = f"{changed} of {texts} texts changed"
-    if undrafted:
-        measured += f"; {len(undrafted)} ways to draft had no draft token"
+    undrafted = [" ".join(row[:3]) for row in rows[1:] if row[5 if row[2] == LOOKUP else 4] == "0"]
+    measured = "; no draft token: ".join([f"{changed} of {texts} texts changed", *undrafted])
     return Verdict(
         f"No draft changes a text (at most {plan.MOST_TEXTS_CHANGED})",
         measured,
@@ -76,10 +79,10 @@ async def drafts_change_no_text(size: plan.Size, starts: Starts, directory: Path
 
 
 def _row(dtype: str, temperature: float, name: str, found: Sequence[Result], right: Sequence[Result]) -> list[str]:
-    drafted, accepted = (
-        sum(getattr(each.stats, count) for each in found) for count in ("num_draft_tokens", "num_accepted_tokens")
-    )
-    return [dtype, f"{temperature:g}", name, str(num_changed(found, right)), str(drafted), str(accepted)]
+    total = sum((each.stats.by_source for each in found), Counter())
+    drafted, looked_up = (total[source, True] + total[source, False] for source in ("draft", LOOKUP))
+    counts = (num_changed(found, right), drafted, looked_up, total["draft", True] + total[LOOKUP, True])
+    return [dtype, f"{temperature:g}", name, *map(str, counts)]
 
 
 async def _lost(asking: specdec.AsyncClient, kill: Callable[[], None], size: plan.Size, asked: Any) -> list[Result]:
