@@ -232,6 +232,11 @@ $(VLLM)/.installed: requirements/vllm.txt
 	$(VLLM)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	touch $@
 
+# Five claims, each with pass or fail by thresholds of scripts/claims/plan.py: texts, law, speed, failover, starts. Some twenty
+# minutes on two quiet cores; ARGS="--small" is quick, and ARGS="--page FILE" keeps the page.
+claims: install
+	$(BIN)/python -m scripts.claims $(ARGS)
+
 # Figures of a Trainium instance. In its own Python environment (docs/tutorials), a target without and with its draft.
 trainium-report:
 	$(PYTHON) -m scripts.device_report $(ARGS)

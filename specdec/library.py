@@ -33,6 +33,7 @@ from specdec.inference.config import (
 from specdec.inference.declared import read_given
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.observe.host_load import LoadMeter
+from specdec.inference.request import SeedScope
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.serving.event_loop import new_event_loop
 from specdec.inference.serving.models import NO_DRAFT, OneModel, PairSettings, fetched, fused_config
@@ -171,7 +172,7 @@ class _Async:
         if "gamma" in parameters:
             raise ConfigError("compare sets gamma itself: 0 for the target alone")
         (warm,) = await self.generate(prompt, **parameters)  # first passes build what later ones use
-        chosen: Parameters = {**parameters, "seed": warm.seed}
+        chosen: Parameters = {**parameters, "seed": warm.seed, "seed_scope": SeedScope.ALL}
         plain: Parameters = {**chosen, "gamma": 0}
 
         async def run(is_drafted: bool) -> Result:

@@ -203,8 +203,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _test(asked: Asked) -> int:
-    url, num_tokens = asked.url.rstrip("/").removesuffix("/v1"), num_needed(asked.alpha, asked.shift)
-    model = asked.model or (await _call(f"{url}/v1/models"))["data"][0]["id"]
+    num_tokens = num_needed(asked.alpha, asked.shift)
     num_requests = asked.num_requests or math.ceil(num_tokens / (NUM_TOKENS - 1))
     reach = math.sqrt(num_tokens / (num_requests * (NUM_TOKENS - 1))) * asked.shift
     print(
@@ -213,7 +212,7 @@ async def _test(asked: Asked) -> int:
         f"with probability {POWER:g}",
         file=sys.stderr,
     )
-    counts = await _answers(url, model, num_requests, asked.concurrency)
+    counts = await answers_of(asked.url, asked.model, num_requests, asked.concurrency)
     p, rows = p_value(counts), counts.rows()
     holds = p >= asked.alpha
     verdict = "the texts follow the reported law" if holds else "the texts do NOT follow the reported law"
@@ -225,7 +224,14 @@ async def _test(asked: Asked) -> int:
     return int(not holds)
 
 
-async def _answers(url: str, model: str, num_requests: int, concurrency: int) -> Counts:
+async def answers_of(url: str, model: str | None, num_requests: int, concurrency: int) -> Counts:
+    """Return the tokens of so many answers of a server; None as the model is the first one that it serves.
+
+    Raises:
+        UnavailableError: the server cannot be reached, or answers with an error.
+    """
+    url = url.rstrip("/").removesuffix("/v1")
+    model = model or (await _call(f"{url}/v1/models"))["data"][0]["id"]
     counts, places, done = Counts(), asyncio.Semaphore(concurrency), 0
 
     async def ask(seed: int) -> None:

@@ -270,6 +270,14 @@ async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, de
     engine.close(session)
 
 
+async def test_a_commit_has_its_workers_step_time(engine: TargetEngine) -> None:
+    """The time that a worker reports with a proposal is in the next commit's timings, for the client."""
+    session = drafted(engine, request(9))
+    engine.propose(session, [Branch(None, 9, [1], step_us=700)])
+    assert (await next_commit(session)).timings.step_us == 700
+    engine.close(session)
+
+
 async def test_timings_of_a_commit_add_up(engine: TargetEngine) -> None:
     for commit in await finish(engine, request()):
         assert commit.timings.compute_us >= 0

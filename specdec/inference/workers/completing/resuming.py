@@ -97,8 +97,8 @@ class Progress:
         defaults = self._started.defaults
         complete = self._request if defaults is None else self._request.resolved(defaults)
         resume = Resume(tuple(self._token_ids), self._started.provenance)
-        scope = SeedScope.ALL  # the first server has mixed the prompt in
-        return replace(complete, seed=self._started.seed, seed_scope=scope, prompt_logprobs=None, resume=resume)
+        complete = replace(complete, seed=self._started.seed, seed_scope=SeedScope.ALL)  # the prompt is mixed in
+        return replace(complete, prompt_logprobs=None, resume=resume)
 
 
 class Resuming:
