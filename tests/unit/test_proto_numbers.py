@@ -54,6 +54,7 @@ TIED: dict[str, tuple[float, ...]] = {
     "GenerateRequest.stop_token_ids": (request.MAX_STOP_TOKEN_IDS,),
     "GenerateRequest.gamma": ends(GAMMA),
     "GenerateRequest.stop": (stop_strings.MAX_STOPS, stop_strings.MAX_STOP_CHARACTERS),
+    "GenerateRequest.prediction": (request.MAX_PREDICTION_CHARACTERS,),
     "GenerateRequest.logprobs": LOGPROBS,
     "GenerateRequest.prompt_logprobs": LOGPROBS,
     "GenerateRequest.cache_salt": (request.MAX_CACHE_SALT_CHARACTERS,),

@@ -49,7 +49,7 @@ def test_each_role_reads_its_defaults(role: str) -> None:
     settings = settings_of(role, NEEDED.get(role, []))
     assert isinstance(settings, ROLES[role].settings)
     assert settings.observe.role == role
-    assert settings.observe.log_level == ("error" if role == "demo" else "info")
+    assert settings.observe.log_level == {"demo": "error", "chat": "warning"}.get(role, "info")
 
 
 @pytest.mark.parametrize("role", ROLES)
