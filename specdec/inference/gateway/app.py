@@ -90,7 +90,10 @@ PAGE_POLICY = (
 )
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts; no
 other page may frame it."""
-SPOKEN = "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/audit, GET /v1/models"
+SPOKEN = (
+    "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/audit, GET /v1/models, and neither Anthropic's "
+    "/v1/messages nor Ollama's /api"
+)
 """Paths that the error for an unknown path lists."""
 MAX_NAMES = 20
 """Most adapters that the error for an unknown model name lists."""
