@@ -90,10 +90,7 @@ PAGE_POLICY = (
 )
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts; no
 other page may frame it."""
-SPOKEN = (
-    "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/audit, GET /v1/models, and neither Anthropic's "
-    "/v1/messages nor Ollama's /api"
-)
+SPOKEN = "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/audit, GET /v1/models"
 """Paths that the error for an unknown path lists."""
 MAX_NAMES = 20
 """Most adapters that the error for an unknown model name lists."""
@@ -422,7 +419,8 @@ def _add_failures(app: FastAPI) -> None:
             return unreadable(error.__cause__).answer()
         message = f"{request.method} {request.url.path[:MAX_ECHO_CHARACTERS]}: {error.detail}"
         if error.status_code == 404:
-            message += f"; this server speaks OpenAI's API: {SPOKEN}; set base_url to {request.base_url}v1"
+            other = "; Anthropic's API is not served" if request.url.path.endswith("/messages") else ""
+            message += f"; this server speaks OpenAI's API: {SPOKEN}{other}; set base_url to {request.base_url}v1"
         elif error.headers and "Allow" in error.headers:
             message += f"; {error.headers['Allow']} is expected"
             if request.method == "OPTIONS":
