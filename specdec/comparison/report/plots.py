@@ -136,8 +136,21 @@ def _bars(axes: Axes, findings: Findings, series: Contender, rtt_ms: float, inde
             axes.hlines(best.bound_speedup, x - width * 0.46, x + width * 0.46, color="black", linestyle="--")
             name_bound(axes)
         label = {"ha": "center", "va": "bottom", "fontsize": 8, "xytext": (0, 4), "textcoords": "offset points"}
-        top = max(speedup.high, best.bound_speedup or 0.0, 1.0)  # above all that is drawn here
+        top = _free(speedup.high, [1.0, best.bound_speedup or 0.0], room=0.1 * _highest(findings))
         axes.annotate(f"{speedup.median:.2f}", (x, top), **label)  # type: ignore[arg-type]
+
+
+def _free(top: float, lines: Sequence[float], *, room: float) -> float:
+    """Return the height from which a label of height `room` above `top` lies on none of the lines."""
+    for line in sorted(lines):
+        top = max(top, line) if line <= top + room else top
+    return top
+
+
+def _highest(findings: Findings) -> float:
+    """Return the height of the highest bar or bound."""
+    found = [it for _, _, best in _over_rtt(findings) for it in best if it.speedup is not None]
+    return max(max(it.speedup.high, it.bound_speedup or 0.0) for it in found if it.speedup)
 
 
 def speedups(findings: Findings) -> list[str]:

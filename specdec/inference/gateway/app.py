@@ -425,7 +425,8 @@ def _add_failures(app: FastAPI) -> None:
             return unreadable(error.__cause__).answer()
         message = f"{request.method} {request.url.path[:MAX_ECHO_CHARACTERS]}: {error.detail}"
         if error.status_code == 404:
-            message += f"; this server speaks OpenAI's API: {SPOKEN}; set base_url to {request.base_url}v1"
+            other = "; Anthropic's API is not served" if request.url.path.endswith("/messages") else ""
+            message += f"; this server speaks OpenAI's API: {SPOKEN}{other}; set base_url to {request.base_url}v1"
         elif error.headers and "Allow" in error.headers:
             message += f"; {error.headers['Allow']} is expected"
             if request.method == "OPTIONS":

@@ -14,10 +14,13 @@ from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from rich.console import Console
 
 from specdec.comparison.app import _report as report
@@ -46,10 +49,12 @@ from specdec.comparison.report.service import Service, describe
 from specdec.comparison.report.table import load_table
 from specdec.inference.config import ROOT, Emulation, PassTime
 from specdec.inference.errors import ConfigError, SpecDecError
+from specdec.inference.observe.host_load import HostLoad
 from specdec.inference.request import Schedule
 from tests.support.samples import (
     BUSY,
     PASS_S,
+    QUIET,
     STEP_S,
     TOKENS,
     VERIFY_S,
@@ -592,11 +597,13 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
-def test_colours_of_text_have_contrast(name: str) -> None:
-    """Texts on the page have WCAG AA's contrast of 4.5 to 1, on white and on the table's stripes."""
+@pytest.mark.parametrize("theme", [0, 1])
+def test_colours_of_text_have_contrast(name: str, theme: int) -> None:
+    """Texts on the page have WCAG AA's contrast of 4.5 to 1, on paper and on the table's stripes, light and dark."""
     page = ROOT / "specdec" / "comparison" / "report" / "page.html"
-    found = dict(re.findall(r"--(\w+): #(\w{6})", page.read_text()))
-    for background in ("ffffff", found["soft"]):
+    themes = page.read_text().split("prefers-color-scheme: dark")
+    found = dict(re.findall(r"--(\w+): #(\w{6})", themes[theme]))
+    for background in (found["paper"], found["soft"]):
         light, dark = sorted((_luminance(found[name]), _luminance(background)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5
 
@@ -716,13 +723,51 @@ def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, monkey
         assert {row["emulated"] for row in csv.DictReader(file)} == {"target:25ms,draft:3ms"}
 
 
+@pytest.mark.parametrize(("load", "is_busy"), [(QUIET, False), (BUSY, True)])
+def test_pictures_of_a_busy_machine_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: HostLoad, *, is_busy: bool
+) -> None:
+    """Regression: the page alone warned, and a picture without its page showed a bar eight times above its bound."""
+    titles = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, file: Path) -> None:
+        titles.append(figure.get_suptitle())
+        save(figure, file)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    output = written(findings(config(tmp_path), load=load))
+    assert len(titles) >= 3
+    assert {title.startswith("BUSY: ") for title in titles} == {is_busy}
+    assert "prefers-color-scheme: dark" in (output / "report.html").read_text()
+
+
+def test_no_two_panels_of_latencies_have_one_title(tmp_path: Path) -> None:
+    """Regression: six panels had the title "1 in flight, round trip 0 ms", and their figure's name stood once below."""
+    titles = [axes.get_title() for axes in latency_shares(findings(config(tmp_path))).axes]
+    assert len(set(titles)) == len(titles) == 6
+
+
+def test_labels_of_bars_lie_on_no_bar_and_on_no_bound(tmp_path: Path) -> None:
+    """Regression: white plates at the foot of each bar hid what lay below them."""
+    figure = speedup_by_kind(findings(config(tmp_path)))
+    figure.canvas.draw()
+    for axes in figure.axes:
+        assert axes.texts
+        bars = [bar.get_window_extent() for bar in axes.patches]
+        drawn = [part for line in axes.collections for part in cast(LineCollection, line).get_segments()]
+        lines = [Bbox(axes.transData.transform(part)) for part in drawn]
+        for label in axes.texts:
+            assert not any(label.get_window_extent().overlaps(other) for other in (*bars, *lines)), label.get_text()
+
+
 def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
     """The axis of a rate names the number of clients.
 
     Regression: tokens per second of --concurrency 4 had an axis with "one client".
     """
     measured = findings(config(tmp_path, workload=WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(4,))))
-    assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
+    assert latency_shares(measured).axes[0].get_ylabel() == "share of values\n4 in flight, round trip 0 ms"
     assert tokens_over_rtt(measured).axes[0].get_ylabel() == "tokens per second, 4 in flight"
 
 
@@ -733,7 +778,7 @@ def test_pictures_and_tables_have_one_inter_token_latency(tmp_path: Path) -> Non
     long.
     """
     measured = findings(config(tmp_path))
-    [axes] = [each for each in latency_shares(measured).axes if each.get_xlabel().startswith("ITL")]
+    axes = next(each for each in latency_shares(measured).axes if "structured: ITL" in each.get_title())
     drawn = [float(np.max(np.asarray(line.get_xdata(), dtype=float))) for line in axes.lines]
     of_target, of_fused = (measured.services[index].values["inter_token_latency_s"] for index in (0, 1))
     assert drawn[:2] == pytest.approx([max(of_target) * 1e3, max(of_fused) * 1e3])

@@ -467,6 +467,7 @@ async def test_an_unknown_path_names_the_known_ones(method: str, path: str) -> N
         message = response.json()["error"]["message"]
         assert message.startswith(f"{method} {path}: Not Found; this server speaks OpenAI's API: ")
         assert message.endswith(f"set base_url to {client.base_url}/v1")
+        assert ("Anthropic's API is not served" in message) is (path == "/v1/messages")
         served = (await client.get("/openapi.json")).json()["paths"]
         named = set(re.findall(r"/v1/\S+?(?=,| )", message.partition("API:")[2].partition(";")[0] + " "))
         assert {"/v1/chat/completions", "/v1/models"} <= named <= served.keys()

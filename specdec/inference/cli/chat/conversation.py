@@ -45,7 +45,10 @@ class Conversation:
         self._say("")
 
     def _interrupt(self) -> None:
-        _ = self._answering.cancel() if self._answering else self._say("\nCtrl-D leaves")
+        if self._answering:
+            self._answering.cancel()
+        else:
+            self._say("\nCtrl-D leaves")
 
     def _command(self, line: str) -> str:
         """Obey a command; return the question that it asks, if any."""

@@ -55,7 +55,7 @@ async def _ask(http: aiohttp.ClientSession, model: Mapping[str, Any], messages: 
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise UnavailableError(str(chunk["error"])[:MAX_SHOWN])
-                delta = next(iter(chunk.get("choices") or ()), {}).get("delta") or {}
+                delta = (chunk.get("choices") or [{}])[0].get("delta") or {}
                 accepted = all((chunk.get("speculation") or {}).get("accepted") or [False])
                 yield Piece(delta.get("reasoning_content") or delta.get("reasoning") or "", True, accepted)
                 yield Piece(delta.get("content") or "", False, accepted)

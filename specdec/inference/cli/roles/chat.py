@@ -37,13 +37,12 @@ async def run(settings: ChatSettings) -> int:
 
     with suppress(ImportError):
         import readline  # noqa: F401 - gives input() a history, and keys that edit a line
-    link = settings.connection
     if settings.url is None:
-        async with edge(link) as servers:
-            await Conversation(partial(ask_server, servers, link.deadline_s)).run()
+        async with edge(settings.connection) as servers:
+            await Conversation(partial(ask_server, servers, settings.connection.deadline_s)).run()
     else:
         from specdec.inference.cli.chat.url import url_speaker
 
-        async with url_speaker(settings.url, settings.model, link) as speaker:
+        async with url_speaker(settings.url, settings.model, settings.connection) as speaker:
             await Conversation(speaker).run()
     return 0

@@ -12,7 +12,10 @@ from tests.support.completers import ScriptedCompleter
 from tests.unit.gateway.test_app import PASSES, client_of, events, post
 
 MESSAGES = [{"role": "user", "content": "one two"}]
-ASKED = {"/v1/completions": {"prompt": "one three"}, "/v1/chat/completions": {"messages": MESSAGES}}
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "one three"},
+    "/v1/chat/completions": {"messages": MESSAGES},
+}
 
 
 def ids_of(document: dict[str, Any], path: str) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specdec.inference.config import HttpConfig, ServerConfig
+from specdec.inference.config import HttpConfig, PortSecurity, ServerConfig
 from specdec.inference.errors import ConfigError
 from specdec.inference.gateway.app import HttpFront
 from specdec.inference.serving.host import opened
@@ -21,7 +21,7 @@ from specdec.inference.serving.processes import free_port
 from specdec.inference.workers.calls.access import Access
 from tests.support.browser import CHROMIUM, browser_page
 from tests.support.completers import ScriptedCompleter, gateway
-from tests.support.ports import PortSecurity, entry, served, token_of
+from tests.support.ports import entry, served, token_of
 
 PAGE = "https://chat.example.com"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
