@@ -86,7 +86,8 @@ class CheckpointFiles:
         Raises:
             ConfigError: they are no token ids.
         """
-        for name, stored in (("generation_config.json", self.generation_config), ("config.json", self.config)):
+        config = self.config if (self.path / "config.json").is_file() else {}  # a tokenizer alone has none
+        for name, stored in (("generation_config.json", self.generation_config), ("config.json", config)):
             if (eos := stored.get("eos_token_id")) is not None:
                 ids = eos if isinstance(eos, list) else [eos]
                 if not all(_is_integer(each, 0, MAX_SIZE) for each in ids):

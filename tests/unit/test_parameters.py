@@ -188,6 +188,7 @@ SERVED_FIELDS: dict[str, Any] = {
     "cache_salt": "salt",
     "draft_session": "name",
     "include_rejected": True,
+    "prediction": (5, 6),
 }
 REFUSED_FIELDS: dict[str, Any] = {
     "logprobs": 0,

@@ -16,7 +16,7 @@ from specdec.inference.engine.batching import Batching
 from specdec.inference.engine.drafting import Drafting, OwnDraft
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
-from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.engine.target_session import Looking, TargetSession
 from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from specdec.inference.model.slots import PrefixKeeper, WindowedBackend
@@ -150,15 +150,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         request = replace(request, sampling=replace(request.effective_sampling(), noise=self._limits.noise))
         limits = self._limits
         gamma, width = (request.gamma, request.gamma) if request.gamma is not None else (limits.gamma, limits.width)
-        session = TargetSession(
-            request,
-            max_length=self.max_length,
-            gamma=gamma,
-            grammar=grammar,
-            looks_up=limits.lookup,
-            width=min(width, limits.width),
-            answers=self._answers,
-        )
+        looking = Looking(limits.lookup, min(width, limits.width), self._answers)
+        session = TargetSession(request, max_length=self.max_length, gamma=gamma, grammar=grammar, looking=looking)
         session.drafting = self.drafting
         session.num_cached_tokens = self._admission.num_cached(session)
         self._enter(session)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from specdec.inference.caller import caller, request_id
 from specdec.inference.commit import Commit, FinishReason, Opened, Timings, TokenAudit, TokenEvent, TokenLogprobs
@@ -103,6 +103,21 @@ MAX_ADJUSTED_GAMMA = 16
 _numbers = itertools.count(1)
 
 
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """Texts in which a target looks up draft tokens by itself.
+
+    Attributes:
+        in_own_text: whether it looks in the request's own text too.
+        width: most tokens of a proposal from the request's prediction, or from an answer that was given before.
+        answers: answers that were given before.
+    """
+
+    in_own_text: bool = False
+    width: int = 0
+    answers: KeptAnswers = NO_ANSWERS
+
+
 class TargetSession:
     """Session of one request at a target. The engine's loop owns it.
 
@@ -116,9 +131,7 @@ class TargetSession:
         max_length: most tokens of prompt and output together.
         gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
         grammar: matcher of the request's grammar; None if it has none.
-        looks_up: True if passes without a draft model's tokens verify tokens found by prompt lookup.
-        width: most tokens of a proposal from its prediction, or from an answer that was given before.
-        answers: answers that were given before.
+        looking: what passes without a draft model's tokens may verify.
     """
 
     def __init__(
@@ -128,9 +141,7 @@ class TargetSession:
         max_length: int,
         gamma: int,
         grammar: Matcher | None = None,
-        looks_up: bool = False,
-        width: int = 0,
-        answers: KeptAnswers = NO_ANSWERS,
+        looking: Looking = Looking(),
     ) -> None:
         self.id = f"s{next(_numbers)}"
         self.request_id = request_id()
@@ -151,9 +162,9 @@ class TargetSession:
         self.schedule: Schedule | None = None
         prompt, owner = request.prompt_token_ids[: request.output_start], caller().owner(request.cache_salt)
         self.origin = Origin(owner, prompt, request.sampling.seed)
-        lookup = answers.lookup(self.origin, request.prediction, gamma if looks_up else 0)
+        lookup = looking.answers.lookup(self.origin, request.prediction, gamma if looking.in_own_text else 0)
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
-        self._gamma, self._width = gamma, width if gamma else 0
+        self._gamma, self._width = gamma, looking.width if gamma else 0
         self.sources = Sources(self.token_ids, lookup, self._width)
         self._was_asked = False  # for the target's own token, by an empty proposal
         self.num_found = 0  # tokens that lookup has found for the next pass

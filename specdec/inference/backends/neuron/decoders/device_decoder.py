@@ -26,7 +26,7 @@ SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
 REQUEST_FIELDS = {
     *("prompt_token_ids", "prompt_logprobs", "grammar", "sampling"),  # refused by name, here or in `check_request`
     *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # used by the engine alone
-    *("num_committed_tokens", "cache_salt", "draft_session", "include_rejected"),
+    *("num_committed_tokens", "cache_salt", "draft_session", "include_rejected", "prediction"),
 }
 """Fields of `GenerationRequest` that a graph which returns tokens can serve, or that other checks refuse."""
 
