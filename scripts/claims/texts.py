@@ -60,7 +60,9 @@ async def drafts_change_no_text(size: plan.Size, starts: Starts, directory: Path
             for name, model in models.items():
                 async with starts.worker(model, target):
                     for each in plan.TEMPERATURES:
-                        how = {"schedule": Schedule.SYNC} if name != GOOD else {}  # else few of a wrong draft's arrive
+                        how: Any = (
+                            {"schedule": Schedule.SYNC} if name != GOOD else {}
+                        )  # else few of a wrong draft's arrive
                         found = await asking.generate(prompts(size.num_prompts), **asked[each], **how)
                         rows.append(_row(dtype, each, name, found, right[each]))
             for each in plan.TEMPERATURES:

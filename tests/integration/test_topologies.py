@@ -137,7 +137,9 @@ async def test_sampling_equals_the_target_alone(topologies: Topologies, target: 
     alone = await complete_all(target, uncached(requests), concurrency=3)
     helped = await complete_all(topologies[helper], requests, concurrency=8)
     assert answers(helped) == answers(alone)
-    assert [completion.seed for completion in helped] == [request.seed for request in requests]
+    assert [completion.seed for completion in helped] == [completion.seed for completion in alone]
+    for completion, request in zip(helped, requests, strict=True):
+        assert (completion.seed == request.seed) == (request.seed_scope is SeedScope.ALL)
 
 
 async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) -> None:
