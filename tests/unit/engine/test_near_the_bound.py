@@ -50,8 +50,9 @@ def test_a_pool_is_near_the_bound_and_not_above_it(alpha: float, rtt_s: float) -
         length=(NUM_TOKENS, NUM_TOKENS),
         noise=0.0,
         window=48,
+        seconds=8.0,
     )
-    count, seconds = num_answers(outcome_of(one_stream, ALWAYS, seconds=8.0))
+    count, seconds = num_answers(outcome_of(one_stream, ALWAYS))
     assert count >= 4
     share = sum(bound_s(number, alpha, rtt_s) for number in range(count)) / seconds
     assert SHARE <= share <= 1.0
