@@ -15,32 +15,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS: dict[str, int] = {
-    "benchmarks": 2140,
-    "comparison": 4260,
+    "benchmarks": 2360,
+    "comparison": 4420,
     "deploy": 700,
     "examples": 160,
     "grpc_comm": 900,
-    "inference": 980,
-    "inference/backends": 3720,
-    "inference/cli": 1680,
-    "inference/engine": 1460,
-    "inference/gateway": 2080,
-    "inference/model": 180,
-    "inference/observe": 600,
-    "inference/sampling": 460,
-    "inference/scheduling": 540,
-    "inference/serving": 960,
-    "inference/speculation": 600,
-    "inference/text": 1160,
-    "inference/vllm": 1640,
-    "inference/workers": 2400,
-    "scripts": 720,
-    "specdec": 340,
-    "tests": 28820,
+    "inference": 1240,
+    "inference/backends": 3860,
+    "inference/cli": 1480,
+    "inference/engine": 1720,
+    "inference/gateway": 2280,
+    "inference/model": 200,
+    "inference/observe": 680,
+    "inference/sampling": 480,
+    "inference/scheduling": 800,
+    "inference/serving": 1240,
+    "inference/speculation": 820,
+    "inference/text": 1340,
+    "inference/vllm": 1720,
+    "inference/workers": 2760,
+    "scripts": 800,
+    "specdec": 540,
+    "tests": 33640,
+    "vllm_same_text": 220,
 }
 """Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
 the next twenty."""
-PRODUCT = 19_240
+PRODUCT = 21_400
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
 """Share of its number by which a room may grow."""
