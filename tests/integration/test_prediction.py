@@ -62,7 +62,7 @@ async def test_no_prediction_changes_an_answer(servers: dict[str, ServerProcess]
 
 @pytest.mark.parametrize("topology", ["pool", "edge", "fused"])
 async def test_a_kept_answer_takes_fewer_passes(servers: dict[str, ServerProcess], topology: str) -> None:
-    request = replace(REQUESTS[2], seed=77, max_new_tokens=200, prompt="a replay")
+    request = replace(REQUESTS[2], seed=77, max_new_tokens=200, prompt=f"a replay, {topology}")
     (first,) = await complete_all(servers[topology], [request])
     (second,) = await complete_all(servers[topology], [request])
     assert second.token_ids == first.token_ids
