@@ -6,6 +6,7 @@ Knows requests by vLLM's ids, and no runner: a module per runner asks for the to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,12 @@ class Choice:
     """Choice of tokens for the requests of one worker.
 
     Args:
-        model: directory of the model, from which the first request with a grammar loads the tokenizer.
+        model: directory of the model, from which a thread loads the tokenizer for grammars: within a pass, at the first
+            request with one, all others would wait for it.
     """
 
     def __init__(self, model: Path, vocab_size: int) -> None:
-        self._model = model
-        self._vocab_size = vocab_size
-        self._compiler: GrammarCompiler | None = None
+        self._compiler = ThreadPoolExecutor(1).submit(_compiler_of, model, vocab_size)
         self._requests: dict[str, tuple[list[int], Turn] | None] = {}  # tokens, and a turn without any; None: not ours
 
     def winners(self, spans: Sequence[Span], rows_of: Callable[[Sequence[int]], Array]) -> list[Winners]:
@@ -116,9 +116,13 @@ class Choice:
         return [], Turn(0, 0, (), sampling, output_start=start, grammar=matcher, tally=Tally(start))
 
     def _grammars(self) -> GrammarCompiler:
-        if self._compiler is None:
-            self._compiler = GrammarCompiler(Tokenizer.load(self._model), self._vocab_size)
-        return self._compiler
+        return self._compiler.result()
+
+
+def _compiler_of(model: Path, vocab_size: int) -> GrammarCompiler:
+    compiler = GrammarCompiler(Tokenizer.load(model), vocab_size)
+    compiler.warm_up()
+    return compiler
 
 
 @dataclass(frozen=True, slots=True)
