@@ -82,7 +82,7 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("message", "words"),
     [
         (b"\x0a\x80\x10" + b"x" * 2048, ["2051 bytes", f"limit of {LIMIT}"]),
-        (b"\xff\xff\xff", ["3 bytes", "no message"]),
+        (b"\xff\xff\xff", ["3 bytes", "not a message"]),
     ],
     ids=["too long", "malformed"],
 )

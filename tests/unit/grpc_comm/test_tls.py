@@ -115,7 +115,7 @@ def swap(trust: Pki) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
-    "half-written": (lambda trust: half(trust.pair("server")[0]), "no PEM, or is cut off"),
+    "half-written": (lambda trust: half(trust.pair("server")[0]), "not valid PEM, or is cut off"),
     "half a key": (lambda trust: half(trust.pair("server")[1]), "are not a certificate and its key"),
     "swapped": (swap, "are not a certificate and its key"),
     "key of another": (
