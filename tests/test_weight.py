@@ -11,6 +11,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +63,7 @@ def num_code_lines(source: str) -> int:
     return len(code)
 
 
+@cache
 def weights() -> dict[str, int]:
     """Return the lines of code of each room."""
     found: Counter[str] = Counter()

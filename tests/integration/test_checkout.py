@@ -13,7 +13,7 @@ import pytest
 
 from specdec.inference.config import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git's copy")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git's copy")]
 ROOM = "tests/unit/scheduling"
 
 
