@@ -91,6 +91,7 @@ def drafting(pair: Pair, **fields: Any) -> dict[str, Any]:
     return {"method": "draft_model", "model": str(pair.draft), "num_speculative_tokens": NUM_DRAFTS} | fields
 
 
+@pytest.mark.release
 async def test_a_seeded_text_is_that_without_speculation(pair: Pair, plugin: Path) -> None:
     """The installed plug-in is found by vLLM itself; drafts are accepted, and no token differs."""
     plain, drafted = await asyncio.gather(

@@ -15,7 +15,7 @@ from specdec.inference.vllm.group import members
 from tests.vllm.conftest import FLAGS, Pair
 from tests.vllm.test_servers import command_of
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.release]
 
 LIMIT_S = 900.0
 """Longest wait for a step, which is an import of vLLM or two; a quiet machine needs ten seconds."""
