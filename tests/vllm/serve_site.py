@@ -182,7 +182,7 @@ class Site:
     async def until_helped(self, right: Mapping[str, list[Any]]) -> None:
         """Repeat requests until draft tokens are accepted; no answer may change."""
         before = await self.num_accepted()
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(START_S):
             while await self.num_accepted() == before:
                 assert await self.answers() == right
 

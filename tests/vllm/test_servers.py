@@ -221,7 +221,7 @@ async def test_a_draft_worker_helps_and_changes_nothing(site: Site) -> None:
     assert (await site.asked(*site.servers)) == (site.answers, 0)
     draft = await site.start_draft(*site.servers)
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(START_S):
             while True:
                 answers, num_accepted = await site.asked(*site.servers)
                 assert answers == site.answers
