@@ -124,7 +124,8 @@ def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_decl
 
 def _sweep(helper: Helper) -> None:
     """Drop what has been kept for `EARLY_S`; look again when the oldest of the rest has been."""
-    begin = time.monotonic() - EARLY_S
-    helper.early = {name: early for name, early in helper.early.items() if early.since > begin}
-    left_s = min((early.since - begin for early in helper.early.values()), default=None)
+    now = time.monotonic()
+    helper.early = {name: early for name, early in helper.early.items() if early.since + EARLY_S > now}
+    # Between two times of the clock, so that the timer never lasts less than the clock can tell apart.
+    left_s = min((early.since + EARLY_S - now for early in helper.early.values()), default=None)
     helper.sweep = None if left_s is None else asyncio.get_running_loop().call_later(left_s, _sweep, helper)
