@@ -1,4 +1,4 @@
-"""In bfloat16 the text of every topology is the target's own to the token, whoever drafts, and whatever dies meanwhile.
+"""In bfloat16 every topology's tokens are the target's own, with any draft, and when a process dies meanwhile.
 
 Real processes of the bundled pair over real sockets. The last test ends a server.
 """

@@ -251,7 +251,7 @@ async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_burst_ends_in_answers_or_in_refusals_with_a_hint() -> None:
-    """Of 2,000 requests at once, each is answered, or refused with the time after which to try again.
+    """Each of 2,000 simultaneous requests is answered, or refused with the time after which to try again.
 
     Regression: above 1,000 gRPC's own limit ended calls by CANCELLED, without words, before this project saw them;
     clients took the server for lost.

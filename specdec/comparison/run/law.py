@@ -28,7 +28,7 @@ from specdec.inference.errors import ConfigError, UnavailableError
 
 FloatArray = npt.NDArray[np.float64]
 NUM_RANKS = 5
-"""Number of best tokens that are told apart, as many as OpenAI's API gives; all others are one class."""
+"""Number of most probable tokens that are classes of their own: OpenAI's API reports five. All others are one class."""
 NUM_CLASSES = NUM_RANKS + 1
 NUM_TOKENS = 8
 """Tokens of one answer; short ones come often to the same beginning."""

@@ -115,7 +115,7 @@ class Drafting:
             self.lookup_share += _SHARE_WEIGHT * (num_verified / num_found - self.lookup_share)
 
     def idle(self) -> None:
-        """Take note that there is no work: the time to the next pass is not the latest one's."""
+        """Note that there is no work, so that the wait for the next pass is not counted as a pass's time."""
         self._began = None
 
 

@@ -136,7 +136,7 @@ class DraftPool:
             self._computing.discard(worker)
 
     def propose(self, worker: Worker, help_id: str, branches: Sequence[Branch]) -> None:
-        """Pass on a worker's branches for a session; ignore them if the session is no longer the worker's.
+        """Pass a worker's branches on to a session, unless the session has another worker by now.
 
         Raises:
             InvalidRequestError: a branch names a parent that never existed, or an unknown token id. For a private

@@ -40,7 +40,7 @@ class Dialect:
         return cls(calls, thinks, "reasoning_effort" in (card.chat_template or ""))
 
     def check(self, body: ChatBody) -> None:
-        """Refuse a request with tools or an effort of reasoning to a model for which there is no way to write them.
+        """Refuse tools, or an effort of reasoning, that the model's chat template cannot write.
 
         Raises:
             ApiError: the request has one of them; the message names the way out.

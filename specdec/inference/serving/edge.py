@@ -81,7 +81,7 @@ class Edge:
 
     Attributes:
         card: card of the model that the servers have now.
-        draft: draft of this process; None: the servers draft, or nobody does.
+        draft: draft of this process, or None where the servers draft or nothing drafts.
         remote: completer and codec at the servers; the draft worker drafts for its requests.
     """
 

@@ -34,7 +34,7 @@ async def run_prompt(
 
     Args:
         places: places of the requests that may run at once.
-        queue: queue of the answer's parts, with None after the last; None if nobody reads them.
+        queue: queue of the answer's parts, which ends with an entry None; no queue if nobody reads the parts.
     """
     queue = asyncio.Queue() if queue is None else queue
     async with places:
