@@ -121,7 +121,7 @@ except SpecDecError as error:
 
 def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
     """Run code that can import the base packages only; return exit code and stderr."""
-    installed = closure({name_of(spec) for spec in BASE})
+    installed = closure({name_of(spec) for spec in BASE}) | {name_of(PROJECT["name"])}
     owners = packages_distributions()
     blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
     assert {"torch", "transformers", "fastapi", "pydantic", "onnxruntime", "matplotlib"} <= blocked

@@ -89,7 +89,8 @@ class QuietLibraries(logging.Filter):
     """Filter of library messages that an operator cannot act on.
 
     NxD Inference writes hundreds of lines per model and request to the root logger; each warning is shown once. gRPC
-    logs a traceback if a caller disconnects between gRPC's last check and its last write.
+    logs a traceback if a caller disconnects between gRPC's last check and its last write, and for calls that a server's
+    end cancels.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,8 @@ class QuietLibraries(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is shown."""
         if record.name == "grpc._cython.cygrpc":
-            return not record.getMessage().startswith("ExecuteBatchError raised in core")
+            is_cancelled = record.exc_info is not None and record.exc_info[0] is asyncio.CancelledError
+            return not is_cancelled and not record.getMessage().startswith("ExecuteBatchError raised in core")
         if "neuronx_distributed" not in record.pathname:
             return True
         if record.levelno >= logging.ERROR:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -129,6 +130,14 @@ def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
     """
     told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, message, (), None)
     assert QuietLibraries().filter(told) is shown
+
+
+def test_calls_that_the_end_cancels_leave_no_traceback() -> None:
+    """The end of a server cancels calls that watch its health, which gRPC logs with a traceback."""
+    for error, shown in ((asyncio.CancelledError(), False), (ValueError(), True)):
+        cause = (type(error), error, None)
+        told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, "not handled", (), cause)
+        assert QuietLibraries().filter(told) is shown
 
 
 def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:

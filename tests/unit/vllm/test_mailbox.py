@@ -144,16 +144,16 @@ async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> Non
     await pool.open()
     long = Has("a", Wanted(list(range(10_000)), 1, 1, 1, {}))
     core = Link(Place(str(pool.path), owned=False).of_pool(SERVED), 0, lambda frame: None, list)
+
+    def sent_and_read(number: int) -> bool:
+        core.send(Gone("a"))
+        return bool(received) and received.count(long) == number
+
     try:
-        await pool.until_linked(1)
+        await until(lambda: sent_and_read(0))  # the pool may know of the link before the core does
         for _ in range(100):  # the loop that would read stands still meanwhile
             core.send(long)
-
-        def sent_and_read() -> bool:
-            core.send(Gone("a"))
-            return received.count(long) == 100
-
-        await until(sent_and_read)
+        await until(lambda: sent_and_read(100))
         assert None not in received
     finally:
         core.close()
