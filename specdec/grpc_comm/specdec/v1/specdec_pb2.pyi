@@ -424,32 +424,36 @@ class DrainResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AssistRequest(_message.Message):
-    __slots__ = ("attach", "propose", "decline", "slots", "held")
+    __slots__ = ("attach", "propose", "decline", "slots", "held", "padding")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     DECLINE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     propose: AssistPropose
     decline: AssistDecline
     slots: AssistSlots
     held: AssistHeld
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ..., decline: _Optional[_Union[AssistDecline, _Mapping]] = ..., slots: _Optional[_Union[AssistSlots, _Mapping]] = ..., held: _Optional[_Union[AssistHeld, _Mapping]] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., propose: _Optional[_Union[AssistPropose, _Mapping]] = ..., decline: _Optional[_Union[AssistDecline, _Mapping]] = ..., slots: _Optional[_Union[AssistSlots, _Mapping]] = ..., held: _Optional[_Union[AssistHeld, _Mapping]] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class AssistResponse(_message.Message):
-    __slots__ = ("attached", "open", "commit", "close", "hold")
+    __slots__ = ("attached", "open", "commit", "close", "hold", "padding")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     open: AssistOpen
     commit: AssistCommit
     close: AssistClose
     hold: AssistHold
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., open: _Optional[_Union[AssistOpen, _Mapping]] = ..., commit: _Optional[_Union[AssistCommit, _Mapping]] = ..., close: _Optional[_Union[AssistClose, _Mapping]] = ..., hold: _Optional[_Union[AssistHold, _Mapping]] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., open: _Optional[_Union[AssistOpen, _Mapping]] = ..., commit: _Optional[_Union[AssistCommit, _Mapping]] = ..., close: _Optional[_Union[AssistClose, _Mapping]] = ..., hold: _Optional[_Union[AssistHold, _Mapping]] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "num_slots", "is_private", "takes_tokenizer", "takes_hold", "cpu_ids", "num_threads")

@@ -51,8 +51,11 @@ from specdec.inference.workers.completion import DRAFT_SESSION_BYTES
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
+_Assist = TypeVar("_Assist", pb.AssistRequest, pb.AssistResponse)
 PROTOCOL_VERSION = 2
 
+PAD_BYTES = 32
+"""The lengths of proposals and commits are multiples of it."""
 MAX_BRANCHES_OF_MESSAGE = 1024
 """Most branches of one Propose, far more than a draft needs; each is kept until its place in the tree is decided."""
 MAX_TOKENS_OF_MESSAGE = 4096
@@ -478,6 +481,13 @@ def branch_to_message(branch: Branch) -> pb.Branch:
 def commit_to_message(commit: Commit) -> pb.Commit:
     """Return the message that sends a commit to a draft worker; it leaves out log-probabilities."""
     return pb.Commit(**_pass_to_message(commit))
+
+
+def padded(message: _Assist) -> _Assist:
+    """Lengthen a message to a multiple of PAD_BYTES, since its length tells of its tokens (arXiv 2411.01076)."""
+    missing = -(message.ByteSize() + 2) % PAD_BYTES  # the field itself takes two bytes
+    message.padding = bytes(missing or PAD_BYTES)
+    return message
 
 
 def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:

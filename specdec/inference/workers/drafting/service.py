@@ -33,6 +33,7 @@ from specdec.inference.workers.calls.convert import (
     commit_to_message,
     noise_to_message,
     open_to_message,
+    padded,
 )
 from specdec.inference.workers.completion import DRAFT_SESSION_BYTES
 
@@ -86,7 +87,7 @@ class StreamWorker:
         if self.scope:
             return
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
-        self._put(pb.AssistResponse(commit=message))
+        self._put(padded(pb.AssistResponse(commit=message)))
 
     def close(self, session: VerificationSession) -> None:
         """Ask the worker to stop drafting for this session."""

@@ -40,6 +40,7 @@ from specdec.inference.workers.calls.convert import (
     commit_from_message,
     noise_from_message,
     open_from_message,
+    padded,
 )
 from specdec.inference.workers.calls.dialling import check_link
 from specdec.inference.workers.calls.status import calls_to
@@ -362,7 +363,7 @@ class AssistStream:
 
         async def send(propose: pb.Propose) -> None:
             proposal = pb.AssistPropose(session_id=session_id, propose=propose)
-            await self._outbox.put(pb.AssistRequest(propose=proposal))
+            await self._outbox.put(padded(pb.AssistRequest(propose=proposal)))
 
         link = self.link = Link(self.link)
         proposals = ProposalSender(send, link)

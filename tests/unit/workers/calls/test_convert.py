@@ -251,3 +251,13 @@ def test_too_many_stop_tokens_are_refused() -> None:
     GenerationRequest((1,), sampling, 4, stop_token_ids=frozenset(range(MAX_STOP_TOKEN_IDS)))
     with pytest.raises(InvalidRequestError, match=f"exceed {MAX_STOP_TOKEN_IDS}"):
         GenerationRequest((1,), sampling, 4, stop_token_ids=frozenset(range(MAX_STOP_TOKEN_IDS + 1)))
+
+
+@pytest.mark.parametrize("num_tokens", range(64))
+def test_lengths_of_proposals_and_commits_tell_little_of_their_tokens(num_tokens: int) -> None:
+    propose = pb.Propose(branches=[pb.Branch(parent_node=7, token_ids=[150_000] * num_tokens)])
+    proposal = convert.padded(pb.AssistRequest(propose=pb.AssistPropose(session_id="a", propose=propose)))
+    commit = pb.AssistCommit(session_id="a", commit=pb.Commit(token_ids=[150_000] * num_tokens))
+    for message in (proposal, convert.padded(pb.AssistResponse(commit=commit))):
+        assert message.ByteSize() % convert.PAD_BYTES == 0
+        assert message.ByteSize() <= num_tokens * 3 + 24 + convert.PAD_BYTES
