@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -121,14 +122,21 @@ except SpecDecError as error:
 
 def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
     """Run code that can import the base packages only; return exit code and stderr."""
-    installed = closure({name_of(spec) for spec in BASE}) | {name_of(PROJECT["name"])}
-    owners = packages_distributions()
-    blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
-    assert {"torch", "transformers", "fastapi", "pydantic", "onnxruntime", "matplotlib"} <= blocked
+    blocked, installed = bare_environment()
     given = f"BLOCKED, INSTALLED = {blocked!r}, {installed!r}\n{CLIENT_ALONE}{code}"
     command = [sys.executable, "-c", given, *arguments]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=150)
     return run.returncode, run.stderr
+
+
+@cache
+def bare_environment() -> tuple[set[str], set[str]]:
+    """Return the modules that are missing where only the base is installed, and the packages that are there."""
+    installed = closure({name_of(spec) for spec in BASE}) | {name_of(PROJECT["name"])}
+    owners = packages_distributions()
+    blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
+    assert {"torch", "transformers", "fastapi", "pydantic", "onnxruntime", "matplotlib"} <= blocked
+    return blocked, installed
 
 
 def closure(names: set[str]) -> set[str]:

@@ -61,12 +61,12 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "CLOSE_GRACE_S", 0.05)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return save_tiny_model(tmp_path, "llama", vocab_size=VOCAB_SIZE)
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("edge"), "llama", vocab_size=VOCAB_SIZE)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def card(directory: Path) -> ModelCard:
     return ModelCard("first", "target", 1000, VOCAB_SIZE, Tokenizer.load(directory).fingerprint, model_id="m1")
 
@@ -209,8 +209,7 @@ async def test_clients_learn_of_another_model_at_the_target(directory: Path, car
     await serves.__aexit__(None, None, None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("error", [DeadlineError, UnauthenticatedError])
+@pytest.mark.parametrize(("kind", "error"), [(KINDS[0], DeadlineError), (KINDS[1], UnauthenticatedError)])
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, error: type[SpecDecError], kind: str
 ) -> None:
@@ -375,8 +374,10 @@ async def said(place: Place) -> list[Any]:
     return answers
 
 
-@pytest.mark.parametrize("change", [{"special": True}, {"stars": True}, {}])
-@pytest.mark.parametrize("differs", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [({"special": True}, "target"), ({"special": True}, "draft"), ({"stars": True}, "draft"), ({}, "draft")],
+)
 async def test_text_at_an_edge_is_the_targets(tmp_path: Path, change: dict[str, bool], differs: str) -> None:
     """An edge whose draft has the target's token ids, but writes them otherwise, gives the target's text.
 

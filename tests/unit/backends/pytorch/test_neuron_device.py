@@ -32,18 +32,15 @@ from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, Backen
 from tests.support.models import CONTRACTS, tiny_model
 from tests.support.neuron_compiler import NeuronCompiler
 
-QUICK = ("llama", "gemma3")
+QUICK = ("llama",)
 REST = [family for family in CONTRACTS["torch", "float32"] if family not in QUICK]
 OLD = ("unknown", "2.9.0.2.13", "1.0.0.1")
 BUCKETS = Buckets(widths=(4,), prompts=(8,))
-ONE_SHAPE = Buckets(widths=(MAX_LENGTH,), prompts=())
-"""Single shape of fixed passes, with fewer graphs than `BUCKETS` for `make test` to compile."""
 
 
 class OverTheStandIn(BackendContract):
     def load(self, family: str) -> TorchBackend:
-        buckets = ONE_SHAPE if family in QUICK[1:] else BUCKETS
-        fixed = FixedShapes(Compiled(NeuronCompiler(), graphs_only=True), buckets)
+        fixed = FixedShapes(Compiled(NeuronCompiler(), graphs_only=True), BUCKETS)
         backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
         backend.warm_up()
         return backend

@@ -29,6 +29,14 @@ from tests.support.models import CONTRACTS, EXPERTS, FAMILIES, save_tiny_model, 
 WINDOWS = Windows(16, NUM_SLOTS)
 BUCKETS = Buckets(widths=(16,), prompts=(), batches=(NUM_SLOTS,), shortest=20, shares_slots=True)
 HALVES = ("bfloat16", "float16")
+QUICK = ("llama-bfloat16", "llama-float16", "gemma3-bfloat16", "qwen3, mixed layers-bfloat16")
+EVERY = [
+    pytest.param(family, dtype, id=name, marks=[] if name in QUICK else pytest.mark.release)
+    for family in CONTRACTS["torch", "bfloat16"]
+    for dtype in HALVES
+    for name in [f"{family}-{dtype}"]
+]
+"""Families and dtypes that windows are promised for; those of `make test` differ in what attention sees."""
 
 
 def windowed(
@@ -42,7 +50,7 @@ def windowed(
 
 
 class TestContract(BackendContract):
-    families: Collection[str] = ("llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows")
+    families: Collection[str] = ("llama", "gpt2", "gpt_oss")
     fixed = False
 
     def load(self, family: str) -> TorchBackend:
@@ -54,13 +62,12 @@ class TestContractInFixedShapes(TestContract):
     fixed = True
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("family", CONTRACTS["torch", "bfloat16"])
+@pytest.mark.parametrize(("family", "dtype"), EVERY)
 def test_no_history_changes_a_bit(family: str, dtype: str) -> None:
     assert set(different(windowed(family, getattr(torch, dtype))).values()) == {0}
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3, mixed layers"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_no_history_changes_a_bit_in_fixed_shapes(family: str) -> None:
     assert set(different(windowed(family, torch.bfloat16, fixed=True)).values()) == {0}
 
