@@ -29,7 +29,7 @@ async def output_of(*arguments: str) -> str:
     return result.stdout
 
 
-@pytest.mark.long
+@pytest.mark.release
 async def test_the_demo_of_a_loss_ends_with_the_same_tokens() -> None:
     output = await output_of("demo", "failover")
     before, _, after = output.partition("--- kill -9: the server at 127.0.0.1:")

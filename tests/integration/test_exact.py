@@ -75,6 +75,7 @@ async def test_a_fused_server_gives_the_targets_tokens(alone: list[list[int]]) -
     assert sum(completion.num_accepted_tokens for completion in completions) > 100
 
 
+@pytest.mark.release
 async def test_a_draft_at_the_edge_gives_the_targets_tokens(
     targets: list[ServerProcess], alone: list[list[int]]
 ) -> None:
@@ -91,6 +92,7 @@ async def test_a_worker_is_killed_and_changes_no_token(targets: list[ServerProce
         assert tokens_of([completion, *await others]) == alone
 
 
+@pytest.mark.release
 async def test_no_stream_goes_on_in_the_other_mode(targets: list[ServerProcess]) -> None:
     """Servers resume each other's streams if their model ids are equal; those of the two modes are not."""
 
@@ -103,6 +105,7 @@ async def test_no_stream_goes_on_in_the_other_mode(targets: list[ServerProcess])
     assert ids[0] == ids[1] != ids[2]
 
 
+@pytest.mark.release
 async def test_a_target_is_killed_and_another_goes_on_with_the_same_tokens(
     targets: list[ServerProcess], alone: list[list[int]]
 ) -> None:

@@ -289,29 +289,6 @@ async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], model
             assert (unknown.status_code, "288" in unknown.json()["error"]["message"]) == (400, True)
 
 
-@pytest.mark.long
-async def test_langchain(ports: dict[str, int]) -> None:
-    """LangChain's client gets right answers: whole, streamed, in a batch, with a stop string, at a full context."""
-    from langchain_core.exceptions import ContextOverflowError
-    from langchain_core.messages import AIMessage, HumanMessage
-    from langchain_openai import ChatOpenAI
-
-    url = f"http://127.0.0.1:{ports['distributed']}/v1"
-    model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, seed=3, max_tokens=12)
-    whole = await model.ainvoke("sing")
-    assert whole.usage_metadata is not None
-    assert whole.usage_metadata["output_tokens"] == 12
-    assert "".join([str(chunk.content) async for chunk in model.astream("sing")]) == whole.content
-    assert [each.content for each in await model.abatch(["sing", "sing"])] == [whole.content] * 2
-    stop = str(whole.content)[4:6]
-    stopped = await model.ainvoke("sing", stop=[stop])
-    assert stopped.content == str(whole.content).partition(stop)[0]
-    turns = [HumanMessage("sing"), AIMessage("la"), HumanMessage("more")]
-    assert (await model.ainvoke(turns)).content
-    with pytest.raises(ContextOverflowError):
-        await model.ainvoke("the wind " * 300)
-
-
 async def metrics_of(port: int) -> str:
     async with httpx.AsyncClient() as client:
         return (await client.get(f"http://127.0.0.1:{port}/metrics")).text

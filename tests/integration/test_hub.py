@@ -44,7 +44,7 @@ async def test_an_id_is_downloaded_once(hub: FakeHub, models: ModelDirectories, 
     assert (again.code, hub.requests) == (0, []), "a commit that is in the cache needs no hub"
 
 
-@pytest.mark.long
+@pytest.mark.release
 async def test_offline_mode_takes_what_the_cache_has(hub: FakeHub, tmp_path: Path) -> None:
     command = ("--role", "verify_draft", "--model", "seed/draft", *FLAGS)
     without = await run(hub, tmp_path, *command, HF_HUB_OFFLINE="1")
@@ -80,13 +80,13 @@ async def test_a_hub_that_does_not_answer_is_named(hub: FakeHub, tmp_path: Path)
     assert (result.code, "http://127.0.0.1:9" in result.last_line) == (2, True), result.last_line
 
 
-@pytest.mark.long
+@pytest.mark.release
 async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None:
     flags = ("--role", "verify_target", "--model", "seed/closed", *FLAGS)
     assert (await run(hub, tmp_path, *flags, HF_TOKEN=TOKEN)).code == 0
 
 
-@pytest.mark.long
+@pytest.mark.release
 async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
     """The server names its model by the hub id, not by its cache directory, which is named after a commit."""
     port = free_port()

@@ -121,7 +121,7 @@ CHECKERS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.release), "pyright"])
 @pytest.mark.timeout(600)
 def test_a_users_script_is_checked(environment: Path, tmp_path: Path, checker: str) -> None:
     """Type checkers accept the right calls of the library, and find each wrong name and each wrong type.
@@ -177,7 +177,7 @@ with specdec.Client(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
     """Both clients need only the base dependencies of the package, and no extra.
 

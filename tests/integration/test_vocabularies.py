@@ -73,11 +73,10 @@ def last_ids(size: int) -> dict[int, float]:
 FOREIGN = Kind(NUM_TOKENIZER_IDS, None, None, None, {20: 4.0, LAST: 4.0}, (0.5, 0.999))
 FEWER = Kind(LARGE, SMALL, MIDDLE, SMALL, last_ids(LARGE), (0.92, 0.93))
 MORE = Kind(SMALL, LARGE, MIDDLE, LARGE, last_ids(SMALL), (1.0, 1.0))
-long = pytest.mark.long
 
 
 @pytest.fixture(
-    scope="module", params=[FOREIGN, pytest.param(FEWER, marks=long), pytest.param(MORE, marks=pytest.mark.release)]
+    scope="module", params=[FOREIGN, *(pytest.param(other, marks=pytest.mark.release) for other in (FEWER, MORE))]
 )
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
@@ -204,7 +203,7 @@ async def test_metrics_show_what_the_draft_can_propose(kind: Kind, servers: Serv
         assert least <= await vocabulary_share(port) <= most
 
 
-@pytest.mark.parametrize("kind", [FOREIGN, pytest.param(FEWER, marks=long)], indirect=True)
+@pytest.mark.parametrize("kind", [FOREIGN, pytest.param(FEWER, marks=pytest.mark.release)], indirect=True)
 async def test_one_worker_of_the_pool_helps_two_targets(kind: Kind, servers: Servers, models: dict[str, Path]) -> None:
     """One worker helps two targets with different vocabularies at once, and changes no token."""
     async with target_server(models["other"], *SLOW) as other:

@@ -34,7 +34,7 @@ def counts() -> Counts:
     return Counts(tokens)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_every_mutant_is_found_and_the_right_rule_passes(counts: Counts) -> None:
     values = [p_value(mutated(counts, rule)) for rule in MUTANTS.values()]
     assert values[0] >= plan.LAW_ALPHA

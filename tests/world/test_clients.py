@@ -164,6 +164,7 @@ async def test_litellm(url: str, client: Any, provider: str, stream: bool) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_langchain(url: str, stream: bool) -> None:
+    from langchain_core.exceptions import ContextOverflowError
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
@@ -181,6 +182,8 @@ async def test_langchain(url: str, stream: bool) -> None:
     assert Forecast(**call["args"]).days > 0
     asked += [message, ToolMessage("rain", tool_call_id=call["id"])]
     assert isinstance((await model.ainvoke(asked)).content, str)
+    with pytest.raises(ContextOverflowError):
+        await model.ainvoke("the wind " * 3000)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -87,8 +87,8 @@ QUICK = {"one core, 4 streams", "lookup on changing text", "two sessions of an e
 
 
 def cases(scenarios: dict[str, Scenario]) -> list[object]:
-    """Return the names of scenarios, most of them for `make test-long`."""
-    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in scenarios]
+    """Return the names of scenarios, most of them for `make test-release`."""
+    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.release]) for name in scenarios]
 
 
 @cache
@@ -110,7 +110,7 @@ def test_a_gain_is_kept(name: str) -> None:
     assert ours.num_tokens() >= KEPT.get(name, 0.97) * today.num_tokens()
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_drafting_comes_and_goes_with_a_neighbour() -> None:
     """Drafting stops while a neighbour takes the cores, and goes on afterwards."""
     scenario = Scenario(cpu, streams(4), lambda now: 1.4 if 4 < now < 8 else 0.0, alpha=0.75)

@@ -69,7 +69,7 @@ class TestOtherFamilies(OverTheStandIn):
     families = REST
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_another_models_threads_compile_nothing_again() -> None:
     """A change of torch's number of threads, which another model's loading causes, compiles no pass again.
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_runs_in_graphs_alone(models: ModelDirectories, device: Neu
     assert backend.max_pass_tokens == 4
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_pass_in_bfloat16_chooses_on_the_host(models: ModelDirectories, device: NeuronCompiler) -> None:
     backend = load_backend(config_of(models.target, dtype="bfloat16"))
     logits = backend.forward([Span(0, 0, TOKENS[:3], 1)])

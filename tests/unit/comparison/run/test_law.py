@@ -18,7 +18,7 @@ from specdec.comparison.run.law import ALPHA, NUM_RANKS, NUM_TOKENS, SHIFT, Coun
 Law: TypeAlias = npt.NDArray[np.float64]
 Rule: TypeAlias = Callable[[Law, Law, np.random.Generator], tuple[int, bool]]
 """Function of target's and draft's probabilities to the token, and whether it is the draft's."""
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 SIZE = 7
 """Tokens of the toy vocabulary: few, so that a wrong sampler is wrong by some points at each place."""
 
