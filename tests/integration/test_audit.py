@@ -17,7 +17,7 @@ import pytest_asyncio
 from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import free_port, server_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0.8, "seed": 7}
 
 

@@ -20,7 +20,7 @@ from specdec.inference.serving.processes import ServerProcess, free_port, server
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.servers import DRAFTS, complete_all, draft_server, fused_server, run_command, target_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 MAX_NEW_TOKENS = 32
 REPOSITORY_LIMIT_BYTES = 40_000_000
@@ -66,7 +66,6 @@ async def test_target_and_draft_commands_give_transformers_tokens(target: Server
     assert sum(rates) / len(rates) > 0.5
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 async def test_every_topology_gives_the_targets_tokens(dtype: str) -> None:
     """A draft worker in rounds and a fused server give the tokens of the target alone, with accepted draft tokens."""

@@ -18,7 +18,7 @@ from tests.integration.test_gateway import gateway_process
 from tests.support.servers import draft_server, fused_server, target_server, until_healthy
 from tests.support.tools import WEATHER, Forecast, agent_runs, response_tool
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 FUNCTION: Any = response_tool("weather", WEATHER, strict=True)
 FIELDS: Any = {"model": "target", "input": "Will it rain?", "max_output_tokens": 40, "temperature": 0}
@@ -83,7 +83,6 @@ async def test_responses_parse_into_a_pydantic_model(client: Any) -> None:
     assert isinstance(parsed.output_parsed, Forecast)
 
 
-@pytest.mark.long
 async def test_openai_agents(client: Any) -> None:
     """The library OpenAI Agents works: an agent calls a tool, whole and streamed; another one gives a typed answer."""
     from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner

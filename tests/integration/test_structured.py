@@ -138,7 +138,7 @@ async def test_a_target_alone_proposes_the_tokens_that_a_grammar_forces(
     assert all(completion.num_draft_tokens == 0 for completion in plain)
 
 
-@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("schedule", [Schedule.SYNC, Schedule.ASYNC])
 @pytest.mark.parametrize(
     ("draft", "conditions"),
     [
@@ -163,7 +163,7 @@ async def test_distributed_answers_keep_to_their_grammar(
     assert sum(completion.num_accepted_tokens for completion in helped) > 0
 
 
-@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("schedule", [Schedule.SYNC, Schedule.ASYNC])
 async def test_a_cut_link_changes_no_token(
     models: ModelDirectories, link: DelayProxy, plain: list[Completion], schedule: Schedule
 ) -> None:

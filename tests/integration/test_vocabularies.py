@@ -38,7 +38,7 @@ from tests.support.servers import (
 )
 from tests.support.tokenizers import foreign
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 SMALL, MIDDLE, LARGE = 280, 292, 304
 SLOW = ("--emulate", "target:3ms")
