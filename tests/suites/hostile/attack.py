@@ -23,7 +23,7 @@ def say(**fields: object) -> None:
 
 
 async def attack(scene: Scene, seconds: float) -> None:
-    """Run all attacks for `seconds`."""
+    """Run all attacks for `seconds`, and longer on a machine too busy to fuzz at all by then."""
     began, seen = time.monotonic(), Seen()
     patient = [asyncio.create_task(_patiently(recipe, scene, seen)) for recipe in (*peers.PATIENT, *browsers.PATIENT)]
     quick = (*peers.QUICK, *browsers.QUICK)
@@ -34,7 +34,7 @@ async def attack(scene: Scene, seconds: float) -> None:
                 await _tolerant(recipe, scene, seen)
     stop = asyncio.Event()
     fuzzing = asyncio.create_task(fuzz(scene, seen, stop))
-    while time.monotonic() - began < seconds and not fuzzing.done():
+    while (time.monotonic() - began < seconds or not seen["messages"]) and not fuzzing.done():
         say(recipe="fuzz", messages=seen["messages"])
         await asyncio.sleep(1)
     stop.set()

@@ -35,9 +35,10 @@ DECODERS = {
     "the target alone": lambda models, _: test_device_target.load(models.target),
     "medusa": medusa,
 }
+MARKS = dict.fromkeys(DECODERS, ()) | dict.fromkeys(("medusa", "fused, tokens chosen by the host"), pytest.mark.long)
 
 
-@pytest.mark.parametrize("load", DECODERS.values(), ids=DECODERS)
+@pytest.mark.parametrize("load", [pytest.param(DECODERS[name], id=name, marks=marks) for name, marks in MARKS.items()])
 def test_a_step_that_fails_anywhere_costs_no_token(load: Any, models: ModelDirectories, tmp_path: Path) -> None:
     decoder = load(models, tmp_path)
 
