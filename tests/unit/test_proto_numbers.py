@@ -66,6 +66,8 @@ TIED: dict[str, tuple[float, ...]] = {
     "Attached.tokenizer": (MAX_PACKED_BYTES / 2**20,),
     "Attach.num_slots": (ONE, MAX_WORKER_SLOTS),
     "AssistSlots.num_slots": (ONE, MAX_WORKER_SLOTS),
+    "AssistRequest.padding": (convert.PAD_BYTES,),
+    "AssistResponse.padding": (convert.PAD_BYTES,),
     "Open.prompt_token_ids": (ONE,),
     "Open.max_new_tokens": (MAX_NEW_TOKENS.low,),
     "Open.stop_token_ids": (request.MAX_STOP_TOKEN_IDS,),
