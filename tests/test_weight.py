@@ -25,7 +25,7 @@ WEIGHTS: dict[str, int] = {
     "inference/backends": 3860,
     "inference/cli": 1480,
     "inference/engine": 1720,
-    "inference/gateway": 2280,
+    "inference/gateway": 2480,
     "inference/model": 200,
     "inference/observe": 680,
     "inference/sampling": 480,
@@ -42,7 +42,7 @@ WEIGHTS: dict[str, int] = {
 }
 """Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
 the next twenty."""
-PRODUCT = 21_400
+PRODUCT = 21_600
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
 """Share of its number by which a room may grow."""

@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API, and a page, in front of any `Completer`.
+"""OpenAI's and Anthropic's HTTP APIs, and a page, in front of any `Completer`.
 
 Does not know: models, tokenizers, or whether its completer is in this process.
 Start reading: `app.py`; the bodies of requests are in `schema.py`.

@@ -1,4 +1,4 @@
-"""HTTP application: OpenAI's endpoints, health, metrics, version, and the page. Translates; owns no algorithm."""
+"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics, the page. Translates; owns no algorithm."""
 
 from __future__ import annotations
 
@@ -37,15 +37,18 @@ from specdec.inference.gateway.answers.documents import (
 )
 from specdec.inference.gateway.answers.errors import (
     MAX_ECHO_CHARACTERS,
+    MESSAGES,
     ApiError,
     from_error,
     from_validation,
     unexpected,
     unreadable,
 )
+from specdec.inference.gateway.answers.events import EventFormat
 from specdec.inference.gateway.answers.formats import ChatFormat, ChunkFormat, CompletionFormat
 from specdec.inference.gateway.answers.message import MessageReader
-from specdec.inference.gateway.answers.responses_answer import ResponsesFormat, ResponsesStream
+from specdec.inference.gateway.answers.messages_answer import MessagesFormat
+from specdec.inference.gateway.answers.responses_answer import ResponsesFormat
 from specdec.inference.gateway.answers.stream import (
     AnswerStream,
     ChunkStream,
@@ -55,6 +58,7 @@ from specdec.inference.gateway.answers.stream import (
     whole_answer,
 )
 from specdec.inference.gateway.bodies.audit import AuditBody
+from specdec.inference.gateway.bodies.messages import MessagesBody
 from specdec.inference.gateway.bodies.responses import ResponsesBody
 from specdec.inference.gateway.bodies.schema import (
     ChatBody,
@@ -90,7 +94,9 @@ PAGE_POLICY = (
 )
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts; no
 other page may frame it."""
-SPOKEN = "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/audit, GET /v1/models"
+SPOKEN = (
+    "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/audit, GET /v1/models; Anthropic's /v1/messages"
+)
 """Paths that the error for an unknown path lists."""
 MAX_NAMES = 20
 """Most adapters that the error for an unknown model name lists."""
@@ -190,6 +196,19 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         chat = body.chat()
         requests, name, reader = _chat(gateway, chat)
         return await _answer(gateway, request, chat, requests, ResponsesFormat(name, reader, body))
+
+    @app.post(MESSAGES, responses=ANSWERS, response_model=None)
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        """Answer a conversation, in the shape of Anthropic's Messages API."""
+        chat = body.chat()
+        requests, name, reader = _chat(gateway, chat)
+        return await _answer(gateway, request, chat, requests, MessagesFormat(name, reader))
+
+    @app.post(f"{MESSAGES}/count_tokens", responses=FAILURES, response_model=None)
+    async def count_tokens(body: MessagesBody) -> JsonAnswer:
+        """Return the number of a conversation's tokens, in the shape of Anthropic's Messages API."""
+        _named(body.model, gateway.card)
+        return JsonAnswer({"input_tokens": len(await _codec(gateway).encode(body.chat().chat()))})
 
     @app.post("/v1/audit", responses=FAILURES, response_model=None)
     async def audit(body: AuditBody, request: Request) -> JsonAnswer:
@@ -293,16 +312,16 @@ async def _answer(
     request: Request,
     body: GenerationBody,
     requests: list[CompletionRequest],
-    answer: ChunkFormat | ResponsesFormat,
+    answer: ChunkFormat | EventFormat,
 ) -> Response:
-    if not isinstance(answer, ResponsesFormat):
+    if not isinstance(answer, EventFormat):
         answer.answer_id = body.request_id or answer.answer_id
-    if not isinstance(answer, ResponsesFormat) and body.return_token_ids:
-        answer.prompt_ids = [
-            await _prompt_ids(gateway, each.prompt) for each in requests[:: body.n] for _ in range(body.n)
-        ]
+        shown = requests[:: body.n] if body.return_token_ids else []
+        answer.prompt_ids = [await _prompt_ids(gateway, each.prompt) for each in shown for _ in range(body.n)]
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
     events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
+    if isinstance(answer, MessagesFormat) and body.stops() and gateway.codec is not None:
+        events = answer.noting_stop(events, body.stops(), gateway.codec)
     if not body.stream:
         whole = whole_answer(events, answer, gateway.kept, num_choices=len(requests), n=body.n)
         return await unless_disconnected(request, whole)
@@ -316,10 +335,10 @@ async def _prompt_ids(gateway: Gateway, prompt: str | tuple[int, ...] | Chat) ->
 
 
 def _stream_of(
-    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | ResponsesFormat, *, num_choices: int
+    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | EventFormat, *, num_choices: int
 ) -> AnswerStream:
-    if isinstance(answer, ResponsesFormat):
-        return ResponsesStream(answer)
+    if isinstance(answer, EventFormat):
+        return answer
     options = body.stream_options
     shape = StreamShape(
         num_choices=num_choices,
@@ -395,49 +414,49 @@ def _add_page(app: FastAPI) -> None:
 
 def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def on_api_error(_: Request, error: ApiError) -> JsonAnswer:
-        return error.answer()
+    async def on_api_error(request: Request, error: ApiError) -> JsonAnswer:
+        return error.answer(request.url.path)
 
     @app.exception_handler(SpecDecError)
     async def on_our_error(request: Request, error: SpecDecError) -> JsonAnswer:
-        return from_error(error, request.url.path).answer()
+        return from_error(error, request.url.path).answer(request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def on_validation(request: Request, error: RequestValidationError) -> JsonAnswer:
         body = get_type_hints(request.scope["endpoint"])["body"]
-        return from_validation(error, body).answer()
+        return from_validation(error, body).answer(request.url.path)
 
     @app.exception_handler(RecursionError)
-    async def on_depth(_: Request, error: RecursionError) -> JsonAnswer:
-        return ApiError(400, "the body is nested too deeply", code="invalid_value").answer()
+    async def on_depth(request: Request, error: RecursionError) -> JsonAnswer:
+        return ApiError(400, "the body is nested too deeply", code="invalid_value").answer(request.url.path)
 
     @app.exception_handler(UnicodeEncodeError)
-    async def on_half_a_pair(_: Request, error: UnicodeEncodeError) -> JsonAnswer:
+    async def on_half_a_pair(request: Request, error: UnicodeEncodeError) -> JsonAnswer:
         """Refuse a body that quotes half of a surrogate pair where Pydantic cannot even write its error."""
         half = error.object[error.start : error.end]
         return ApiError(
             400, f"{half!a} is half of a surrogate pair, which is not valid text", code="invalid_value"
-        ).answer()
+        ).answer(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:
         if isinstance(error.__cause__, UnicodeDecodeError):
-            return unreadable(error.__cause__).answer()
+            return unreadable(error.__cause__).answer(request.url.path)
         message = f"{request.method} {request.url.path[:MAX_ECHO_CHARACTERS]}: {error.detail}"
         if error.status_code == 404:
-            other = "; Anthropic's API is not served" if request.url.path.endswith("/messages") else ""
-            message += f"; this server speaks OpenAI's API: {SPOKEN}{other}; set base_url to {request.base_url}v1"
+            at = "" if request.url.path.endswith("/messages") else "v1"  # Anthropic's clients add /v1 themselves
+            message += f"; this server speaks OpenAI's API: {SPOKEN}; set base_url to {request.base_url}{at}"
         elif error.headers and "Allow" in error.headers:
             message += f"; {error.headers['Allow']} is expected"
             if request.method == "OPTIONS":
                 message += "; web pages of other origins need --allowed_origins of this server"
-        response = ApiError(error.status_code, message).answer()
+        response = ApiError(error.status_code, message).answer(request.url.path)
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)
-    async def on_any(_: Request, error: Exception) -> JsonAnswer:
-        return unexpected().answer()
+    async def on_any(request: Request, error: Exception) -> JsonAnswer:
+        return unexpected().answer(request.url.path)
 
 
 class HttpFront(HttpPort):

@@ -452,7 +452,7 @@ async def test_paths_beside_generation() -> None:
     ("method", "path"),
     [
         *(("POST", path) for path in ("/chat/completions", "/v1/v1/chat/completions", "/api/chat", "/completion")),
-        *(("POST", path) for path in ("/v1/messages", "/v1/embeddings")),
+        *(("POST", path) for path in ("/messages", "/v1/v1/messages", "/v1/embeddings")),
         ("GET", "/api/tags"),
     ],
 )
@@ -466,11 +466,11 @@ async def test_an_unknown_path_names_the_known_ones(method: str, path: str) -> N
         assert response.status_code == 404
         message = response.json()["error"]["message"]
         assert message.startswith(f"{method} {path}: Not Found; this server speaks OpenAI's API: ")
-        assert message.endswith(f"set base_url to {client.base_url}/v1")
-        assert ("Anthropic's API is not served" in message) is (path == "/v1/messages")
+        base = str(client.base_url) + ("/" if path.endswith("/messages") else "/v1")
+        assert message.endswith(f"set base_url to {base}"), "Anthropic's clients add /v1 themselves"
         served = (await client.get("/openapi.json")).json()["paths"]
-        named = set(re.findall(r"/v1/\S+?(?=,| )", message.partition("API:")[2].partition(";")[0] + " "))
-        assert {"/v1/chat/completions", "/v1/models"} <= named <= served.keys()
+        named = set(re.findall(r"/v1/\S+?(?=,|;| )", message.partition("API:")[2].partition("; set")[0] + " "))
+        assert {"/v1/chat/completions", "/v1/models", "/v1/messages"} <= named <= served.keys()
 
 
 @pytest.mark.parametrize(

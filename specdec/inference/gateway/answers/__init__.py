@@ -1,4 +1,4 @@
-"""Answers: documents, server-sent events, and errors in OpenAI's shape, made of the events of a completion.
+"""Answers: documents, server-sent events, and errors in each API's shape, made of the events of a completion.
 
 Does not know: ports, or where the events come from.
 Start reading: `stream.py`, then `formats.py`.

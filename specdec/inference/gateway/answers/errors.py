@@ -1,4 +1,4 @@
-"""Failures in OpenAI's shape: an HTTP status and {"error": {"message", "type", "param", "code"}}."""
+"""Failures in OpenAI's shape: an HTTP status and {"error": {"message", "type", "param", "code"}}; or in Anthropic's."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 DIALLED_AGAIN_S = 5.0
 """Seconds within which a server that is gone is dialled again (grpc_comm/options.py)."""
 INVALID_REQUEST = "invalid_request_error"
+MESSAGES = "/v1/messages"
+"""Path of Anthropic's API, and beginning of its other paths: failures there have its shape."""
 MAX_ECHO_CHARACTERS = 200
 """Most characters of a request's value that an error message repeats."""
 MAX_MESSAGE_CHARACTERS = 1000
@@ -66,6 +68,11 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
     errors.IncompatibleDraftError: (503, "service_unavailable_error", "incompatible_target"),
     errors.DeadlineError: (504, "timeout_error", "deadline_exceeded"),
 }
+_ANTHROPICS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+_ANTHROPICS |= {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
+"""Anthropic's types of errors by status; others are invalid requests."""
+_DETAILS = {"thread": {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}}
+"""What Anthropic's client reads of the error about a field: after this one it sends whole conversations."""
 
 
 @dataclass(eq=False)  # not frozen: handlers of exceptions set the traceback
@@ -88,9 +95,12 @@ class ApiError(Exception):
     code: str | None = None
     retry_after_s: float | None = None
 
-    def body(self) -> dict[str, Any]:
-        """Return the body of the error response, in the form of OpenAI's API."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """Return the body of the error response, in the form of OpenAI's API, or of Anthropic's at its paths."""
         message, param = _cut(self.message, MAX_MESSAGE_CHARACTERS), _cut(self.param or "", MAX_ECHO_CHARACTERS)
+        if path.startswith(MESSAGES):
+            kind = _ANTHROPICS.get(self.status, INVALID_REQUEST)
+            return {"type": "error", "error": {"type": kind, "message": message, **_DETAILS.get(param, {})}}
         return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
@@ -99,9 +109,9 @@ class ApiError(Exception):
             return {"WWW-Authenticate": "Bearer"}
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
-    def answer(self, **headers: str) -> JsonAnswer:
-        """Return the HTTP response, with further headers."""
-        return JsonAnswer(self.body(), status_code=self.status, headers={**self.headers(), **headers})
+    def answer(self, path: str, **headers: str) -> JsonAnswer:
+        """Return the HTTP response to a request for `path`, with further headers."""
+        return JsonAnswer(self.body(path), status_code=self.status, headers={**self.headers(), **headers})
 
 
 def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:

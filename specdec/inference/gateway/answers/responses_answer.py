@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from specdec.inference.commit import FinishReason
-from specdec.inference.gateway.answers.documents import encoded
 from specdec.inference.gateway.answers.errors import ApiError
-from specdec.inference.gateway.answers.formats import ChatFormat, chat_logprobs, figures
+from specdec.inference.gateway.answers.events import EventFormat, JsonEvent
+from specdec.inference.gateway.answers.formats import chat_logprobs, figures
 from specdec.inference.gateway.answers.message import MessageReader
-from specdec.inference.gateway.answers.parts import Choice, ChoiceEvent, Part
-from specdec.inference.gateway.answers.stream import AnswerStream
+from specdec.inference.gateway.answers.parts import Choice, Part
 from specdec.inference.gateway.bodies.responses import ResponsesBody
 
-JsonEvent = dict[str, Any]
 _TEXT = {"type": "output_text", "text": "", "annotations": []}
 _NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "message": ("msg", {"role": "assistant", "content": []}, _TEXT),
@@ -103,19 +100,17 @@ def _copy(item: dict[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, list) else value for key, value in item.items()}
 
 
-class ResponsesFormat:
+class ResponsesFormat(EventFormat):
     """Format of /v1/responses.
 
     Args:
-        reader: function that returns the reader of an answer to a prompt, as for a chat.
         body: body of the request.
     """
 
-    shows_prompt = False
-    per_token = True
+    is_numbered = True
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None], body: ResponsesBody) -> None:
-        self._chat = ChatFormat(model, reader)
+        super().__init__(model, reader)
         self._fields = {
             "id": f"resp_{self._chat.answer_id}",
             "object": "response",
@@ -131,9 +126,10 @@ class ResponsesFormat:
         self._held: list[Part] = []
         self._num_reasoning_tokens = 0
 
-    def begun(self) -> dict[str, Any]:
-        """Return the response object before the first token, as clients see it in events."""
-        return {**self._fields, "status": "in_progress", "output": []}
+    def opening(self) -> Iterable[JsonEvent]:
+        """Return the events with the response object before its first token."""
+        begun = {**self._fields, "status": "in_progress", "output": []}
+        return [{"type": kind, "response": begun} for kind in ("response.created", "response.in_progress")]
 
     def add(self, part: Part, choice: Choice) -> Iterator[JsonEvent]:
         """Add a part of the answer; yield the events for the client."""
@@ -147,10 +143,11 @@ class ResponsesFormat:
         scores = [each for held in parts for each in held.logprobs] if "content" in delta else []
         yield from self._items.add(delta, chat_logprobs(scores)["content"])
 
-    def end(self, choice: Choice) -> Iterator[JsonEvent]:
-        """Complete the last item; yield the events for the client. An answer without items gets an empty message."""
+    def closing(self, choice: Choice) -> Iterator[JsonEvent]:
+        """Complete the last item and the response. An answer without items gets an empty message."""
         yield from self._items.require_one()
         yield from self._items.complete(_status(choice))
+        yield {"type": f"response.{_status(choice)}", "response": self.ended(choice)}
 
     def ended(self, choice: Choice) -> dict[str, Any]:
         """Return the response object after the last token, with its output and usage."""
@@ -160,22 +157,12 @@ class ResponsesFormat:
         chat = figures([choice], n=1)
         return {**self._fields, **end, **chat, "usage": self._usage(chat["usage"])}
 
-    def cut(self) -> Iterator[JsonEvent]:
-        """Complete an item that a failure cuts off; yield the events for the client."""
+    def failing(self, error: ApiError) -> Iterator[JsonEvent]:
+        """Complete an item that a failure cuts off, and end with the response object and its error."""
         yield from self._items.complete("incomplete")
-
-    def failed(self, error: ApiError) -> dict[str, Any]:
-        """Return the response object after a failure, with the output so far and the error."""
         fault = {"code": error.code or "server_error", "message": error.body()["error"]["message"]}
-        return {**self._fields, "status": "failed", "output": self._items.items, "error": fault}
-
-    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the whole answer as one response: a prompt has one choice here."""
-        (choice,) = choices
-        for part in choice.parts:
-            list(self.add(part, choice))
-        list(self.end(choice))
-        return self.ended(choice)
+        response = {**self._fields, "status": "failed", "output": self._items.items, "error": fault}
+        yield {"type": "response.failed", "response": response}
 
     def _usage(self, chat: dict[str, Any]) -> dict[str, Any]:
         cached = chat["prompt_tokens_details"]["cached_tokens"]
@@ -193,38 +180,3 @@ class ResponsesFormat:
 
 def _status(choice: Choice) -> str:
     return "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
-
-
-class ResponsesStream(AnswerStream):
-    """Events of one response, numbered, each under its name."""
-
-    last_word = b""
-
-    def __init__(self, answer: ResponsesFormat) -> None:
-        super().__init__(num_choices=1, shows_prompt=answer.shows_prompt, per_token=answer.per_token)
-        self._answer = answer
-        self._numbers = count()
-        response = answer.begun()
-        kinds = ("response.created", "response.in_progress")
-        self._opening = self._encoded_events([{"type": kind, "response": response} for kind in kinds])
-
-    async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the events that open the response, and the first chunk."""
-        return self._opening + await super().begun(events)
-
-    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
-        return self._encoded_events(self._answer.add(part, choice))
-
-    def _end(self) -> bytes:
-        (choice,) = self._choices
-        end = self._encoded_events(self._answer.end(choice))
-        response = self._answer.ended(choice)
-        return end + self._encoded_events([{"type": f"response.{response['status']}", "response": response}])
-
-    def _failure(self, error: ApiError) -> bytes:
-        end = self._encoded_events(self._answer.cut())
-        return end + self._encoded_events([{"type": "response.failed", "response": self._answer.failed(error)}])
-
-    def _encoded_events(self, events: Iterable[JsonEvent]) -> bytes:
-        numbered = ({**event, "sequence_number": next(self._numbers)} for event in events)
-        return b"".join(f"event: {event['type']}\ndata: {encoded(event)}\n\n".encode() for event in numbered)

@@ -62,6 +62,7 @@ RESPONSES: NoOps = {
     **_each("prompt_cache_retention", "in_memory", "24h"),
     **_each("previous_response_id conversation prompt max_tokens max_completion_tokens response_format request_id"),
 }
+MESSAGES: NoOps = {**_each("n", 1), **_each("return_token_ids", False), **_each("mcp_servers thread compaction")}
 TEXT_CONFIG: NoOps = _each("verbosity", "medium")
 REASONING_CONFIG: NoOps = {
     **_each("effort", "medium"),
@@ -79,6 +80,8 @@ _HINTS = {
     "previous_response_id": _STATELESS,
     "conversation": _STATELESS,
     "store": _STATELESS,
+    "thread": "conversations are not stored here; send the whole one as messages",
+    "mcp_servers": "offer their tools as tools, and call them yourself",
     "max_tokens": "use max_output_tokens",
     "max_completion_tokens": "use max_output_tokens",
     "response_format": "use text.format",

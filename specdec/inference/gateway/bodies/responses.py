@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from specdec.inference.gateway.bodies import noops
 from specdec.inference.gateway.bodies.body import Body, SentBack, Text
@@ -20,15 +19,13 @@ from specdec.inference.gateway.bodies.conversation import (
     TEXT_ALONE,
     FunctionBody,
     NamedFunction,
-    TemplateBody,
     of_kinds,
 )
+from specdec.inference.gateway.bodies.mapped import MappedBody, add_result, format_of_chat, text_of
 from specdec.inference.gateway.bodies.schema import (
     NAMED_NEEDS_TOOLS,
     REQUIRED_NEEDS_TOOLS,
     STREAM_OPTIONS_NEED_STREAM,
-    ChatBody,
-    GenerationBody,
     JsonObjectFormat,
     NamedSchema,
     NumLogprobs,
@@ -70,7 +67,7 @@ class MessageItem(_Item):
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Add the message to a chat; an assistant's text goes into the last message if that has only its reasoning."""
-        text = _text(self.content)
+        text = text_of(self.content)
         if self.role == "assistant":
             _of_assistant(messages, "content", "tool_calls")["content"] = text
         else:
@@ -100,10 +97,7 @@ class OutputItem(_Item):
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Add the output of a tool to a chat, as a message of the role "tool"."""
-        calls = (call for message in messages for call in message.get("tool_calls", ()))
-        names = {call["id"]: call["function"]["name"] for call in calls}
-        name = {"name": names[self.call_id]} if self.call_id in names else {}
-        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output), **name})
+        add_result(messages, self.call_id, text_of(self.output))
 
 
 class ReasoningItem(_Item):
@@ -115,12 +109,8 @@ class ReasoningItem(_Item):
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """Add the reasoning to the assistant's message at the end of a chat; begin one if it cannot take any."""
-        text = _text(self.content or self.summary)
+        text = text_of(self.content or self.summary)
         _of_assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
-
-
-def _text(content: str | list[ItemPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def _of_assistant(messages: list[dict[str, Any]], *but_with: str) -> dict[str, Any]:
@@ -188,7 +178,7 @@ class ReasoningConfig(Body):
     no_ops = noops.REASONING_CONFIG
 
 
-class ResponsesBody(GenerationBody, TemplateBody):
+class ResponsesBody(MappedBody):
     """Body of /v1/responses. Its sampling parameters and its template variables are the same as in a chat's body."""
 
     model_config = ConfigDict(
@@ -196,6 +186,7 @@ class ResponsesBody(GenerationBody, TemplateBody):
     )
 
     no_ops = noops.RESPONSES
+    conversation_field = "input"
     input: Annotated[Annotated[Text, Tag("a text")] | Annotated[Items, Tag("a list")], Discriminator(_tag)]
     instructions: Text | None = Field(None, description="A system message before the input.")
     tools: Annotated[
@@ -216,20 +207,6 @@ class ResponsesBody(GenerationBody, TemplateBody):
     )
     max_tool_calls: int | None = Field(None, description="Accepted without effect: the server calls no tools itself.")
 
-    def chat(self) -> ChatBody:
-        """Return the body of the same request for /v1/chat/completions.
-
-        Raises:
-            RequestValidationError: the parts do not fit each other.
-        """
-        shared = {*GenerationBody.model_fields, *TemplateBody.model_fields} & self.model_fields_set
-        fields = self.model_dump(include=shared - {"stream_options"}, by_alias=True, exclude_unset=True)
-        try:
-            return ChatBody.model_validate({**fields, **dict(self._mapped())})
-        except ValidationError as exc:
-            faults = [{**fault, "loc": _place(fault["loc"])} for fault in exc.errors()]
-            raise RequestValidationError(faults, body=self.model_dump(by_alias=True)) from exc
-
     def _mapped(self) -> Iterator[tuple[str, Any]]:
         yield "messages", self._messages()
         if self.tools:
@@ -242,7 +219,7 @@ class ResponsesBody(GenerationBody, TemplateBody):
             yield "tool_choice", choice
         yield "parallel_tool_calls", self.parallel_tool_calls
         yield "max_completion_tokens", self.max_output_tokens
-        yield "response_format", self._format()
+        yield "response_format", format_of_chat(self.text.format)
         if self.top_logprobs is not None or LOGPROBS in self.include:
             yield from (("logprobs", True), ("top_logprobs", self.top_logprobs))
 
@@ -256,18 +233,8 @@ class ResponsesBody(GenerationBody, TemplateBody):
             item.add_to(messages)
         return [{"content": "", **message} for message in messages]
 
-    def _format(self) -> dict[str, Any]:
-        form = self.text.format.model_dump(by_alias=True, exclude_unset=True)
-        kind = {"type": form.pop("type")}
-        return {**kind, "json_schema": form} if form else kind
-
     def echoed(self) -> dict[str, Any]:
         """Return the fields that an answer repeats."""
         names = {"instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "max_output_tokens", "metadata"}
         names |= {"temperature", "top_p", "top_logprobs"}
         return self.model_dump(mode="json", by_alias=True, include=names)
-
-
-def _place(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Translate the path of a wrong field in a chat's body to this body; any message becomes the field `input`."""
-    return ("body", "input") if place[:1] == ("messages",) else ("body", *place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from specdec.inference.caller import (
 )
 from specdec.inference.errors import ForbiddenError, UnauthenticatedError
 from specdec.inference.gateway.answers.errors import ApiError, from_error
-from specdec.inference.gateway.door.protocol import BODY_TIMEOUT_S
+from specdec.inference.gateway.door.protocol import API_KEY, BODY_TIMEOUT_S
 from specdec.inference.workers.calls.access import Access, rights_of_path
 from specdec.inference.workers.calls.status import code_name
 
@@ -62,7 +62,7 @@ class BodyLimit:
         try:
             messages = await self._checked(scope, receive)
         except ApiError as fault:
-            await fault.answer(connection="close")(scope, receive, send)
+            await fault.answer(scope["path"], connection="close")(scope, receive, send)
             return
 
         async def again() -> Message:
@@ -179,6 +179,12 @@ def rights_of(scope: Scope) -> frozenset[Right] | None:
     return None if scope["method"] == "OPTIONS" else rights_of_path(scope["path"])
 
 
+def _authorization(headers: Mapping[bytes, bytes]) -> str:
+    """Return the header Authorization, or what it would be for the token in Anthropic's header."""
+    key = headers.get(API_KEY)
+    return headers.get(b"authorization", b"Bearer " + key if key else b"").decode("latin-1")
+
+
 class HttpGate:
     """Middleware that admits requests by `Access`, before anything of their bodies is read.
 
@@ -197,13 +203,12 @@ class HttpGate:
         if (rights := self._rights(scope)) is None:
             await self._app(scope, receive, send)
             return
-        authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
         try:
-            who = self._access.by_token(authorization, rights)
+            who = self._access.by_token(_authorization(dict(scope["headers"])), rights)
         except (UnauthenticatedError, ForbiddenError) as exc:
             with request_context(Caller(exc.caller_name), request_id()):
                 audit(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
-            await from_error(exc).answer(connection="close")(scope, receive, send)
+            await from_error(exc).answer(scope["path"], connection="close")(scope, receive, send)
             return
 
         async def accounted(message: Message) -> None:

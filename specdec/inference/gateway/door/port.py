@@ -99,7 +99,8 @@ class OwnHosts:
         if not self._has_logged:  # once, since every client may send such requests
             self._has_logged = True
             logger.warning("refused a request: %s", message)
-        await ApiError(400, message, param="Host", code="invalid_host").answer(connection="close")(scope, receive, send)
+        fault = ApiError(400, message, param="Host", code="invalid_host")
+        await fault.answer(scope["path"], connection="close")(scope, receive, send)
 
 
 class HttpPort:

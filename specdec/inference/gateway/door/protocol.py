@@ -17,7 +17,9 @@ HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 4096
 """Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
-_ONLY_ONCE = (b"host", b"authorization")
+API_KEY = b"x-api-key"
+"""Header in which Anthropic's clients send a token."""
+_ONLY_ONCE = (b"host", b"authorization", API_KEY)
 MAX_PIPELINED = 64
 """Limit of requests that wait for earlier answers: one read held 14,000, which took 0.2 s to separate."""
 

@@ -358,14 +358,14 @@ async def test_fields_after_a_body_are_no_headers() -> None:
     assert b"x-request-id: mine\r\n" in answer
 
 
-@pytest.mark.parametrize("name", ["Host", "Authorization"])
+@pytest.mark.parametrize("name", ["Host", "Authorization", "X-Api-Key"])
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
     """A request with two Host headers or two access tokens is refused.
 
     Regression: the first of two Host headers and the last of two tokens counted, while a proxy may check the
     others.
     """
-    given = b"GET /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\n"
+    given = b"GET /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\nX-Api-Key: one\r\n"
     async with serving([["a"]]) as (port, _), dialled(port, given + b"\r\n") as (reader, writer):
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         writer.write(b"%b%b: other\r\n\r\n" % (given, name.encode()))

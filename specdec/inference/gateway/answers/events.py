@@ -1,0 +1,85 @@
+"""Answers whose streams have named events, in place of a chat's chunks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any, TypeAlias
+
+from specdec.inference.gateway.answers.documents import encoded
+from specdec.inference.gateway.answers.errors import ApiError
+from specdec.inference.gateway.answers.formats import ChatFormat
+from specdec.inference.gateway.answers.message import MessageReader
+from specdec.inference.gateway.answers.parts import Choice, ChoiceEvent, Part
+from specdec.inference.gateway.answers.stream import AnswerStream
+
+JsonEvent: TypeAlias = dict[str, Any]
+"""Event of a stream; its "type" is also the name under which it is sent."""
+
+
+class EventFormat(AnswerStream):
+    """One answer that is made of a chat's, whole or streamed; the whole is what its events add up to.
+
+    Args:
+        reader: function that returns the reader of an answer to a prompt, as for a chat.
+
+    Attributes:
+        is_numbered: events have a "sequence_number".
+    """
+
+    last_word = b""
+    shows_prompt = False
+    per_token = True
+    is_numbered = False
+
+    def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
+        super().__init__(num_choices=1, shows_prompt=self.shows_prompt, per_token=self.per_token)
+        self._chat = ChatFormat(model, reader)
+        self._numbers = count()
+
+    def opening(self) -> Iterable[JsonEvent]:
+        """Return the events before all else."""
+        return ()
+
+    @abstractmethod
+    def add(self, part: Part, choice: Choice) -> Iterator[JsonEvent]:
+        """Add a part of the answer; yield the events for the client."""
+
+    @abstractmethod
+    def closing(self, choice: Choice) -> Iterator[JsonEvent]:
+        """Complete the answer; yield the events for the client."""
+
+    @abstractmethod
+    def failing(self, error: ApiError) -> Iterator[JsonEvent]:
+        """End the answer by a failure; yield the events for the client."""
+
+    @abstractmethod
+    def ended(self, choice: Choice) -> dict[str, Any]:
+        """Return the whole answer, after its last part."""
+
+    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
+        """Return the whole answer; a prompt has one choice here."""
+        (choice,) = choices
+        for part in choice.parts:
+            list(self.add(part, choice))
+        list(self.closing(choice))
+        return self.ended(choice)
+
+    async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
+        """Return the events that open the answer, and the first chunk."""
+        return self._encoded_events(self.opening()) + await super().begun(events)
+
+    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
+        return self._encoded_events(self.add(part, choice))
+
+    def _end(self) -> bytes:
+        return self._encoded_events(self.closing(self._choices[0]))
+
+    def _failure(self, error: ApiError) -> bytes:
+        return self._encoded_events(self.failing(error))
+
+    def _encoded_events(self, events: Iterable[JsonEvent]) -> bytes:
+        if self.is_numbered:
+            events = ({**event, "sequence_number": next(self._numbers)} for event in events)
+        return b"".join(f"event: {event['type']}\ndata: {encoded(event)}\n\n".encode() for event in events)
