@@ -24,7 +24,10 @@ TOKENIZERS = (
 _TOKENIZERS_VERSION = "3.7.2"
 _TEMPLATES = "llama_cpp_python-0.3.16"
 _JAVASCRIPT = ("openai@7.59.0", "ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7")
-_PYTHON = ("instructor==1.17.0", "docstring_parser==0.18.0")
+_PYTHON = (
+    *("instructor==1.17.0", "docstring_parser==0.18.0"),
+    *("anthropic==2.10.0", "httpx2==2.16.2", "httpcore2==2.16.2", "truststore==0.10.5"),
+)
 _TIMEOUT_S = 900
 
 
@@ -75,12 +78,12 @@ def javascript() -> Path:
 
 @cache
 def python() -> Path:
-    """Return a folder with clients whose requirements exclude our versions; they work with them, without their own."""
+    """Return a folder with clients that are not in our environment; they work without further packages of their own."""
     directory = BUILD / "python"
     stamp = directory / "installed"
     if not stamp.is_file() or stamp.read_text() != " ".join(_PYTHON):
         install = ("install", "--quiet", "--no-deps", "--upgrade", "--target", str(directory))
-        _run("instructor", sys.executable, "-m", "pip", *install, *_PYTHON)
+        _run("Python's clients", sys.executable, "-m", "pip", *install, *_PYTHON)
         stamp.write_text(" ".join(_PYTHON))
     return directory
 
