@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -63,7 +64,8 @@ CHARACTERS_PER_INCH = 18
 """Characters per inch of the conditions' small print."""
 
 TITLE_PER_INCH = 11.6
-"""Characters per inch of the label of emulated figures, or of those of a busy machine."""
+"""Characters per inch of the label of emulated figures."""
+BUSY = "busy or unsteady machine"
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -78,17 +80,17 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def save(figure: Figure, file: Path, config: ComparisonConfig, *, busy: str = "") -> None:
+def save(figure: Figure, file: Path, config: ComparisonConfig, *, is_busy: bool = False) -> None:
     """Write a picture with the measurement's conditions in it, so that it can be read without its report.
 
     Args:
-        busy: why its figures are unreliable; empty if they are not.
+        is_busy: whether its figures are unreliable, because the machine was busy or unsteady.
     """
-    labels = [emulation_of(config), f"BUSY: {busy}" if busy else ""]
-    if label := " ".join(filter(None, labels)):
+    if label := emulation_of(config):
         title = textwrap.fill(label, int(figure.get_figwidth() * TITLE_PER_INCH), break_on_hyphens=False)
         figure.suptitle(title, color="#a00000", fontweight="bold", fontsize=10)
-    text = textwrap.fill(short_conditions(config), int(figure.get_figwidth() * CHARACTERS_PER_INCH))
+    conditions = short_conditions(config) + (f". {BUSY.capitalize()}: repeat this on a quiet one" if is_busy else "")
+    text = textwrap.fill(conditions, int(figure.get_figwidth() * CHARACTERS_PER_INCH))
     for handles in figure.legends:
         handles.set_title(text)
         handles.get_title().set_fontsize(7)
@@ -102,9 +104,11 @@ def panels(
     *,
     size: tuple[float, float],
     names: tuple[Sequence[str], Sequence[str]],
-    max_legend_columns: int = 5,
+    max_legend_columns: int = 6,
 ) -> Figure:
     """Return a panel for each row and column, with a common y axis from 0 and a legend of all labels below.
+
+    A title that the panel above has too stands there alone.
 
     Args:
         draw: function that fills one panel.
@@ -124,7 +128,10 @@ def panels(
     for axes, text in zip(grid[-1], names[1], strict=True):
         axes.set_xlabel(text)
     grid[0, 0].set_ylim(bottom=0)  # last, since it ends the automatic scaling
-    num_columns = min(max_legend_columns, len(shown), int(figsize[0] / INCHES_PER_NAME))
+    for axes, above in zip(grid[:0:-1].flat, grid[-2::-1].flat, strict=True):
+        axes.set_title("" if axes.get_title() == above.get_title() else axes.get_title())
+    most = min(max_legend_columns, int(figsize[0] / INCHES_PER_NAME))
+    num_columns = math.ceil(len(shown) / math.ceil(len(shown) / most))  # equal rows
     labels = sorted(shown, key=lambda label: label == BOUND)
     figure.legend([shown[label] for label in labels], labels, loc="outside lower center", ncols=num_columns)
     return figure

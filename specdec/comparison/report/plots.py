@@ -69,7 +69,7 @@ def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
         for picture in PICTURES:
             if sentences := picture.finding(findings):
                 file = directory / f"{picture.name}.png"
-                save(picture.draw(findings), file, findings.config, busy=findings.busy)
+                save(picture.draw(findings), file, findings.config, is_busy=bool(findings.busy))
                 drawn.append(Drawn(file, picture.title, f"{'; '.join(sentences)}."))
     return drawn
 
@@ -101,6 +101,9 @@ def _over_rtt(findings: Findings, load: Load | None = None) -> Iterator[tuple[st
 
 # Speed-up by prompt kind ----------------------------------------------------------------------------------------------
 
+MAX_WIDE_BARS = 6
+"""Most bars of a panel that are as wide as their labels; above narrower ones labels stand upright."""
+
 
 def speedup_by_kind(findings: Findings) -> Figure:
     """Draw bars: a panel per round trip time, a group per prompt kind, a bar per topology, its bound as a dash."""
@@ -117,7 +120,7 @@ def _speedup_panel(axes: Axes, findings: Findings, rtt_ms: float) -> None:
     axes.set_title(f"{findings.least_load}, {round_trip(findings.config, rtt_ms)}")
     axes.set_xticks(range(len(findings.kinds)), [kind.replace("_", " ") for kind in findings.kinds])
     axes.grid(visible=False, axis="x")
-    axes.margins(y=0.12)  # room for the highest bar's label
+    axes.margins(y=_label_height(findings) + 0.02)  # room for the highest bar's label
 
 
 def _bars(axes: Axes, findings: Findings, series: Contender, rtt_ms: float, index: int) -> None:
@@ -136,8 +139,19 @@ def _bars(axes: Axes, findings: Findings, series: Contender, rtt_ms: float, inde
             axes.hlines(best.bound_speedup, x - width * 0.46, x + width * 0.46, color="black", linestyle="--")
             name_bound(axes)
         label = {"ha": "center", "va": "bottom", "fontsize": 8, "xytext": (0, 4), "textcoords": "offset points"}
-        top = _free(speedup.high, [1.0, best.bound_speedup or 0.0], room=0.1 * _highest(findings))
+        label |= {"rotation": 90} if _has_narrow_bars(findings) else {}
+        room = _label_height(findings) * _highest(findings)
+        top = _free(speedup.high, [1.0, best.bound_speedup or 0.0], room=room)
         axes.annotate(f"{speedup.median:.2f}", (x, top), **label)  # type: ignore[arg-type]
+
+
+def _has_narrow_bars(findings: Findings) -> bool:
+    return len(_drafting(findings)) * len(findings.kinds) > MAX_WIDE_BARS
+
+
+def _label_height(findings: Findings) -> float:
+    """Return the height of a bar's label, as a share of the highest bar."""
+    return 0.17 if _has_narrow_bars(findings) else 0.1
 
 
 def _free(top: float, lines: Sequence[float], *, room: float) -> float:
@@ -385,10 +399,11 @@ def latency_over_load(findings: Findings) -> Figure:
     def panel(axes: Axes, kind: str, is_open: bool) -> None:
         for curve in load_curves(findings, kind, is_open=is_open):
             _load_curve(axes, curve)
-        axes.set_title(round_trip(findings.config, min(findings.config.network.rtts_ms)))
 
-    ways = loads_to_draw(findings)
-    loads = ["requests per second that come on their own" if is_open else "requests in flight" for is_open in ways]
+    ways, where = loads_to_draw(findings), round_trip(findings.config, min(findings.config.network.rtts_ms))
+    loads = [
+        f"{'requests per second that come on their own' if each else 'requests in flight'}\n{where}" for each in ways
+    ]
     names = _by_kind(findings, f"end to end, p{PERCENT}, ms"), loads
     return panels(findings.kinds, ways, panel, size=(4.6, 2.9), names=names)
 
