@@ -1,6 +1,7 @@
 """Middleware of vLLM's HTTP server (`--middleware`): it refuses wrong values of this project's fields by their names.
 
-vLLM checks none of `vllm_xargs`, and its engine core cannot refuse a request.
+vLLM checks none of `vllm_xargs`, and its engine core cannot refuse a request. Fields that vLLM refuses beside
+speculation go there, where this project's choice of tokens reads them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.vllm.adoption import Xargs
+
+REFUSED = ("min_p", "logit_bias")
+"""Fields of completions and chats that vLLM refuses beside speculation."""
 
 
 class Door:
@@ -31,6 +35,8 @@ class Door:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return
+        if scope["path"].endswith("/completions") and any(name.encode() in body for name in REFUSED):
+            body = _moved(body)
         if b"vllm_xargs" in body and (fault := _fault(body, scope["app"].state.vllm_config)) is not None:
             error = {"message": fault, "type": "BadRequestError", "param": "vllm_xargs", "code": 400}
             await JSONResponse({"error": error}, 400)(scope, receive, send)
@@ -41,6 +47,20 @@ class Door:
             return next(read, None) or await receive()
 
         await self._app(scope, again, send)
+
+
+def _moved(body: bytes) -> bytes:
+    """Return the body with the `REFUSED` fields in its `vllm_xargs`, as far as it is JSON; others there come first."""
+    try:
+        document = json.loads(body)
+        found = {name: document[name] for name in REFUSED if document.get(name) is not None}
+        if "logit_bias" in found:
+            found["logit_bias"] = json.dumps(found["logit_bias"])  # vLLM takes no object there
+        xargs = {**found, **(document.get("vllm_xargs") or {})}
+        document |= {"min_p": 0, "logit_bias": None, "vllm_xargs": xargs}  # 0: else a model's own default counts
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return body
+    return json.dumps(document).encode() if found else body
 
 
 def _fault(body: bytes, config: Any) -> str | None:
