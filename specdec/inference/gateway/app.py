@@ -28,6 +28,7 @@ from specdec.inference.errors import SpecDecError
 from specdec.inference.gateway.answers.documents import (
     ANSWERS,
     FAILURES,
+    MESSAGES_FAILURES,
     JsonAnswer,
     Model,
     ModelList,
@@ -197,14 +198,14 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         requests, name, reader = _chat(gateway, chat)
         return await _answer(gateway, request, chat, requests, ResponsesFormat(name, reader, body))
 
-    @app.post(MESSAGES, responses=ANSWERS, response_model=None)
+    @app.post(MESSAGES, responses={**ANSWERS, **MESSAGES_FAILURES}, response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response:
         """Answer a conversation, in the shape of Anthropic's Messages API."""
         chat = body.chat()
         requests, name, reader = _chat(gateway, chat)
         return await _answer(gateway, request, chat, requests, MessagesFormat(name, reader))
 
-    @app.post(f"{MESSAGES}/count_tokens", responses=FAILURES, response_model=None)
+    @app.post(f"{MESSAGES}/count_tokens", responses=MESSAGES_FAILURES, response_model=None)
     async def count_tokens(body: MessagesBody) -> JsonAnswer:
         """Return the number of a conversation's tokens, in the shape of Anthropic's Messages API."""
         _named(body.model, gateway.card)

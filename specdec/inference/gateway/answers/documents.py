@@ -41,6 +41,20 @@ class ErrorDocument(BaseModel):
     error: ErrorDetail
 
 
+class MessagesErrorDetail(BaseModel):
+    """Anthropic's error."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorDocument(BaseModel):
+    """Body of every answer with an error status at /v1/messages and below."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+
+
 _TEXTS = {
     400: "A field is wrong, missing or not supported; `param` names it.",
     404: "Another model is served.",
@@ -62,6 +76,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     },
     **FAILURES,
 }
+MESSAGES_FAILURES = {status: {**answer, "model": MessagesErrorDocument} for status, answer in FAILURES.items()}
 
 
 class Model(BaseModel):

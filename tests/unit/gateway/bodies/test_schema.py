@@ -20,6 +20,7 @@ UNTOLD = (
     " twice",  # names of tools
     "knows no effort",  # the model's template, which has the word
     '"param":"request"',  # the body within a body of /v1/audit
+    "a block of type",  # of /v1/messages: which fields each needs
 )
 """Parts of the errors by rules that the schema cannot say."""
 
