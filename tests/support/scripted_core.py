@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from zlib import crc32
 
@@ -47,43 +48,57 @@ def through_bytes(frame: FromCore) -> FromCore:
 
 
 class DirectMailbox(Mailbox):
-    """Mailbox with one core, which gets each frame at once, after it has been bytes."""
+    """Mailbox with cores that get each frame at once, after it has been bytes."""
 
-    def __init__(self, drafts: Drafts) -> None:
+    def __init__(self, *drafts: Drafts) -> None:
         super().__init__("model")
         self.hello = Hello(VERSION, "model", 0, SERVED)
         self._drafts = drafts
 
     @property
     def num_links(self) -> int:
-        return 1
+        return len(self._drafts)
 
     def send(self, rank: int, frame: ToCore) -> None:
-        self._drafts.receive(to_core(packed(frame)[LENGTH.size :]))
+        self._drafts[rank].receive(to_core(packed(frame)[LENGTH.size :]))
 
 
 class ScriptedCore:
     """Core with its own loop of passes.
 
+    Args:
+        choose: function from the tokens so far, and the sampling parameters, to the next token.
+        cost: seconds of a pass over so many requests and rows.
+
     Attributes:
         front: engine that gets the core's messages.
+        rank: number of the core there.
         reports: all reports on passes, in their order.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        choose: Callable[[Sequence[int], str], int] = choice,
+        cost: Callable[[int, int], float] = lambda num_requests, num_rows: 0.0,
+    ) -> None:
+        self._choose, self._cost = choose, cost
+        self._ended: float | None = None  # of the latest pass, if there was work ever since
         self.drafts = Drafts()
         self.front: LendingEngine | None = None
+        self.rank = 0
         self.reports: list[Passed] = []
         self._running: dict[str, tuple[list[int], int, str]] = {}
+        self._ends: dict[str, asyncio.Event] = {}
         self._passes: asyncio.Task[None] | None = None
 
     def arrive(self, request: GenerationRequest) -> str:
         """Add a request, and announce it to the front; return its name in the core."""
         name = f"core-{next(_names)}"
-        token_ids = list(request.prompt_token_ids)
+        token_ids, self._ends[name] = list(request.prompt_token_ids), asyncio.Event()
         sampling = {key: value for key, value in asdict(request.sampling).items() if key != "noise"}
         wanted = Wanted(token_ids, request.output_start, request.max_new_tokens, request.gamma or 8, sampling)
         self.send(self.drafts.enter(name, token_ids, wanted.gamma, wanted))
+        self._ended = self._ended if self._running else None
         self._running[name] = token_ids, len(token_ids) + request.max_new_tokens, repr(request.sampling)
         if self._passes is None or self._passes.done():
             self._passes = asyncio.create_task(self._run())
@@ -91,19 +106,32 @@ class ScriptedCore:
 
     def send(self, frame: FromCore) -> None:
         assert self.front is not None
-        self.front.receive(0, through_bytes(frame))
+        self.front.receive(self.rank, through_bytes(frame))
+
+    def cancel(self) -> None:
+        """End the passes."""
+        if self._passes is not None:
+            self._passes.cancel()
+
+    async def until_done(self, name: str) -> None:
+        """Wait until a request has ended."""
+        await self._ends[name].wait()
 
     async def _run(self) -> None:
         while self._running:
             for _ in range(4):  # readers of the pass before propose meanwhile
                 await asyncio.sleep(0)
-            self._pass()
+            await self._pass()
 
-    def _pass(self) -> None:
+    async def _pass(self) -> None:
         rooms = {name: end - len(token_ids) - 1 for name, (token_ids, end, _) in self._running.items()}
         proposals = self.drafts.proposals(rooms, may_wait=False)
+        seconds = self._cost(len(rooms), len(rooms) + sum(map(len, proposals)))
+        await asyncio.sleep(seconds)
         rows = [self._verified(name, proposal) for name, proposal in zip(rooms, proposals, strict=True)]
-        report = Passed(100, False, len(rows), rows)
+        before, self._ended = self._ended, time.monotonic()
+        period_s = 0.0 if before is None else self._ended - before
+        report = Passed(round(seconds * 1e6) or 100, 0, len(self._running), rows, round(period_s * 1e6))
         self.reports.append(report)
         self.send(report)
         for name, (token_ids, end, _) in list(self._running.items()):
@@ -111,17 +139,16 @@ class ScriptedCore:
                 self.drafts.leave(name)
                 del self._running[name]
                 self.send(Gone(name))
+                self._ends[name].set()
 
     def _verified(self, name: str, proposal: Sequence[int]) -> Row:
         token_ids, _, sampling = self._running[name]
         start = len(token_ids)
         for believed in (*proposal, None):
-            token_ids.append(choice(token_ids, sampling))
+            token_ids.append(self._choose(token_ids, sampling))
             if token_ids[-1] != believed:
                 break
-        row = self.drafts.passed(name, token_ids[start:], proposal, len(token_ids) - start - 1)
-        assert row is not None
-        return row
+        return self.drafts.passed(name, token_ids[start:], proposal, len(token_ids) - start - 1)
 
 
 class ClientsOfCore(LendingEngine):

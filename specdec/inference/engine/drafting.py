@@ -11,7 +11,8 @@ from specdec.inference.scheduling.counterfactual import Change, Counterfactual, 
 
 logger = logging.getLogger(__name__)
 
-_SHARE_WEIGHT = 0.05  # of the newest quiet pass with looked-up tokens
+SHARE_WEIGHT = 0.05
+"""Weight of the newest pass with looked-up tokens alone in the share of them that is verified."""
 
 
 class Workers(Protocol):
@@ -81,21 +82,26 @@ class Drafting:
         return [(number, gain, self.rule.quiet.period(number)) for number, gain in self.rule.gains().items()]
 
     @property
-    def _is_quiet(self) -> bool:
+    def is_quiet(self) -> bool:
+        """Return whether no draft worker computes."""
         return self._workers is None or not self._workers.computes
 
     def begins(self, now: float) -> None:
         """Take note that a pass begins now, which ends the period of the one before."""
-        began, self._began = self._began, (now, self._is_quiet)
+        began, self._began = self._began, (now, self.is_quiet)
         done, self._pass = self._pass, None
+        if began is not None and done is not None:
+            since, was_quiet = began
+            self.measured(replace(done, seconds=now - since), is_quiet=was_quiet and self._began[1], now=now)
+
+    def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
+        """Decide anew by a pass whose period ended `now`; `is_quiet`: no draft worker computed meanwhile."""
         if self.mode != MEASURED or self._workers is None:
             return
         if not self._workers.can_hold:
             self.switch(is_on=True)
-        elif began is not None and done is not None and done.num_sessions:
-            since, was_quiet = began
-            each = replace(done, seconds=now - since)
-            change = self.rule.passed(each, is_quiet=was_quiet and self._began[1], now=now)
+        elif each.num_sessions:
+            change = self.rule.passed(each, is_quiet=is_quiet, now=now)
             self.switch(is_on=self.rule.is_on)
             if change is not None:
                 _log(change)
@@ -112,7 +118,7 @@ class Drafting:
         """Take note of what the latest pass did, and of the tokens that its sessions looked up and that it verified."""
         self._pass = done
         if num_found and not done.has_drafts:
-            self.lookup_share += _SHARE_WEIGHT * (num_verified / num_found - self.lookup_share)
+            self.lookup_share += SHARE_WEIGHT * (num_verified / num_found - self.lookup_share)
 
     def idle(self) -> None:
         """Note that there is no work, so that the wait for the next pass is not counted as a pass's time."""

@@ -31,7 +31,7 @@ async def serve_pool(folder: Path, server: ServerConfig, observe: ObserveConfig)
     """
     ports = Ports(server, observe)
     mailbox = Mailbox("", folder)
-    engine = LendingEngine(mailbox)
+    engine = LendingEngine(mailbox, server.drafting)
     with observed(observe) as observers:
         try:
             await mailbox.open()

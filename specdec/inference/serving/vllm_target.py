@@ -83,7 +83,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     group = os.getpgrp() if leads_group() else 0
     rules = replace(Place(str(mailbox.path), model_id), group=group, lookup=server.lookup)
     config.additional_config = {KEY: asdict(replace(rules, answers_bytes=int(server.replay * 2**20)))}
-    limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s, noise=model.noise)
+    limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
+    limits = replace(limits, noise=model.noise, drafting=server.drafting)
     try:
         async with _llm(config, model.flags) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts
+from specdec.inference.engine.drafting import SHARE_WEIGHT
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Verdict
 from specdec.inference.scheduling.pass_times import PassCosts, PassTimes
@@ -22,7 +23,7 @@ from specdec.inference.speculation.answers import KeptAnswers, Origin
 from specdec.inference.speculation.lookup import Lookup
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import Branch
-from specdec.inference.vllm.frames import Has, Help, Row, ToCore, Wanted
+from specdec.inference.vllm.frames import Grow, Has, Help, Hold, Row, ToCore, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +40,15 @@ class Drafted:
 
     def __init__(
         self,
+        name: str,
         token_ids: list[int],
         gamma: int,
         wanted: Wanted | None = None,
         lookup: Lookup | None = None,
         origin: Origin | None = None,
     ) -> None:
-        self.token_ids, self.gamma, self.wanted, self.origin = token_ids, gamma, wanted, origin
-        self.sources = Sources(token_ids, lookup)
+        self.name, self.token_ids, self.gamma, self.wanted, self.origin = name, token_ids, gamma, wanted, origin
+        self.sources = Sources(token_ids, lookup, 0 if lookup is None else gamma)
         self.help: int | None = None
         self.is_lookup = False
         self.since = time.monotonic()
@@ -56,19 +58,19 @@ class Drafted:
         """Return the probability that the target accepts a token of the last proposal."""
         return self.sources.lookup.rate if self.is_lookup else self.sources.draft_rate
 
-    def has(self, name: str) -> Has:
+    def has(self) -> Has:
         """Return the message that announces this request to the front; to a pool, with the request's present tokens."""
         if self.wanted is None:
-            return Has(name)
+            return Has(self.name)
         left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)
-        return Has(name, replace(self.wanted, token_ids=list(self.token_ids), max_new_tokens=max(1, left)))
+        return Has(self.name, replace(self.wanted, token_ids=list(self.token_ids), max_new_tokens=max(1, left)))
 
     def follow(self, help_: int | None) -> None:
         """Empty the draft tree, and from now on take tokens only from the draft worker with this number, if any."""
         self.help = help_
         self.sources.follow()
 
-    def take(self, frame: ToCore) -> None:
+    def take(self, frame: Help | Grow) -> None:
         """Apply a message about this request; after an invalid draft token, ignore all others of the same worker."""
         if isinstance(frame, Help):
             self.follow(frame.help)
@@ -85,14 +87,16 @@ class Drafted:
         """Return the most draft tokens for the next pass, where `room` of them fit before the request's end."""
         return max(0, min(self.gamma, room))
 
-    def path(self, room: int) -> list[int]:
+    def path(self, room: int, *, is_held: bool) -> list[int]:
         """Return the tokens that the next pass may verify: the draft worker's, or of a text that promises more.
 
-        `room` is as in `limit`.
+        Args:
+            room: as in `limit`.
+            is_held: True if no tokens of a draft worker may be verified.
         """
-        limit = self.limit(room)
-        path = [] if self.help is None else self.sources.tree.path(limit)
-        guided = self.sources.guided(limit, len(path) or (0 if self.help is None else limit))
+        limit, is_alone = self.limit(room), self.help is None or is_held
+        path = [] if is_alone else self.sources.tree.path(limit)
+        guided = self.sources.guided(limit, len(path) or (0 if is_alone else limit))
         self.is_lookup = bool(guided)
         return guided or path
 
@@ -110,16 +114,21 @@ class Drafted:
         return self.sources.wait_s(costs, now=now, ready_s=now - self.since)
 
     def commit(
-        self, name: str, token_ids: Sequence[int], proposal: Sequence[int], num_accepted: int, is_finite: bool
+        self, token_ids: Sequence[int], proposal: Sequence[int], num_accepted: int, is_finite: bool, share: float
     ) -> Row:
-        """Apply the tokens that a pass committed; return this request's row in the report on the pass."""
+        """Apply the tokens that a pass committed; return this request's row in the report on the pass.
+
+        Args:
+            share: share of looked-up tokens that passes without a draft worker's verify.
+        """
         self.since, position = time.monotonic(), len(self.token_ids)
         self.token_ids.extend(token_ids)
         told = [] if self.wanted is None else list(token_ids)
         if -1 in proposal:  # vLLM's padding of a request that waited
             proposal = ()
         if self.help is None and not proposal and not self.is_lookup:
-            return Row(name, position, len(token_ids), is_finite=is_finite, token_ids=told)
+            self.sources.replay.skip()
+            return Row(self.name, position, len(token_ids), is_finite=is_finite, token_ids=told)
         num_drafts, rejected = len(proposal), list(proposal[num_accepted:])
         if len(token_ids) <= num_accepted:  # a token ended the sequence: drafts after it do not count
             num_drafts = num_accepted = len(token_ids)
@@ -127,9 +136,11 @@ class Drafted:
         own = OwnDrafts(num_drafts, num_accepted) if self.is_lookup else NO_OWN_DRAFTS
         is_predicted = self.is_lookup and self.sources.lookup.is_prediction
         self.sources.tree.commit(token_ids)
-        self.sources.record(Verdict(tuple(token_ids), num_drafts, num_accepted, own=own), self.since)
+        verdict = Verdict(tuple(token_ids), num_drafts, num_accepted, own=own)
+        self.sources.record(verdict, self.since, lookup_share=share)
         counts = len(token_ids), num_drafts, num_accepted, self.help or 0, *self.sources.acknowledged(self.since)
-        return Row(name, position, *counts, rejected, self.is_lookup, is_finite, told, is_predicted)
+        figures = rejected, self.is_lookup, is_finite, told, is_predicted, self.sources.num_plain
+        return Row(self.name, position, *counts, *figures)
 
 
 class Drafts:
@@ -143,14 +154,15 @@ class Drafts:
     def __init__(self, *, looks_up: bool = False, num_bytes: int = 0) -> None:
         self._looks_up, self._answers = looks_up, KeptAnswers(num_bytes)
         self._requests: dict[str, Drafted] = {}
+        self._is_held, self._lookup_share = False, 1.0
         self._news = threading.Condition()
         self._times = PassTimes()
 
     def requests(self) -> Iterator[Has]:
         """Yield the message that announces each request to a new front; no request commits a token meanwhile."""
         with self._news:
-            for name, each in self._requests.items():
-                yield each.has(name)
+            for each in self._requests.values():
+                yield each.has()
 
     def enter(
         self,
@@ -170,8 +182,8 @@ class Drafts:
         with self._news:
             own_limit = gamma if self._looks_up else 0
             lookup = None if origin is None else self._answers.lookup(origin, prediction, own_limit)
-            self._requests[name] = Drafted(list(token_ids), gamma, wanted, lookup, origin)
-            return self._requests[name].has(name)
+            self._requests[name] = Drafted(name, list(token_ids), gamma, wanted, lookup, origin)
+            return self._requests[name].has()
 
     def leave(self, name: str) -> None:
         """Forget a request that has ended, with its draft tokens, and keep its answer."""
@@ -183,8 +195,11 @@ class Drafts:
         """Apply a message of the front; None: the link to it is lost, so no request has a draft worker any more."""
         with self._news:
             if frame is None:
+                self._is_held = False
                 for each in self._requests.values():
                     each.follow(None)
+            elif isinstance(frame, Hold):
+                self._is_held = frame.is_on
             elif (request := self._requests.get(frame.name)) is not None:
                 request.take(frame)
             self._news.notify_all()
@@ -198,8 +213,8 @@ class Drafts:
         """
         with self._news:
             ready = [(self._requests[name], room) for name, room in rooms.items()]
-            while not any(paths := [each.path(room) for each, room in ready]) and may_wait:
-                if (left_s := self._wait_s(ready)) <= 0:
+            while not any(paths := [each.path(room, is_held=self._is_held) for each, room in ready]) and may_wait:
+                if self._is_held or (left_s := self._wait_s(ready)) <= 0:
                     break
                 self._news.wait(left_s)
             if self._looks_up:
@@ -208,6 +223,9 @@ class Drafts:
                 return paths
             rates, costs = [each.rate for each, _ in ready], self._times.of(len(ready))
             widths = choose_widths(list(map(len, paths)), rates, costs.seconds)
+            if all(each.is_lookup or not path for path, (each, _) in zip(paths, ready, strict=True)):
+                share = sum(widths) / sum(map(len, paths))
+                self._lookup_share += SHARE_WEIGHT * (share - self._lookup_share)
         return [path[:width] for path, width in zip(paths, widths, strict=True)]
 
     def _wait_s(self, ready: Sequence[tuple[Drafted, int]]) -> float:
@@ -222,11 +240,10 @@ class Drafts:
         num_accepted: int = 0,
         *,
         is_finite: bool = True,
-    ) -> Row | None:
-        """Apply the tokens that a pass committed for a request; return its row of the report, None if it is unknown."""
+    ) -> Row:
+        """Apply the tokens that a pass committed for a request; return its row of the report."""
         with self._news:
-            request = self._requests.get(name)
-            return None if request is None else request.commit(name, token_ids, proposal, num_accepted, is_finite)
+            return self._requests[name].commit(token_ids, proposal, num_accepted, is_finite, self._lookup_share)
 
     def timed(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
         """Record the time of a pass in which all sessions decoded."""

@@ -66,21 +66,19 @@ class VllmEngine(Sessions):
     Args:
         llm: vLLM's `AsyncLLM`, running.
         mailbox: mailbox that vLLM's engine cores have dialled.
-        limits: only max_waiting, gamma, eos_token_ids, pass_timeout_s and noise are read; vLLM has the others.
+        limits: only max_waiting, gamma, eos_token_ids, pass_timeout_s, noise and drafting are read; vLLM has the
+            others.
 
     Attributes:
         adapters: adapters that requests may name; vLLM keeps the cached prefixes of each apart.
     """
 
-    seed_invariant = True
-
     def __init__(self, llm: Any, mailbox: Mailbox, limits: EngineLimits, grammars: Grammars) -> None:
-        super().__init__(mailbox)
+        super().__init__(mailbox, limits.drafting)
         self._llm = llm
         self._mailbox.receive = self.receive
         self._limits = limits
         self._grammars = grammars
-        self._num_running: dict[int, int] = {}  # by rank
         self._is_stopping = False
         self._last_at = time.monotonic()
         self._idle = asyncio.Event()
@@ -92,7 +90,7 @@ class VllmEngine(Sessions):
     @property
     def num_running(self) -> int:
         """Return the number of requests in vLLM's passes; if memory is short, vLLM takes some requests out."""
-        return min(sum(self._num_running.values()), len(self._sessions))
+        return min(sum(core.num_running for core in self._ranks.values()), len(self._sessions))
 
     @property
     def num_waiting(self) -> int:
@@ -140,13 +138,9 @@ class VllmEngine(Sessions):
         """Queue a request; its session decodes without draft tokens until `begin_help` is called."""
         check_prompt(request.prompt_token_ids, max_length=self.max_length, vocab_size=self.vocab_size)
         if request.audits:
-            raise InvalidRequestError(
-                "audit: vLLM gives no scores of its choices; a target of backend torch or onnx does"
-            )
-        if self._is_stopping:
-            raise UnavailableError(STOPPING)
-        if self.broken is not None:
-            raise UnavailableError(CORE_LOST)
+            raise InvalidRequestError("audit: vLLM gives no scores of its choices; backends torch and onnx do")
+        if (reason := STOPPING if self._is_stopping else self.broken) is not None:
+            raise UnavailableError(reason)
         limit = self.num_slots + self._limits.max_waiting
         if len(self._sessions) >= limit:
             raise CapacityError(f"{limit} requests are open already", retry_after_s=1.0)
@@ -156,6 +150,7 @@ class VllmEngine(Sessions):
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
         request = replace(request, sampling=replace(request.effective_sampling(), noise=self._limits.noise))
         session = VllmSession(request, grammar)
+        session.drafting = self.drafting
         self._sessions[session.id] = session
         return session
 
@@ -175,12 +170,11 @@ class VllmEngine(Sessions):
             while session.early:
                 self._send(session, session.early.pop(0))
         elif isinstance(frame, Passed):
-            self._num_running[rank] = frame.num_running
-            self._take(frame)
+            self._take(rank, frame)
 
-    def _take(self, passed: Passed) -> None:
+    def _take(self, rank: int, passed: Passed) -> None:
         self._last_at = time.monotonic()
-        num_drafts = self._timed(passed)
+        num_drafts = self._timed(rank, passed)
         if self.timeline is not None:
             figures = {"sessions": len(passed.rows), "draft_tokens": num_drafts}
             self.timeline.span("pass", self._last_at - passed.us / 1e6, self._last_at, **figures)

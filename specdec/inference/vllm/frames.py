@@ -17,7 +17,7 @@ from specdec.inference.errors import SpecDecError
 from specdec.inference.request import Noise
 from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS
 
-VERSION = 3
+VERSION = 4
 """Version of these frames; the two ends of a link must have the same."""
 MAX_FRAME_BYTES = 1 << 25
 """Longest frame: a tokenizer has up to 16 MiB, and a prompt 5 bytes a token."""
@@ -110,6 +110,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         is_finite: False for a pass whose logits were not finite, so that its tokens mean nothing.
         token_ids: the tokens themselves, where the other end does not have them from vLLM.
         is_predicted: the draft tokens are of the request's prediction.
+        num_plain: passes that decoding without a draft model would have taken for the tokens.
     """
 
     name: Name
@@ -125,6 +126,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     is_finite: bool = True
     token_ids: TokenIds = []
     is_predicted: bool = False
+    num_plain: Annotated[float, msgspec.Meta(ge=0, le=2**40)] = 1.0
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):
@@ -132,15 +134,17 @@ class Passed(msgspec.Struct, frozen=True, tag="passed"):
 
     Attributes:
         us: microseconds that the pass took.
-        reads: True if the pass read a part of a prompt.
+        num_prompt_tokens: tokens of prompts that the pass read.
         num_running: number of requests that hold memory in the core; others wait for it.
         rows: tokens and counts of each request in the pass.
+        period_us: microseconds from the end of the pass before to that of this one; 0 if the core was idle meanwhile.
     """
 
     us: Count
-    reads: bool
+    num_prompt_tokens: Count
     num_running: Count
     rows: Annotated[list[Row], msgspec.Meta(max_length=MAX_ROWS)]
+    period_us: Count = 0
 
 
 class Help(msgspec.Struct, frozen=True, tag="help"):
@@ -169,8 +173,14 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
     chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_NUMBERS)]  # more than a worker's message may have
 
 
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Message to an engine core: verify no tokens of draft workers from now on, or with `is_on` False, verify them."""
+
+    is_on: bool
+
+
 FromCore: TypeAlias = Hello | Has | Passed | Gone
-ToCore: TypeAlias = Help | Grow
+ToCore: TypeAlias = Help | Grow | Hold
 
 _encoder = msgspec.msgpack.Encoder()
 _from_core = msgspec.msgpack.Decoder(FromCore)

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from specdec.inference.commit import Opened, TokenEvent
+from specdec.inference.config import ALWAYS
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InvalidRequestError, NotFoundError
@@ -56,12 +57,13 @@ class LendingEngine(Sessions):
 
     Args:
         mailbox: mailbox that cores dial; what they send is kept until `lend`.
+        drafting: when draft workers may compute, see `Drafting`.
     """
 
-    seed_invariant = True
+    hangs = False
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        super().__init__(mailbox)
+    def __init__(self, mailbox: Mailbox, drafting: str = ALWAYS) -> None:
+        super().__init__(mailbox, drafting)
         mailbox.receive = self.receive
         self._pool: tuple[DraftPool, Metrics] | None = None
         self._early: list[tuple[int, FromCore | None]] = []
@@ -87,10 +89,6 @@ class LendingEngine(Sessions):
     @property
     def num_running(self) -> int:
         return len(self._sessions)
-
-    @property
-    def hangs(self) -> bool:
-        return False
 
     @property
     def broken(self) -> str | None:
@@ -133,13 +131,14 @@ class LendingEngine(Sessions):
         if self._pool is None:
             self._early.append((core, frame))
         elif frame is None:
+            self._ranks.pop(core, None)
             for each in list(self._sessions.values()):
                 if each.rank == core:
                     self._end(each.id)
         elif isinstance(frame, Has) and frame.wanted is not None and frame.name not in self._sessions:
             self._begin(core, frame.name, frame.wanted)
         elif isinstance(frame, Passed):
-            self._take(frame)
+            self._take(core, frame)
         elif isinstance(frame, Gone):
             self._end(frame.name)
 
@@ -151,7 +150,7 @@ class LendingEngine(Sessions):
             session = VllmSession(request)
         except (InvalidRequestError, TypeError, ValueError) as exc:
             raise FrameError(f"request {name} cannot be: {exc}") from exc
-        session.id, session.rank = name, core
+        session.id, session.rank, session.drafting = name, core, self.drafting
         self._sessions[name] = session
         task = asyncio.create_task(self._help(session))
         self._tasks.add(task)
@@ -161,8 +160,8 @@ class LendingEngine(Sessions):
         if (session := self._sessions.pop(name, None)) is not None:
             session.reported.set()
 
-    def _take(self, passed: Passed) -> None:
-        self._timed(passed)
+    def _take(self, core: int, passed: Passed) -> None:
+        self._timed(core, passed)
         for row in passed.rows:
             session = self._sessions.get(row.name)
             if session is None or row.position < session.num_reported:

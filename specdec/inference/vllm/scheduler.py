@@ -48,6 +48,7 @@ class DraftScheduler(Scheduler):
         super().__init__(*arguments, **options)
         self._names: dict[str, str] = {}  # of our requests, by vLLM's id
         self._began = 0.0
+        self._ended: float | None = None  # of the latest pass, if there was work ever since
         self._vocab_size = self.vllm_config.model_config.get_vocab_size()
         parallel = self.vllm_config.parallel_config
         self._waits = parallel.data_parallel_size == 1  # ranks of experts run in step: one that waits holds up all
@@ -68,6 +69,7 @@ class DraftScheduler(Scheduler):
         if not self._is_owned and request.sampling_params is not None:
             noise = Noise(self._place.noise)
             adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size, noise)
+        self._ended = self._ended if self.running or self.waiting else None
         super().add_request(request)
         ours = _ours(request)
         asked = None if ours is None or self._is_owned else wanted(request, ours)
@@ -104,7 +106,7 @@ class DraftScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Let vLLM commit a pass; report the counts of its draft tokens before vLLM sends its tokens."""
-        seconds, drafts = time.monotonic() - self._began, scheduler_output.scheduled_spec_decode_tokens
+        ended, drafts = time.monotonic(), scheduler_output.scheduled_spec_decode_tokens
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         rows, finished, broken = [], [], model_runner_output.num_nans_in_logits or {}
         chosen, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
@@ -112,25 +114,24 @@ class DraftScheduler(Scheduler):
             request_id = output.request_id
             name, proposal = self._names.get(request_id), drafts.get(request_id, ())
             if name is not None and output.new_token_ids:
-                num_accepted, is_finite = len(chosen[places[request_id]]) - 1, request_id not in broken
-                rows.append(
-                    self._drafts.passed(name, output.new_token_ids, proposal, num_accepted, is_finite=is_finite)
-                )
+                accepted, is_finite = len(chosen[places[request_id]]) - 1, request_id not in broken
+                rows.append(self._drafts.passed(name, output.new_token_ids, proposal, accepted, is_finite=is_finite))
             if output.finish_reason is not None:
                 finished.append(request_id)
         if scheduler_output.num_scheduled_tokens:
-            self._report(scheduler_output, seconds, [row for row in rows if row is not None])
+            self._report(scheduler_output, ended, rows)
         for request_id in finished:
             self._leave(request_id)
         return outputs
 
-    def _report(self, scheduled: Any, seconds: float, rows: list[Row]) -> None:
+    def _report(self, scheduled: Any, ended: float, rows: list[Row]) -> None:
         num_drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        num_sessions = len(scheduled.num_scheduled_tokens)
-        reads = sum(scheduled.num_scheduled_tokens.values()) > num_sessions + num_drafts
-        if not reads:
+        num_sessions, seconds = len(scheduled.num_scheduled_tokens), ended - self._began
+        num_read = sum(scheduled.num_scheduled_tokens.values()) - num_sessions - num_drafts
+        if not num_read:
             self._drafts.timed(num_sessions, num_drafts, seconds)
-        self._link.send(Passed(round(seconds * 1e6), reads, len(self.running), rows))
+        before, self._ended = self._ended or ended, ended
+        self._link.send(Passed(round(seconds * 1e6), num_read, len(self.running), rows, round((ended - before) * 1e6)))
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         """Forget requests that are aborted."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from specdec.inference.caller import request_id
@@ -19,6 +21,7 @@ from specdec.inference.commit import (
     TokenEvent,
     TokenLogprobs,
 )
+from specdec.inference.config import ALWAYS
 from specdec.inference.engine.contract import VerificationEngine
 from specdec.inference.engine.drafting import Drafting
 from specdec.inference.engine.target import check_token_ids
@@ -26,10 +29,11 @@ from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.scheduling.counterfactual import Pass
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
-from specdec.inference.vllm.frames import Chain, Grow, Help, Passed, Row, ToCore
+from specdec.inference.vllm.frames import Chain, Grow, Help, Hold, Passed, Row, ToCore
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.translation import REASONS, scores
 
@@ -49,6 +53,7 @@ class VllmSession:
         self.token_ids = list(request.prompt_token_ids)
         self.num_cached_tokens = 0
         self.rank: int | None = None
+        self.drafting = Drafting()
         self.error: Exception | None = None
         self.reading: asyncio.Task[Any] | None = None  # while it waits for vLLM
         self.rows: deque[tuple[Row, int]] = deque()  # with the microseconds of their pass
@@ -137,6 +142,7 @@ class VllmSession:
             Timings(compute_us=us),
             reason,
             tuple(logprobs),
+            is_held=not self.drafting.is_on and self.request.gamma != 0,
             num_received_tokens=row.num_received if is_new else 0,
             hold_us=row.hold_us if is_new else 0,
             own=OwnDrafts(row.num_drafts, row.num_accepted, is_predicted=row.is_predicted)
@@ -146,21 +152,39 @@ class VllmSession:
         )
 
 
+@dataclass(slots=True)
+class _Rank:
+    """An engine core, as its latest report has left it.
+
+    Attributes:
+        num_running: its requests.
+        was_quiet: whether no draft worker computed then.
+        is_held: whether it was told to verify no tokens of draft workers.
+    """
+
+    num_running: int = 0
+    was_quiet: bool = False
+    is_held: bool = False
+
+
 class Sessions:
     """Base of an engine over vLLM: its sessions, and the sending of draft tokens to vLLM's cores by the mailbox.
 
     Args:
         mailbox: mailbox that the cores dial.
+        drafting: when draft workers may compute, see `Drafting`.
     """
 
     vocab_size: int
+    seed_invariant = True
     schedule = Schedule.ASYNC  # rounds are not known to the core
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, drafting: str = ALWAYS) -> None:
         self._mailbox = mailbox
         self._sessions: dict[str, VllmSession] = {}
         self._times = PassTimes()
-        self.drafting = Drafting()
+        self.drafting = Drafting(drafting)
+        self._ranks: dict[int, _Rank] = {}
         self.timeline: Timeline | None = None
 
     @property
@@ -181,12 +205,29 @@ class Sessions:
         """Forget the session; a second call has no effect."""
         self._sessions.pop(session.id, None)
 
-    def _timed(self, passed: Passed) -> int:
-        """Record the time of a pass; return the number of its draft tokens."""
+    def _timed(self, rank: int, passed: Passed) -> int:
+        """Record the times of a pass; return the number of its draft tokens."""
         num_drafts = sum(row.num_drafts for row in passed.rows)
-        if not passed.reads:
+        if not passed.num_prompt_tokens:
             self._times.record(len(passed.rows), num_drafts, passed.us / 1e6)
+        core = self._ranks.setdefault(rank, _Rank())
+        was_quiet, core.was_quiet = core.was_quiet, self.drafting.is_quiet
+        core.num_running = passed.num_running
+        if passed.period_us and passed.rows:
+            each = self._pass_of(rank, passed, num_drafts)
+            self.drafting.measured(each, is_quiet=was_quiet and core.was_quiet, now=time.monotonic())
+        if core.is_held == self.drafting.is_on:
+            core.is_held = not core.is_held
+            self._mailbox.send(rank, Hold(core.is_held))
         return num_drafts
+
+    def _pass_of(self, rank: int, passed: Passed, num_drafts: int) -> Pass:
+        """Return what a pass did, as if all ranks, which have one decision, had done the same."""
+        num_elsewhere = sum(core.num_running for other, core in self._ranks.items() if other != rank)
+        num_plain = sum(row.num_plain for row in passed.rows) * (1 + num_elsewhere / len(passed.rows))
+        has_drafts = any(row.num_drafts and not row.is_lookup for row in passed.rows)
+        counts = len(passed.rows) + num_elsewhere, num_plain, num_drafts, passed.num_prompt_tokens
+        return Pass(*counts, has_drafts, passed.period_us / 1e6)
 
     def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
         """Send branches to the session's draft tree in vLLM's core.

@@ -18,8 +18,10 @@ from specdec.inference.vllm.frames import (
     Grow,
     Has,
     Help,
+    Hold,
     Passed,
     Row,
+    ToCore,
     Wanted,
     from_core,
     packed,
@@ -48,7 +50,6 @@ def test_drafts_after_an_end_do_not_count(
     drafts.receive(Help("a", 1))
     drafts.receive(Grow("a", [Chain(None, 3, [4, 5, 6, 7])]))
     row = drafts.passed("a", committed, [4, 5, 6, 7], num_accepted)
-    assert row is not None
     assert (row.position, row.num_tokens) == (3, len(committed))
     assert ((row.num_drafts, row.num_accepted), row.rejected) == (counts, rejected)
 
@@ -62,9 +63,33 @@ def test_padding_of_vllm_counts_as_no_draft_token() -> None:
     drafts.enter("a", PROMPT, gamma=4)
     drafts.receive(Help("a", 1))
     row = drafts.passed("a", [9], [-1, -1], 0)
-    assert row is not None
     assert (row.num_drafts, row.num_accepted, row.rejected) == (0, 0, [])
-    assert from_core(packed(Passed(1, False, 1, [row]))[LENGTH.size :]) == Passed(1, False, 1, [row])
+    assert from_core(packed(Passed(1, 0, 1, [row]))[LENGTH.size :]) == Passed(1, 0, 1, [row])
+
+
+def test_a_hold_keeps_the_tree_and_ends_with_its_link() -> None:
+    drafts = Drafts()
+    drafts.enter("a", PROMPT, gamma=4)
+    drafts.receive(Help("a", 1))
+    drafts.receive(Grow("a", [Chain(None, 3, [4, 5, 6])]))
+    drafts.receive(Hold(is_on=True))
+    assert drafts.proposals({"a": 9}, may_wait=True) == [[]]
+    drafts.passed("a", [4])
+    drafts.receive(Hold(is_on=False))
+    assert drafts.proposals({"a": 9}, may_wait=False) == [[5, 6]]
+    drafts.receive(Hold(is_on=True))
+    drafts.receive(None)
+    drafts.receive(Help("a", 2))
+    drafts.receive(Grow("a", [Chain(None, 4, [5])]))
+    assert drafts.proposals({"a": 9}, may_wait=False) == [[5]]
+
+
+def test_tokens_before_a_worker_came_are_no_passes_of_plain_decoding_later() -> None:
+    drafts = Drafts()
+    drafts.enter("a", PROMPT, gamma=4)
+    assert [drafts.passed("a", [token_id]).num_plain for token_id in (4, 5, 6)] == [1, 1, 1]
+    drafts.receive(Help("a", 1))
+    assert drafts.passed("a", [7, 8], [7], 1).num_plain == 2
 
 
 @given(seed=st.integers(0, 2**32), gamma=st.integers(0, 6), wrong=st.sampled_from([0.0, 0.3, 1.0]))
@@ -89,7 +114,6 @@ def test_no_order_of_messages_breaks_a_request(seed: int, gamma: int, wrong: flo
                 assert len(proposal) <= min(gamma, room)
                 right = next((i for i, t in enumerate(proposal) if t != output[done + i]), len(proposal))
                 row = drafts.passed("a", output[done : done + right + 1], proposal, right)
-                assert row is not None
                 assert (row.position, row.num_tokens) == (len(PROMPT) + done, right + 1)
                 assert (row.num_drafts, row.num_accepted) == (len(proposal), right)
                 assert row.rejected == proposal[right:]
@@ -102,16 +126,17 @@ names = st.text(min_size=1, max_size=9)
 rows = st.builds(Row, names, counts, counts, counts, counts, counts, counts, counts, ids, st.booleans())
 FRAMES_OF_CORES = st.one_of(
     st.builds(Has, names, st.none() | st.builds(Wanted, ids, counts, st.just(7), counts, st.just({"top_k": 3}))),
-    st.builds(Passed, counts, st.booleans(), counts, st.lists(rows, max_size=3)),
+    st.builds(Passed, counts, counts, counts, st.lists(rows, max_size=3), counts),
 )
 FRAMES_OF_FRONTS = st.one_of(
     st.builds(Help, names, st.none() | counts),
     st.builds(Grow, names, st.lists(st.builds(Chain, st.none() | counts, counts, ids))),
+    st.builds(Hold, st.booleans()),
 )
 
 
 @given(of_core=FRAMES_OF_CORES, of_front=FRAMES_OF_FRONTS)
-def test_frames_come_back_from_their_bytes(of_core: Has | Passed, of_front: Help | Grow) -> None:
+def test_frames_come_back_from_their_bytes(of_core: Has | Passed, of_front: ToCore) -> None:
     assert from_core(packed(of_core)[LENGTH.size :]) == of_core
     assert to_core(packed(of_front)[LENGTH.size :]) == of_front
 
@@ -157,7 +182,6 @@ def ended(drafts: Drafts, name: str, output: list[int]) -> list[Row]:
         (proposal,) = drafts.proposals({name: len(output) - done - 1}, may_wait=True)
         right = next((i for i, t in enumerate(proposal) if t != output[done + i]), len(proposal))
         row = drafts.passed(name, output[done : done + right + 1], proposal, right)
-        assert row is not None
         rows.append(row)
         done += right + 1
     drafts.leave(name)

@@ -67,7 +67,7 @@ async def test_a_report_that_lacks_tokens_ends_the_link(lending: ClientsOfCore, 
     session = lending.open(wanted())
     row = Row(session.id, len(PROMPT), 1, token_ids=[5])
     with pytest.raises(FrameError, match="lacks tokens before"):
-        lending.receive(0, Passed(1, False, 1, [structs.replace(row, **fault)]))
+        lending.receive(0, Passed(1, 0, 1, [structs.replace(row, **fault)]))
 
 
 async def test_a_lost_link_ends_the_sessions_of_its_core_alone(lending: ClientsOfCore) -> None:

@@ -22,7 +22,7 @@ class PoolSettings:
     mailbox: Path | None = setting(None, "--mailbox DIR", section="pool")
     server: ServerConfig = group(
         ServerConfig,
-        without=("max_waiting", "drain", "lookup", "replay", "drafting", "prompt_share", "pass_timeout_s"),
+        without=("max_waiting", "drain", "lookup", "replay", "prompt_share", "pass_timeout_s"),
     )
     observe: ObserveConfig = group(ObserveConfig, role="pool")
 
