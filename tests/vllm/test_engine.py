@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import AsyncGenerator
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +17,23 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from specdec.inference.commit import Commit
+from specdec.inference.engine.contract import VerificationSession
+from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import TargetEngine
-from specdec.inference.request import GenerationRequest
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind
 from specdec.inference.serving.assembly import running
+from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.engine import VllmMetrics
+from specdec.inference.vllm.group import members
 from tests.support.engine_contract import MODES, PROMPT, REGEX, Drafting, EngineContract, completed, onnx_engine, wanted
 from tests.vllm.conftest import MAX_LENGTH, Pair
+from tests.vllm.test_servers import command_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+WRONG = 5
+"""Token that no text has."""
 LONG = tuple((PROMPT * 4)[:100])
 """Prompt that takes two passes to read."""
 
@@ -29,6 +42,15 @@ LONG = tuple((PROMPT * 4)[:100])
 async def onnx(pair: Pair) -> AsyncGenerator[TargetEngine, None]:
     async with running(onnx_engine(pair.target, MAX_LENGTH)) as engine:
         yield engine
+
+
+async def test_the_first_grammar_runs_beside_a_stream(vllm: Any, onnx: TargetEngine) -> None:
+    """The first request with a grammar, whose compiler a thread of the worker loads, has its tokens beside a stream."""
+    schema = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"enum": [1, 25]}}}')
+    requests = [wanted(max_new_tokens=60), wanted(grammar=schema, stop_at_eos=True)]
+    tokens = [(await completed(onnx, request))[0] for request in requests]
+    got = await asyncio.gather(*(completed(vllm, request) for request in requests))
+    assert [each for each, _ in got] == tokens
 
 
 class TestVllmEngine(EngineContract):
@@ -129,3 +151,65 @@ async def test_prefixes_are_shared_within_one_salt_alone(vllm: Any) -> None:
         cached.append(session.num_cached_tokens)
     assert cached[0] == cached[2] == cached[3] == 0
     assert cached[1] >= 64
+
+
+class Useless:
+    """Draft worker whose tokens are wrong, and which takes the engine core's processor unless it is held."""
+
+    id, num_slots, does_rounds, takes_hold, scope = "useless", 8, False, True, ""
+
+    def __init__(self, pool: DraftPool, loads: list[subprocess.Popen[bytes]]) -> None:
+        self._pool, self._loads = pool, loads
+
+    def open(self, session: VerificationSession) -> None:
+        branch = Branch(None, len(session.token_ids), [WRONG] * 4)
+        asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, [branch])
+
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
+        self.open(session)
+
+    def close(self, session: VerificationSession) -> None: ...
+
+    def hold(self, number: int, *, is_on: bool) -> None:
+        for each in self._loads:
+            each.send_signal(signal.SIGSTOP if is_on else signal.SIGCONT)
+        if is_on:
+            self._pool.held(self, number)
+
+
+@contextmanager
+def loads_beside_the_core() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run processes that take a share of the processor on which the engine core stays meanwhile."""
+    (core,) = (each for each in members(os.getpgrp()) if b"EngineCore" in command_of(each))
+    usable = os.sched_getaffinity(core)
+    loads = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for each in (core, *(load.pid for load in loads)):
+            os.sched_setaffinity(each, {min(usable)})
+        yield loads
+    finally:
+        os.sched_setaffinity(core, usable)
+        for load in loads:
+            load.kill()
+            load.wait()
+
+
+async def test_a_worker_that_only_costs_is_held_and_changes_nothing(vllm: Any, onnx: TargetEngine) -> None:
+    """With `--drafting measured` a worker that only costs time is held; it is the last test, since the hold stays."""
+    requests = [wanted(mode, prompt=PROMPT[number:12], max_new_tokens=50) for number, mode in enumerate([*MODES][:4])]
+    tokens = [(await completed(onnx, request))[0] for request in requests]
+    pool = DraftPool(vllm)
+
+    async def answer(request: GenerationRequest) -> list[Commit]:
+        return [event async for event in pool.generate(request) if isinstance(event, Commit)]
+
+    share_held = 0.0
+    with loads_beside_the_core() as loads:
+        pool.attach(Useless(pool, loads))
+        async with asyncio.timeout(300):
+            while share_held < 0.8:
+                answers = await asyncio.gather(*map(answer, requests))
+                assert [[each for commit in commits for each in commit.token_ids] for commits in answers] == tokens
+                commits = [commit for answer in answers for commit in answer]
+                share_held = sum(commit.is_held for commit in commits) / len(commits)
+    assert vllm.drafting.num_switches > 0
