@@ -68,11 +68,17 @@ async def pool_worker(
     """Start a pool worker, and wait until it has attached to the targets at all addresses."""
     words = ("--role", "draft", "--model", model, "--threads", "1", *PATIENT, "--attach", ",".join(addresses))
     async with command(*words, *flags) as process, asyncio.timeout(60):
-        assert process.stderr is not None
-        num_attached = 0
-        while num_attached < len(addresses):
-            num_attached += b"attached as" in await process.stderr.readline()
+        await until_pooled(process, len(addresses))
         yield process
+
+
+async def until_pooled(worker: asyncio.subprocess.Process, num_targets: int = 1) -> None:
+    """Read the messages of a draft worker until it has attached to so many targets."""
+    assert worker.stderr is not None
+    while num_targets:
+        line = await worker.stderr.readline()
+        assert line, "the worker has ended"
+        num_targets -= b"attached as" in line
 
 
 async def load_of(address: str) -> pb.GetLoadResponse:

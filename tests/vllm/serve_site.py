@@ -21,6 +21,7 @@ from specdec.inference.serving.processes import free_port
 from specdec.inference.vllm.hooks import VARIABLE
 from tests.support.engine_contract import MODES, PROMPT
 from tests.support.raw_worker import RawWorker, raw_worker
+from tests.support.servers import until_pooled
 from tests.vllm.conftest import FLAGS, Pair
 
 START_S = 900.0
@@ -117,16 +118,19 @@ class Site:
     async def start_pool(self) -> None:
         """Start the pool, and wait until it has found vLLM."""
         where = ("--port", str(self.pool_port), "--mailbox", str(self.folder / "box"), "--ready_json")
+        drafting = ("--drafting", "always")
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
-        self.pool = await self.role("pool", *where, *security, stdout=asyncio.subprocess.PIPE)
+        self.pool = await self.role("pool", *where, *drafting, *security, stdout=asyncio.subprocess.PIPE)
         assert self.pool.stdout is not None
         async with asyncio.timeout(START_S):
             assert json.loads(await self.pool.stdout.readline())["ready"]
 
     async def start_draft(self) -> None:
+        """Start a draft worker, and wait until it has attached: requests meanwhile would take its processor."""
         security = ("--tls_ca", str(self.folder / "tls" / "ca.pem"), "--token_file", str(self.folder / "token"))
         where = ("--model", str(self.pair.draft), "--attach", f"127.0.0.1:{self.pool_port}", "--threads", "1")
-        self.drafts.append(await self.role("draft", *where, *security))
+        self.drafts.append(await self.role("draft", *where, *security, stderr=asyncio.subprocess.PIPE))
+        await until_pooled(self.drafts[-1])
 
     def raw_worker(self) -> AbstractAsyncContextManager[RawWorker]:
         """Attach to the pool a draft worker whose messages the test writes itself."""

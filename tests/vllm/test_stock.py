@@ -84,7 +84,17 @@ async def stock_answers(port: int) -> list[list[int]]:
 def our_server(pair: Pair) -> AbstractAsyncContextManager[ServerProcess]:
     """Run a target over vLLM with vLLM's noise."""
     port = free_port()
-    ours = ("--engine", "vllm", "--noise", "vllm", "--model", str(pair.target), "--port", str(port))
+    ours = (
+        "--engine",
+        "vllm",
+        "--noise",
+        "vllm",
+        "--model",
+        str(pair.target),
+        "--port",
+        str(port),
+        "--drafting=always",
+    )
     return server_process("target", "target", *ours, "--", *FLAGS, port=port, start=Start(START_S))
 
 
