@@ -38,6 +38,7 @@ from specdec.inference.workers.completion import CompletionRequest
 from tests.support.engine_contract import PROMPT, completed, onnx_engine, wanted
 from tests.support.models import save_tiny_model
 from tests.support.raw_worker import RawWorker, after, below, end_of, proposing, raw_worker
+from tests.support.servers import until_pooled
 from tests.vllm.conftest import FLAGS, MAX_LENGTH, WORKER_PROCESS, Pair
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -112,12 +113,13 @@ class Site:
             where, 1, connect_timeout_s=PATIENCE_S, reconnect_timeout_s=PATIENCE_S, security=security
         )
 
-    async def start(self, model: Path, *, has_worker: bool = True) -> Server:
+    async def start(self, model: Path, *, has_worker: bool = False) -> Server:
         """Start a target with a port, and its vLLM worker in a separate process or in the engine core."""
         port = free_port()
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
         ports = ("--port", str(port), "--http_port", "0")
-        ours = (*ports, "--ready_json", "--no-lookup", *security)  # no lookup, so that a worker's tokens are counted
+        counted = ("--no-lookup", "--drafting", "always")  # so that a worker's tokens are
+        ours = (*ports, "--ready_json", *counted, *security)
         arguments = ("--engine", "vllm", "--model", str(model), *ours)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -136,7 +138,7 @@ class Site:
         return Server(process, port, ready["ports"]["http"], ready["pid"])
 
     async def start_draft(self, *servers: Server) -> asyncio.subprocess.Process:
-        """Start a draft worker that attaches to the servers."""
+        """Start a draft worker, and wait until it has attached to the servers."""
         where = ",".join(f"127.0.0.1:{server.port}" for server in servers)
         security = ("--tls_ca", str(self.folder / "tls" / "ca.pem"), "--token_file", str(self.folder / "token"))
         flags = (
@@ -150,7 +152,10 @@ class Site:
             "60",
             *security,
         )
-        return await asyncio.create_subprocess_exec(sys.executable, str(ROOT / "main.py"), "--role", "draft", *flags)
+        command = (sys.executable, str(ROOT / "main.py"), "--role", "draft", *flags)
+        draft = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        await until_pooled(draft, len(servers))
+        return draft
 
     def attached(self, server: Server) -> AbstractAsyncContextManager[RawWorker]:
         """Attach to a server a pool worker whose messages the test writes itself."""
@@ -206,7 +211,6 @@ async def site(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncGen
             request = wanted(prompt=prompt, max_new_tokens=NUM_TOKENS)
             answers.append((await completed(onnx, replace(request, sampling=sampling)))[0])
     site = Site([], folder, prompts, answers, pair.draft)
-    site.servers.append(await site.start(pair.target))
     site.servers += await asyncio.gather(*(site.start(pair.target) for _ in range(2)))
     yield site
     for server in site.servers:
@@ -317,18 +321,11 @@ async def test_without_a_token_nothing_is_served(site: Site) -> None:
 
 
 async def test_a_lost_core_ends_its_server_and_streams_resume_elsewhere(site: Site) -> None:
-    lost = site.servers[0]
+    lost = site.servers[1]
     core = lost.core()
     answers, _ = await site.asked(*site.servers, disturb=lambda: os.kill(core, signal.SIGKILL))
     assert answers == site.answers
     assert await asyncio.wait_for(lost.process.wait(), GONE_S) == 1
-    await lost.until_gone()
-
-
-async def test_a_lost_front_takes_core_and_workers_along_while_they_are_busy(site: Site) -> None:
-    lost, left = site.servers[1:]
-    answers, _ = await site.asked(lost, left, disturb=lambda: os.kill(lost.front, signal.SIGKILL))
-    assert answers == site.answers
     await lost.until_gone()
 
 
@@ -337,7 +334,7 @@ async def test_ctrl_c_lets_requests_finish_and_leaves_nothing(site: Site) -> Non
 
     Regression: Ctrl-C reached vLLM's core too, which ended before the running requests had finished.
     """
-    server = site.servers[2]
+    server = site.servers[0]
     answers, _ = await site.asked(server, disturb=lambda: server.process.send_signal(signal.SIGINT))
     assert answers == site.answers
     assert await asyncio.wait_for(server.process.wait(), GONE_S) == 0
@@ -347,14 +344,18 @@ async def test_ctrl_c_lets_requests_finish_and_leaves_nothing(site: Site) -> Non
 
 
 @pytest.mark.release
-async def test_a_lost_worker_ends_its_server(site: Site, pair: Pair) -> None:
-    servers = await asyncio.gather(*(site.start(pair.target) for _ in range(2)))
-    site.servers += servers
-    worker = servers[0].worker()
+async def test_a_lost_worker_ends_its_server_and_a_lost_front_its_core_while_busy(site: Site, pair: Pair) -> None:
+    starts = [site.start(pair.target, has_worker=True) for _ in range(3)]
+    site.servers += (servers := await asyncio.gather(*starts))
+    lost, other, _ = servers
+    worker = lost.worker()
     answers, _ = await site.asked(*servers, disturb=lambda: os.kill(worker, signal.SIGKILL))
     assert answers == site.answers
-    assert await asyncio.wait_for(servers[0].process.wait(), GONE_S) == 1
-    await servers[0].until_gone()
+    assert await asyncio.wait_for(lost.process.wait(), GONE_S) == 1
+    await lost.until_gone()
+    answers, _ = await site.asked(*servers[1:], disturb=lambda: os.kill(other.front, signal.SIGKILL))
+    assert answers == site.answers
+    await other.until_gone()
 
 
 async def refused(*arguments: str | Path) -> str:
@@ -367,8 +368,12 @@ async def refused(*arguments: str | Path) -> str:
     return line
 
 
-async def test_wrong_settings_are_refused_in_one_line(pair: Pair, tmp_path: Path) -> None:
+async def test_a_wrong_model_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "no such directory" in await refused("--model", tmp_path / "none")
+
+
+@pytest.mark.release
+async def test_what_vllm_refuses_is_one_line(pair: Pair) -> None:
     assert "max_model_len (9999)" in await refused("--model", pair.target, "--", "--max-model-len", "9999")
 
 
