@@ -42,7 +42,7 @@ WEIGHTS: dict[str, int] = {
 }
 """Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
 the next twenty."""
-PRODUCT = 21_600
+PRODUCT = 21_640
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
 """Share of its number by which a room may grow."""
