@@ -32,7 +32,7 @@ from tests.support.models import tiny_tokenizer
 from tests.support.ports import listening
 from tests.support.scripted import ScriptedDecoder, ScriptedProposer, SilentWorker, tokens_at, until
 
-NUM_TOKENS = 600
+NUM_TOKENS = 1000
 REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=NUM_TOKENS, ignore_eos=True, gamma=4)
 
 
@@ -49,7 +49,7 @@ class Place:
 
     def __init__(self, engine: TargetEngine, pool: DraftPool, completer: Completer, proposer: ScriptedProposer) -> None:
         self.engine, self.pool, self.completer, self.proposer = engine, pool, completer, proposer
-        proposer.max_length = 900
+        proposer.max_length = 1900
 
     async def complete(self, deltas: list[Delta], schedule: Schedule) -> None:
         async for event in self.completer.complete(replace(REQUEST, schedule=schedule)):
@@ -64,7 +64,7 @@ class Place:
 @asynccontextmanager
 async def place(kind: str, schedule: Schedule) -> AsyncGenerator[Place, None]:
     """Yield a target with a worker of the pool, or with a client that has a worker of its own."""
-    async with running(TargetEngine(SlowDecoder(num_slots=4), EngineLimits(lookup=False))) as engine:
+    async with running(TargetEngine(SlowDecoder(num_slots=4, max_length=2000), EngineLimits(lookup=False))) as engine:
         pool = DraftPool(engine)
         local = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
         async with listening(GenerationServicer(local, CARD), VerificationServicer(pool, WORDS)) as server:
@@ -115,7 +115,7 @@ async def test_requests_that_come_while_drafting_is_held(kind: str, schedule: Sc
 
 
 async def test_a_worker_that_attaches_while_drafting_is_held_is_held() -> None:
-    async with asyncio.timeout(60), running(TargetEngine(SlowDecoder(num_slots=4))) as engine:
+    async with asyncio.timeout(60), running(TargetEngine(SlowDecoder(num_slots=4, max_length=2000))) as engine:
         pool = DraftPool(engine)
         engine.drafting.switch(is_on=False)
         async with listening(VerificationServicer(pool, WORDS)) as server, edge(server.port):
