@@ -42,15 +42,14 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return vLLM's request fields of a mode; those that vLLM cannot combine with drafts are in `vllm_xargs`."""
+    """Return a stock client's fields of a mode, those that vLLM alone refuses beside drafts among them."""
     fields = dict(MODES[mode])
-    xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
     if "logit_bias" in fields:
-        xargs["logit_bias"] = json.dumps(dict(fields.pop("logit_bias")))
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in fields["logit_bias"]}
     fields["temperature"] = fields.get("temperature", 0.0)
     if "seed" in fields:
         fields["seed"] -= 2**64 * (fields["seed"] >= 2**63)  # vLLM's seeds are signed
-    return fields | ({"vllm_xargs": xargs} if xargs else {})
+    return fields
 
 
 @dataclass(slots=True)
