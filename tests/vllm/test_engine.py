@@ -194,6 +194,7 @@ def loads_beside_the_core() -> Iterator[list[subprocess.Popen[bytes]]]:
             load.wait()
 
 
+@pytest.mark.release  # it depends on measured times
 async def test_a_worker_that_only_costs_is_held_and_changes_nothing(vllm: Any, onnx: TargetEngine) -> None:
     """With `--drafting measured` a worker that only costs time is held; it is the last test, since the hold stays."""
     requests = [wanted(mode, prompt=PROMPT[number:12], max_new_tokens=50) for number, mode in enumerate([*MODES][:4])]
