@@ -95,7 +95,13 @@ class Drafting:
             self.measured(replace(done, seconds=now - since), is_quiet=was_quiet and self._began[1], now=now)
 
     def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
-        """Decide anew by a pass whose period ended `now`; `is_quiet`: no draft worker computed meanwhile."""
+        """Decide anew whether workers draft, after a pass.
+
+        Args:
+            each: the pass, with its period in seconds.
+            is_quiet: True if no draft worker computed in that period.
+            now: time at which the period ended, in seconds.
+        """
         if self.mode != MEASURED or self._workers is None:
             return
         if not self._workers.can_hold:

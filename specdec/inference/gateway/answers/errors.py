@@ -72,7 +72,8 @@ _ANTHROPICS = {401: "authentication_error", 403: "permission_error", 404: "not_f
 _ANTHROPICS |= {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
 """Anthropic's types of errors by status; others are invalid requests."""
 _DETAILS = {"thread": {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}}
-"""What Anthropic's client reads of the error about a field: after this one it sends whole conversations."""
+"""Details of errors, by the field at fault. Anthropic's client reads them: told that the server keeps no threads, it
+sends the whole conversation instead."""
 
 
 @dataclass(eq=False)  # not frozen: handlers of exceptions set the traceback
