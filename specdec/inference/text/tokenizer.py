@@ -31,9 +31,9 @@ from specdec.inference.text.unicode import check_unicode
 FINGERPRINT_DIGITS = 16
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
+"""Limit of a chat template's error message, which is sent to the client."""
 ENDS = {"add_generation_prompt", "continue_final_message"}
 """Arguments of a chat template that say how the prompt ends, which a request may set."""
-"""Limit of a chat template's error message, which is sent to the client."""
 MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
 MAX_PACKED_BYTES = 16 * 1024 * 1024
 """Limit of a tokenizer that is sent to another process."""
@@ -134,7 +134,8 @@ class Tokenizer:
         others = chat.template_kwargs()
         if self.chat_template is None:
             if ends := others.keys() & ENDS:
-                raise InvalidRequestError(f"{min(ends)}: the model has no chat template", field=min(ends))
+                way_out = "so no answer continues an assistant's message: end with a user's"
+                raise InvalidRequestError(f"{min(ends)}: the model has no chat template, {way_out}", field=min(ends))
             return self.encode(_speakable(plain_chat(chat)))
         conversation, tools = chat.conversation(), chat.tools()
         if others and (taken := others.keys() & set(signature(self._tokenizer.apply_chat_template).parameters) - ENDS):
