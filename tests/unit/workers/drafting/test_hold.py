@@ -84,7 +84,7 @@ async def place(kind: str, schedule: Schedule) -> AsyncGenerator[Place, None]:
     [
         pytest.param(
             "pool", Schedule.SYNC, marks=pytest.mark.release
-        ),  # two of seven whole suites failed here, unexplained
+        ),  # failed in two of six whole suites, unexplained
         ("pool", Schedule.ASYNC),
         ("private", Schedule.SYNC),
         ("private", Schedule.ASYNC),
