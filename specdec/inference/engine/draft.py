@@ -143,7 +143,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
 
     def pace(self, session: DraftSession, pacing: Pacing) -> None:
         """Set how far and how broadly a session drafts from now on."""
-        session.pacing = pacing
+        session.pace(pacing)
         self.wake()
 
     def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:

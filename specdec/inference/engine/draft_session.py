@@ -199,6 +199,11 @@ class DraftSession:
             return 0
         return self.pacing.window - len(path.tokens)
 
+    def pace(self, pacing: Pacing) -> None:
+        """Set how far and how broadly to draft from now on; who waits for tokens sees at once if none will come."""
+        self.pacing = pacing
+        self._changed.set()
+
     def draft(self, path: DraftPath) -> Draft:
         """Return the proposer's input for extending `path`."""
         return Draft(

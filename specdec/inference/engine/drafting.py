@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -48,6 +49,7 @@ class Drafting:
 
     Args:
         mode: ALWAYS or NEVER, or MEASURED: on while that is not slower than decoding without drafts.
+        wake: called at each change: passes that waited for draft tokens may begin without them.
 
     Attributes:
         is_on: whether draft workers may compute, and passes verify their tokens.
@@ -55,7 +57,8 @@ class Drafting:
         lookup_share: share of looked-up tokens that passes without a draft model verify.
     """
 
-    def __init__(self, mode: str = ALWAYS) -> None:
+    def __init__(self, mode: str = ALWAYS, wake: Callable[[], None] = lambda: None) -> None:
+        self._wake = wake
         self.mode, self.is_on, self.num_switches, self.lookup_share = mode, mode != NEVER, 0, 1.0
         self.rule = Counterfactual(is_on=self.is_on)
         self._workers: Workers | None = None
@@ -119,6 +122,7 @@ class Drafting:
             self.num_switches += 1
             if self._workers is not None:
                 self._workers.hold(is_on=is_on)
+            self._wake()
 
     def passed(self, done: Pass, num_found: int, num_verified: int) -> None:
         """Take note of what the latest pass did, and of the tokens that its sessions looked up and that it verified."""

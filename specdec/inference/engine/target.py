@@ -96,7 +96,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         slots = decoder.slots if isinstance(decoder, PrefixKeeper) else None
         windows = slots.windows if isinstance(slots, WindowedBackend) else None
         self._batching = Batching(limits.prompt_share, decoder.prompt_chunk_tokens, windows)
-        self.drafting = Drafting(limits.drafting)
+        self.drafting = Drafting(limits.drafting, self.wake)
         if isinstance(decoder, SpeculativeDecoder):
             self.drafting.follow(OwnDraft())
         self._answers = KeptAnswers(limits.answers_bytes)

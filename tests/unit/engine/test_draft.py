@@ -73,6 +73,21 @@ async def test_a_running_step_counts_if_its_chain_lives(
     assert [len(draft.token_ids) for step in proposer.steps for draft in step] == lengths
 
 
+@pytest.mark.parametrize("num_tokens", [0, 2])
+async def test_a_round_ends_with_what_it_has_once_its_session_is_held(
+    engine: DraftEngine, proposer: ScriptedProposer, num_tokens: int
+) -> None:
+    """Regression: a round that was held before its next step never ended, and its session got no more draft tokens."""
+    session = engine.open([1, 2, 3], GREEDY)
+    await engine.propose(session, num_tokens)
+    chain = asyncio.create_task(engine.propose(session, 4))
+    await asyncio.sleep(0)  # it waits for tokens, and its step has not begun
+    engine.pace(session, Pacing())
+    async with asyncio.timeout(10):
+        assert list(await chain) == tokens_at(3, num_tokens)
+        assert list(await engine.propose(session, 4)) == tokens_at(3, 4)
+
+
 async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> None:
     """Drafting ends where the draft's context is full; the target then continues alone.
 

@@ -11,13 +11,14 @@ import pytest
 
 from specdec.inference.caller import ANYBODY, NamesRequests, request_context
 from specdec.inference.commit import Commit
+from specdec.inference.config import MEASURED
 from specdec.inference.engine import help as help_module
 from specdec.inference.engine import private_match
 from specdec.inference.engine.contract import VerificationSession
 from specdec.inference.engine.help import FIRST_SESSIONS, MAX_SILENT_COMMITS
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.private_match import MAX_EARLY_SESSIONS
-from specdec.inference.engine.target import TargetEngine
+from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.serving.assembly import running
@@ -310,6 +311,20 @@ async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
     pool.attach(GoodWorker("good", 8, pool))
     commits = await commits_of(pool.generate(replace(named(""), draft_session="", schedule=Schedule.SYNC)))
     assert all(commit.num_accepted_tokens == len(commit.token_ids) - 1 > 0 for commit in commits[:-1])
+
+
+async def test_a_round_that_waits_for_a_worker_ends_when_drafting_is_held() -> None:
+    async with asyncio.timeout(10), running(TargetEngine(ScriptedDecoder(), EngineLimits(drafting=MEASURED))) as engine:
+        pool = DraftPool(engine)
+        silent = SilentWorker("silent", 8, pool)
+        silent.takes_hold = True
+        pool.attach(silent)
+        request = replace(named(""), draft_session="", schedule=Schedule.SYNC)
+        answer = asyncio.create_task(commits_of(pool.generate(request)))
+        await until(lambda: bool(silent.sessions))
+        await engine.until_step_ends()
+        pool.begin_off()
+        assert all(commit.is_held for commit in (await answer)[1:])
 
 
 class CrowdedEngine(TargetEngine):
