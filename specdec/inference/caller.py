@@ -139,7 +139,7 @@ def is_audited() -> bool:
 def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
     """Write the audit line of the current request or of one of its choices, without any text, token id or secret.
 
-    Only fields have an equals sign: in words after the status, which may repeat a peer's path, it is escaped.
+    Equals signs in `status` are escaped: it may repeat a peer's path, whose words must not look like fields.
     """
     now, status = _CURRENT.get(), status.replace("=", "\\x3d")
     now.is_audited, who = True, now.caller

@@ -149,7 +149,7 @@ def emulation_of(config: ComparisonConfig) -> str:
 
 
 def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
-    """Return the emulated round trip as readable text; servers of the user (`--endpoint`) have none, and it says so."""
+    """Return the emulated round trip as readable text; other words if all servers are the user's (`--endpoint`)."""
     return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
 
 

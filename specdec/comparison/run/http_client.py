@@ -201,7 +201,7 @@ class HttpClient:
             return None
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
-        """Send one prompt; a failure goes into the record. `due_s` is the time from which times count."""
+        """Send one prompt; failures go into the record. Times count from `due_s`; None: from sending."""
         began_s = time.monotonic() if due_s is None else due_s
         try:
             async with asyncio.timeout(self._workload.deadline_s):

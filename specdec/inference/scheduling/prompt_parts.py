@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 MAX_PART_TOKENS = 256
-"""Longest part of a prompt in one pass, also where no session decodes, since a new request waits for the pass."""
+"""Longest part of a prompt in one pass, unless the backend sets one; it bounds the wait of a new request."""
 SHORT_PART_TOKENS, USUAL_PART_TOKENS = 8, 16
 """Lengths of the shortest parts, used if the share allows none: the short one if it costs little more per token.
 

@@ -10,7 +10,7 @@ The token comes back when the resume gives a commit, so successful resumes are f
 from __future__ import annotations
 
 SIZE = 32
-"""Tokens of a full budget, so most resumes under way at once: enough for a usual process."""
+"""Tokens of a full budget: most resumes that can begin at once, as when a server is lost."""
 PER_S = 4.0
 """Tokens that the budget regains per second, whether or not the resumes that spent them succeeded."""
 

@@ -52,7 +52,7 @@ REFUSALS = (RequestError, ConfigError, HandshakeError)
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Draft of an edge, and how it drafts."""
+    """Settings of an edge's draft worker."""
 
     proposer: ProposerConfig
     config: DraftConfig

@@ -60,8 +60,8 @@ class LoadingSettings(Loading):
         emulation: let each pass sleep until it has taken this long, as on an accelerator: target:25ms,draft:3ms, or
             one of the two; target:25ms+1ms/session+0.1ms/token grows with the sessions and, beyond 250 tokens, with
             the tokens of a pass.
-        speculation_method: vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for
-            fused_target); medusa: the target's own heads, no draft model.
+        speculation_method: vanilla (default): any sampling; others: NxDI's graph drafts and verifies (default of
+            fused_target: fused); medusa: needs no draft model.
     """
 
     emulation: Emulation = setting(NOT_EMULATED, "--emulate PASSES")

@@ -33,7 +33,7 @@ _READ_AT_ONCE = 1024
 
 
 class OwnText:
-    """Index of a growing sequence, in itself; constant time per token."""
+    """Index of repeats in a growing sequence; constant time per token."""
 
     def __init__(self) -> None:
         self._indexes = [SuffixIndex(num) for num in MATCHES]

@@ -48,7 +48,7 @@ class OnnxBackend:
     """Backend over a decoder's ONNX graphs, with its slots.
 
     Args:
-        is_exact: let every span attend with a spare token, as in int8, so that logits are the same bits at every width.
+        is_exact: make logits the same bits at every width in float32 too, by the spare tokens that graph.py describes.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
     """Load a checkpoint; after its first load, from the packed copy that this load left in the cache.
 
     Raises:
-        ConfigError: the directory, the checkpoint or the settings cannot be used; the message names which.
+        ConfigError: the checkpoint, the settings or the cache cannot be used; the message names which.
     """
     dtype = resolve_dtype(config)
     num_threads = config.num_threads or len(os.sched_getaffinity(0))
