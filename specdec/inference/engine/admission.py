@@ -1,7 +1,7 @@
 """Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
 
 When all slots are held, an account with several slots gives one up for an account that has none. The session that loses
-its slot is first in the queue, and later continues from its committed tokens.
+its slot waits as its account's first, and goes on from its committed tokens.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Admission(Generic[HolderT]):
         """Queue a holder for a slot, on the current caller's account.
 
         Raises:
-            CapacityError: all slots are held and the queue is full.
+            CapacityError: the queue is full; see `_make_room`.
         """
         account = caller().account
         if len(self._new()) >= self._max_waiting + self.num_slots - len(self.running):

@@ -26,9 +26,9 @@ class Batching:
     """Choice of each pass by the measured times of earlier passes.
 
     Args:
-        prompt_share: longest time that reading prompts may add to a pass, as a multiple of the pass.
+        prompt_share: most time that prompts may add to a pass, as a multiple of its time without.
         chunk_tokens: number of tokens of the parts in which the decoder reads prompts; 0: any number.
-        windows: windows of the decoder's passes, if it has them.
+        windows: blocks of positions that passes compute whole; None: none.
     """
 
     def __init__(self, prompt_share: float, chunk_tokens: int, windows: Windows | None = None) -> None:
@@ -107,7 +107,7 @@ def _could_wait(session: TargetSession, turn: Turn) -> bool:
 
 
 def _within(windows: Windows, turns: Turns) -> Iterator[tuple[TargetSession, Turn]]:
-    """Yield the turns, with drafts that end at a window's end where a further window would be a further pass."""
+    """Yield the turns, with drafts cut to the room in windows that are computed anyway; rounds keep theirs."""
     num_spare = -sum(windows.count(turn.start, len(turn.token_ids)) for _, turn in turns) % windows.num
     for session, turn in turns:
         end, length = len(turn.token_ids), len(turn.proposal or turn.lookup) or turn.gamma

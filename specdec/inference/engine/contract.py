@@ -62,7 +62,7 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
     """Engine of a target: a `TokenSource` that also verifies the proposals of draft workers."""
 
     drafting: Drafting
-    """Switch of all drafting for the engine's sessions."""
+    """Switch that stops or allows all drafting."""
 
     @property
     def seed_invariant(self) -> bool:

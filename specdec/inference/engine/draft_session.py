@@ -200,7 +200,7 @@ class DraftSession:
         return self.pacing.window - len(path.tokens)
 
     def pace(self, pacing: Pacing) -> None:
-        """Set how far and how broadly to draft from now on; who waits for tokens sees at once if none will come."""
+        """Set how far and how broadly to draft from now on; waiting callers learn at once if no token will come."""
         self.pacing = pacing
         self._changed.set()
 
@@ -231,7 +231,7 @@ class DraftSession:
     def _doubts(self) -> list[tuple[float, int, int]]:
         """Return (-probability of rejection, position, runner-up) of chain tokens without a branch, riskiest first.
 
-        Positions that the target will have passed before a branch can arrive are left out.
+        Left out: sure tokens, and those that the target passes before a branch can arrive.
         """
         first = len(self.committed) + self.pacing.num_ahead - self.pacing.branching.depth
         covered = {branch.start for branch in self._branches}
@@ -259,7 +259,7 @@ class DraftSession:
         self._changed.set()
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Apply committed tokens: the path that agrees with all of them becomes the chain; the others are dropped."""
+        """Apply committed tokens: a path that agrees with all becomes the chain; if none does, a new chain begins."""
         self._learn(token_ids)
         paths = [self._path, *self._branches]
         num_agreeing = [common_length(self._whole(path), token_ids) for path in paths]
@@ -285,7 +285,7 @@ class DraftSession:
         return sum(len(path.tokens) for path in (self._path, *self._branches))
 
     def _go_on(self, path: DraftPath) -> None:
-        """Make `path` the chain after the committed tokens; drop branches that do not begin at it."""
+        """Make `path` the chain. Drop passed branches; if another path was the chain, drop all."""
         start = len(self.committed)
         if path is not self._path and len(path.tokens) == 1:  # the draft model has not used its slot yet
             path.slot = self._path.slot

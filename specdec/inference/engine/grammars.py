@@ -14,21 +14,21 @@ from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
-"""Requests that wait for a new grammar, as many as wait for a slot by default; a target has its own number."""
+"""Default limit of requests for a grammar, as many as may wait for a slot; a target sets its own."""
 MAX_KNOWN = 64
-"""Grammars whose trial is remembered; each has up to 262,144 characters."""
+"""Most grammars whose trials are remembered, 262,144 characters each at most."""
 _Trial = asyncio.Future[InvalidRequestError | None]
 
 
 class Grammars:
     """Compilation of grammars for the requests of one model: trials of new ones on one thread, known ones on another.
 
-    A trial takes up to seconds, and what follows it a millisecond or so. An equal grammar is tried once for all that
-    ask for it, at the turn of the account that comes first. All calls must come from the same event loop.
+    A trial takes up to seconds, a known grammar a millisecond or so. A grammar for which several requests ask is tried
+    once, when the first of their accounts has its turn. All calls come from one event loop.
 
     Args:
         compiler: compiler for the model's tokenizer.
-        num_places: most requests that wait on either thread.
+        num_places: most requests that run or wait on a thread.
     """
 
     def __init__(self, compiler: GrammarCompiler, num_places: int = MAX_WAITING) -> None:
@@ -64,7 +64,7 @@ class Grammars:
         return self._known.setdefault(grammar, asyncio.get_running_loop().create_future())
 
     async def _tried(self, grammar: Grammar, trial: _Trial) -> GrammarMatcher | None:
-        """Wait for a trial, in a place of one's own; return None if another request's was first."""
+        """Wait for a trial, in a place of one's own; return None if another ended first, or it failed."""
         work = self._trials.run(self._compiler.compile, grammar, self._trials.is_awaited)
         turn = asyncio.ensure_future(work)
         first: list[asyncio.Future[Any]] = [trial, turn]

@@ -1,8 +1,8 @@
 """Guard of an engine's steps: the thread that runs them, and the recovery after a step that fails.
 
-After a failed step no sequence loses a token, because the next tokens follow from the committed ones alone. The step's
-sessions become suspects: each takes its next step alone, from its committed tokens. A session with which a step fails
-again ends with an error; the others only lose time.
+After a failed step, the next tokens of a session follow from its committed ones. A session whose noise a device draws
+cannot repeat them, and ends with an error. The others become suspects: each takes its next step alone. One with which a
+step fails again ends with an error; the rest only lose time.
 """
 
 from __future__ import annotations

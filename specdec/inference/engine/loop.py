@@ -77,7 +77,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         """Apply one result to a session that still holds its slot."""
 
     def _passed(self, done: Sequence[tuple[SessionT, WorkT, ResultT]]) -> None:
-        """Take note of a step, once its results have been delivered; none if it failed."""
+        """Note a step whose results have been delivered; `done` is empty if it failed."""
 
     def _can_replay(self, session: SessionT) -> bool:
         """Return whether computing a session's next tokens again, after a failed step, would give the same tokens."""
@@ -166,7 +166,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._break("the engine broke; the server's log has the cause")
 
     def _break(self, why: str) -> None:
-        """Refuse requests from now on, and end the running requests with an error; the host then ends the process."""
+        """Refuse requests from now on, and end all present ones with an error; the host then ends the process."""
         logger.error("no more requests are taken: %s", why)
         self.broken = self._refusal = why
         for session in self._sessions():

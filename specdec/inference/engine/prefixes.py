@@ -1,9 +1,9 @@
 """Prefixes that slots hold, and the choice of a slot for a new sequence. Pure: knows tokens, no model.
 
 A sequence reuses the longest prefix that any slot holds. It takes the slot of this prefix itself if it overwrites
-nothing useful there, and otherwise a copy in the slot that was left longest ago. If slots cannot be copied, a sequence
-takes a slot only if it reuses at least as many tokens as it overwrites: a greeting that many requests share must not
-erase a long conversation.
+nothing useful there, and otherwise a copy in an empty slot, or in the one left longest ago. If slots cannot be copied,
+it takes such a slot too, unless it reuses in another at least as many tokens as it overwrites: a shared greeting must
+not erase a long conversation.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class CommitQueue:
     """Queue of the events of one answer: the engine's loop puts them, the RPC handler gets them.
 
     Attributes:
-        num_bytes: memory of the unread events, except the one that is read next.
+        num_bytes: size of unread events, except those put into an empty queue.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class CommitQueue:
         self.num_bytes = 0
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event; `num_bytes` counts all unread events but the first."""
+        """Add an event; `num_bytes` omits it if the queue was empty."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
         self._queue.put_nowait((event, num_bytes))
@@ -129,9 +129,9 @@ class TargetSession:
     Args:
         request: the request, already validated against the engine's limits.
         max_length: most tokens of prompt and output together.
-        gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
+        gamma: most draft tokens per pass; with SYNC the draft worker decides, up to `MAX_GAMMA`.
         grammar: matcher of the request's grammar; None if it has none.
-        looking: what passes without a draft model's tokens may verify.
+        looking: texts in which the target looks up tokens itself.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """Return the reusable prefix: all tokens but the last, whose logits are needed, or those that are scored."""
+        """Return the reusable prefix: all tokens before the first whose logits are needed, to choose or to score."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         if self.request.audits:
             length = min(length, self.request.output_start - 1)
@@ -330,7 +330,7 @@ class TargetSession:
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Return the prompt tokens that a pass up to position `end` gives log-probabilities to, or compares.
+        """Return the tokens that a pass up to position `end` gives log-probabilities to, or audits.
 
         Each row of logits scores the token after it. The result is empty after the first commit: a prompt that is read
         again is not scored again.

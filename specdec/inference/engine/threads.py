@@ -62,7 +62,7 @@ class Threads:
         """Return the result of `work`, run on a thread; a job that is cancelled meanwhile keeps its thread to its end.
 
         Raises:
-            CapacityError: all places are taken, and no other account has more places than the caller's.
+            CapacityError: all places are taken, or another account needs this one; see `Admission`.
         """
         job = _Job()
         self._admission.enqueue(job)

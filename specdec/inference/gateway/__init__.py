@@ -1,5 +1,5 @@
 """OpenAI's and Anthropic's HTTP APIs, and a page, in front of any `Completer`.
 
 Does not know: models, tokenizers, or whether its completer is in this process.
-Start reading: `app.py`; the bodies of requests are in `schema.py`.
+Start reading: `app.py`; bodies of requests: `bodies/schema.py`.
 """

@@ -174,7 +174,7 @@ def _telemetry(spans: Spans | None) -> TelemetryConfig:
 
 
 def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request gets no trace span: a health check, a scrape of metrics, or the page."""
+    """Return whether a request gets no trace span: all but POST below /v1/, such as a health check."""
     return scope["method"] != "POST" or not scope["path"].startswith("/v1/")
 
 
@@ -433,7 +433,7 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(UnicodeEncodeError)
     async def on_half_a_pair(request: Request, error: UnicodeEncodeError) -> JsonAnswer:
-        """Refuse a body that quotes half of a surrogate pair where Pydantic cannot even write its error."""
+        """Refuse a body with half of a surrogate pair in a place that Pydantic's error cannot quote."""
         half = error.object[error.start : error.end]
         return ApiError(
             400, f"{half!a} is half of a surrogate pair, which is not valid text", code="invalid_value"

@@ -31,7 +31,7 @@ from specdec.inference.text.schema_fault import SEARCH_S, fault_of_schema
 from specdec.inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 MAX_AT_ONCE = 32
-"""Choices of one request that run or wait in the server at once; the queue is for other requests too."""
+"""Most choices of one request that run or wait in the server at once, as others need the queue too."""
 MAX_UNREAD = 256
 """Limit of events of one request that wait for its reader; beyond it, its choices wait."""
 MIN_IDS = 1024
@@ -58,7 +58,7 @@ def max_numbers(card: ModelCard) -> int:
 
 
 def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
-    """Refuse a list of token ids that is longer than the context, before it is sent to the server.
+    """Refuse a list of token ids longer than the context and `MIN_IDS`, before it is sent to the server.
 
     Raises:
         ContextLengthError: it is longer; the message names the field and both numbers.
@@ -69,7 +69,7 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
-    """Return one request per choice; a request without a limit of tokens may fill the context.
+    """Return one request per choice; if nobody limits its tokens, it may fill the context.
 
     If the model may reason, the prompt is echoed, since its end shows whether the output begins inside the reasoning.
     """

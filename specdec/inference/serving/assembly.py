@@ -1,4 +1,4 @@
-"""Assembly of a worker's parts: model, decoder, engine. A context stops what it started."""
+"""Assembly of a server's parts: model, decoder, engine. Context managers stop engines."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class LoadedDraft:
 
     @property
     def model(self) -> object:
-        """Return the slot model that drafts; None for prompt lookup."""
+        """Return the draft model's backend; None for prompt lookup."""
         return self.proposer.slots if isinstance(self.proposer, PrefixKeeper) else None
 
 
@@ -114,7 +114,7 @@ class RunningTarget:
 
     Attributes:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
-        models: the slot models, target and draft.
+        models: backends of target and draft.
         collectors: functions that make further metrics, given the registry of this project's metrics.
         adapters: digests of the model's adapters, by name.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
@@ -181,10 +181,10 @@ def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """Loaded decoder of a target, and the most draft tokens of one pass; see `RunningTarget` for the other fields.
+    """Loaded decoder of a target; `gamma`: most draft tokens of a pass; for other fields see `RunningTarget`.
 
     Attributes:
-        width: most tokens of a pass from a text that an output may repeat.
+        width: `gamma` for tokens of a text that an output may repeat.
     """
 
     decoder: Decoder
@@ -254,7 +254,7 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
     """Load a draft model, or prepare prompt lookup.
 
     Raises:
-        IncompatibleDraftError: the draft has another tokenizer than the target, and too few tokens of it.
+        IncompatibleDraftError: the draft has another tokenizer, and too few of the target's tokens.
     """
     model = config.model_with_branches
     if model is None:
@@ -303,7 +303,7 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
 
 
 async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
-    """Load a slot model and the tokenizer of its directory off the event loop, and warm the model up.
+    """Load a model's backend, off the event loop, and its tokenizer, and warm the model up.
 
     No other thread imports meanwhile: onnx adds to a dictionary of numpy's that numpy.ma walks when it is imported, and
     a start on a busy machine ended there with "dictionary changed size during iteration".

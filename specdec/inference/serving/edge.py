@@ -121,7 +121,7 @@ class Edge:
                 report(self._serves)
 
     async def _fits(self, show: Callable[[ModelCard], None]) -> bool:
-        """Return whether the servers' model can be used. One that does not answer may be busy, and is asked again."""
+        """Return whether the servers' model can be used; servers that do not answer may be busy: ask them again."""
         fault, may_change = "", False
         try:
             card = await _card(self.fleet, None if self.draft is None else self.draft.loaded.vocabulary)
@@ -304,5 +304,5 @@ class EdgeWork(DraftWork):
         return self._completer.num_waiting
 
     async def stop(self, *, grace_s: float) -> None:
-        """Take no new requests; let running ones, for which the engine still drafts, finish for `grace_s` seconds."""
+        """Let requests, for which the engine still drafts, finish for `grace_s` seconds, then fail the rest."""
         await self._completer.stop(grace_s=grace_s)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
-"""Seconds of a drain before requests move to other servers. Shorter ones stay, as a move reads the prompt again."""
+"""Seconds of a drain before requests move. Those that end sooner stay, since a move reads the prompt again."""
 
 
 async def _always() -> bool:

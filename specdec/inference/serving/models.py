@@ -86,7 +86,7 @@ class LoadingSettings(Loading):
         """Return the options of a model on Neuron devices.
 
         Args:
-            gamma: draft tokens that a compiled verification pass has room for; none for a draft, or a model alone.
+            gamma: draft tokens that a compiled verification pass has room for; 0 for a draft, or a model alone.
             method: speculation method that replaces the settings'.
             tp_degree: number of cores that replaces the settings'.
         """
@@ -268,7 +268,7 @@ def draft_beside(target: Path, draft: str | None, *, flag: str = "--draft_model"
         alone: setting with which the target needs none.
 
     Raises:
-        ConfigError: none is named beside another target.
+        ConfigError: another target has no draft named, or `draft` is "none".
     """
     if draft is None and target.resolve() == BUNDLED_TARGET.resolve():
         return str(BUNDLED_DRAFT)
@@ -369,7 +369,7 @@ class DefaultSettings:
 
 @dataclass(frozen=True, slots=True)
 class PairSettings:
-    """Settings of two models in one process."""
+    """Settings of target and draft together."""
 
     models: ModelPair = group(ModelPair)
     gamma: int | None = same(FusedConfig, "gamma", default=None)

@@ -85,7 +85,7 @@ def observed(config: ObserveConfig) -> Generator[Observers, None, None]:
 
 @contextmanager
 def _profiled(config: ObserveConfig) -> Generator[Profile | None, None, None]:
-    """Yield a profile, which is written at the end of the block, also after an error."""
+    """Yield a profile if asked for, else None; write it when the block ends or fails."""
     if not config.profile:
         yield None
         return

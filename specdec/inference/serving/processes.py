@@ -67,7 +67,7 @@ class ServerProcess:
 
 @dataclass(slots=True)
 class Start:
-    """Start of servers that may wait for each other: it goes on as long as one of them lives and gets on.
+    """Start of servers that may wait for each other: none has stalled as long as one of them gets on.
 
     Attributes:
         timeout_s: limit of the whole start, in seconds.
@@ -97,7 +97,7 @@ class Start:
         return f"has not started: neither its log nor its CPU time moved for {STILL_S:g} s" if still_s > STILL_S else ""
 
     def _look(self, server: ServerProcess) -> None:
-        """Note the time if the server's log, or its CPU time by enough, has changed since it last did."""
+        """Note the time if the server's log has changed, or its CPU time by `MOVED_CPU_S`."""
         now, process = time.monotonic(), server.process.pid
         if now < self._next.get(process, 0.0):
             return
@@ -109,7 +109,7 @@ class Start:
 
 
 def cpu_time_s(process: int) -> float:
-    """Return the CPU time, in seconds, of a process and all below it; the present time where no /proc tells it."""
+    """Return the CPU seconds of a process and all below it; without /proc, a clock's time, which always moves."""
     rows = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

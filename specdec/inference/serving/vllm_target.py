@@ -104,7 +104,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
 
 
 def _part(mailbox: Mailbox) -> None:
-    """Drop, in a forked process of vLLM, what would speak for this one: the event loop's signals, and the mailbox."""
+    """Drop, in a forked process of vLLM, what is its parent's alone: the event loop's signals, and the mailbox."""
     signal.set_wakeup_fd(-1)
     mailbox.forget()
 

@@ -29,7 +29,7 @@ async def serve_worker(
 
     Raises:
         ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.
-        RequestError: every target refuses this worker.
+        RequestError, HandshakeError: no target can be used.
     """
     config = replace(server, grace_s=0.0, drain_delay_s=0.0)
     ports = Ports(config, observe)

@@ -95,7 +95,7 @@ class CompletionRequest(Options):
         resume: committed tokens to continue after; all else is as in the first server's request. None: a new request.
 
     Raises:
-        InvalidRequestError: `stop` or `prediction` is beyond its limits.
+        InvalidRequestError: fields exceed limits or do not fit together.
     """
 
     prompt: str | tuple[int, ...] | Chat

@@ -36,7 +36,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorDocument(BaseModel):
-    """Body of every answer with an error status."""
+    """Body of every error outside /v1/messages."""
 
     error: ErrorDetail
 

@@ -152,7 +152,7 @@ def _param(field: str | None, path: str) -> str | None:
 
 
 def unreadable(error: UnicodeDecodeError) -> ApiError:
-    """Return the failure of a body that is not UTF-8, as that of old shells."""
+    """Return the failure of a body not in UTF-8, such as old shells send."""
     place = f"byte {error.start} is 0x{error.object[error.start]:02x}"
     message = f"the body is not UTF-8: {place}; send it in UTF-8, or write other characters as \\uXXXX"
     return ApiError(400, message, code="invalid_json")
@@ -214,7 +214,7 @@ def _fields_of(loc: Sequence[int | str], body: Any) -> list[int | str]:
 
 
 def _names_beside(body: type[BaseModel], place: Sequence[int | str]) -> list[str]:
-    """Return the names of fields that may be meant by the last one of a path: of the body, or below the first one."""
+    """Return field names that a path's end may be a misspelling of: the body's, or all below its first field."""
     if len(place) == 1:
         return [*body.model_fields]
     names, kinds = list[str](), [body.model_fields[str(place[0])].annotation]
@@ -233,7 +233,7 @@ def _named_first(fault: dict[str, Any]) -> str | None:
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """Return the fault to report for the first wrong field, such as that of the union member that fits best."""
+    """Return the fault to report for the first wrong field; of a union, that of the member that fits best."""
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

@@ -19,7 +19,7 @@ JsonEvent: TypeAlias = dict[str, Any]
 
 
 class EventFormat(AnswerStream):
-    """One answer that is made of a chat's, whole or streamed; the whole is what its events add up to.
+    """Answer in another form than a chat's, but made of one: its events, or the object they add up to.
 
     Args:
         reader: function that returns the reader of an answer to a prompt, as for a chat.
@@ -39,7 +39,7 @@ class EventFormat(AnswerStream):
         self._numbers = count()
 
     def opening(self) -> Iterable[JsonEvent]:
-        """Return the events before all else."""
+        """Return the stream's first events."""
         return ()
 
     @abstractmethod

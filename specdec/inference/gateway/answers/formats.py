@@ -125,7 +125,7 @@ class ChatFormat(_Base):
     """Format of /v1/chat/completions. A choice's first chunk has the role and the first token.
 
     Args:
-        reader: function that returns the reader of an answer to a prompt, or None if the text is the content.
+        reader: function of the prompt's text that returns the answer's reader; None: all text is content.
     """
 
     shows_prompt = False
@@ -181,7 +181,7 @@ class ChatFormat(_Base):
 
 
 def of_chat(entry: dict[str, Any]) -> dict[str, Any]:
-    """Take the prompt's token ids out of a chat's entry, since vLLM has them beside "choices" there; return them."""
+    """Move the prompt's token ids out of a chat's entry into the result: vLLM has them beside "choices" there."""
     is_chat = "prompt_token_ids" in entry and "text" not in entry
     return {"prompt_token_ids": entry.pop("prompt_token_ids")} if is_chat else {}
 
@@ -232,9 +232,8 @@ def speculation(part: Part) -> dict[str, Any]:
 def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
     """Return statistics of the draft tokens, named as in vLLM (its PR 48915); empty if nothing was drafted or held.
 
-    "acceptance_histogram" has the number of passes that accepted exactly j draft tokens at place j, and
-    "num_spec_tokens" is the longest draft of a pass, and "held" the number of passes for which drafting was off, as
-    slower than passes without drafts.
+    "acceptance_histogram" has at place j the number of passes that accepted exactly j draft tokens. "num_spec_tokens"
+    is the longest draft of a pass. "held" is the number of passes for which drafting was off because it was slower.
     """
     passes = sum((choice.drafted for choice in choices), Counter[tuple[int, int]]())
     num_held = sum(choice.num_held for choice in choices)

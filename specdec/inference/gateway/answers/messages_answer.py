@@ -46,7 +46,7 @@ class MessagesFormat(EventFormat):
                 yield index, event
 
     def add(self, part: Part, choice: Choice) -> Iterator[JsonEvent]:
-        """Add a part of the answer; yield the events for the client. A part without a token is a ping."""
+        """Add a part of the answer; yield the events for the client: for an empty part, a ping."""
         entry = self._chat.chunk(0, part, choice)
         delta, reason = entry["delta"], entry["finish_reason"]
         self._fields["stop_reason"] = "stop_sequence" if self._fields["stop_sequence"] else _REASONS.get(reason)
@@ -112,7 +112,7 @@ def _delta(kind: str, text: str) -> dict[str, str]:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Return the arguments of a call: of JSON that is cut off, what it has so far, and of other texts nothing."""
+    """Return the arguments of a call: of cut-off JSON what it has so far; none if the text is no JSON object."""
     try:
         return dict(from_json(text, allow_partial=True, allow_inf_nan=False))
     except (ValueError, TypeError):
@@ -120,7 +120,7 @@ def _input(text: str) -> dict[str, Any]:
 
 
 def _usage(choice: Choice) -> dict[str, int]:
-    """Return the numbers of tokens; those of the prompt that were not read again are counted apart."""
+    """Return the numbers of tokens; prompt tokens found in the cache are counted apart."""
     cached = choice.num_cached_tokens
     read = {"input_tokens": choice.num_prompt_tokens - cached, "cache_read_input_tokens": cached}
     return {**read, "cache_creation_input_tokens": 0, "output_tokens": choice.num_output_tokens}

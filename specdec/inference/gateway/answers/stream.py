@@ -34,7 +34,7 @@ MAX_SCORES = 200_000
 MAX_ALL_SCORES = 1_000_000
 """Limit of log-probabilities in all of this process's answers without a stream together."""
 INLINE_SCORES = 5000
-"""Most log-probabilities of a document that the event loop encodes; more would delay other requests by a second."""
+"""Most log-probabilities of a document that the event loop encodes; a thread encodes more, as that takes long."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ async def whole_answer(
     """Return the document of a request that does not stream.
 
     Raises:
-        ApiError: the answer is too long to be sent in one piece.
+        ApiError, CapacityError: too many log-probabilities are kept.
     """
     choices, num_scores = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)], 0
 

@@ -1,4 +1,4 @@
-"""Body of /v1/audit: an earlier request of this API, and the output that it is said to have."""
+"""Body of /v1/audit: an earlier request of this API, and the output to check against it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 
 
 def complete(schema: dict[str, Any], body: type[Body]) -> None:
-    """Add null, which means unset, to the types of optional fields; add the fields that are accepted without effect."""
+    """Let a body's JSON schema show that optional fields may be null (unset), and which fields have no effect."""
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:

@@ -71,7 +71,7 @@ class FunctionBody(SentBack):
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """Schema of the arguments, closed if the function is strict.
+        """Schema of the arguments; if strict, no others are allowed.
 
         Raises:
             ValueError: a strict schema asks for other properties than it names.
@@ -113,10 +113,10 @@ ToolChoice: TypeAlias = Annotated[
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Refuse tools with duplicate names, and a choice of a tool that is not among them.
+    """Refuse tools with duplicate names, and a choice that these tools do not allow.
 
     Raises:
-        ValueError: a name is duplicate, or the choice is no offered tool.
+        ValueError: a name comes twice, or the chosen tool is missing.
     """
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
@@ -217,7 +217,7 @@ class TemplateBody(Body):
         return self
 
     def template_kwargs(self) -> dict[str, Any]:
-        """Return the template's variables that the body sets, and how the prompt ends if not as usual."""
+        """Return the template's variables that the body sets, and how the prompt ends, if the body says so."""
         named = {"enable_thinking": self.enable_thinking, "reasoning_effort": self.reasoning_effort}
         ends = {} if self.add_generation_prompt else {"add_generation_prompt": False}
         ends |= {"continue_final_message": True} if self.continue_final_message else {}

@@ -42,7 +42,7 @@ class MappedBody(GenerationBody, TemplateBody):
         """Yield the fields of a chat's body that this API has in another form."""
 
     def _place(self, place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-        """Translate the path of a wrong field in a chat's body to this body; of messages, the field alone is known."""
+        """Translate the path of a wrong field in a chat's body to this body; within messages, only to their field."""
         return ("body", self.conversation_field) if place[:1] == ("messages",) else ("body", *place)
 
 

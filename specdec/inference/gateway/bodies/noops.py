@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from pydantic_core import PydanticCustomError
 
 NoOps: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""Values at which a field changes nothing, by the field's name; none if every value is refused with a hint."""
+"""Values at which a field changes nothing, by the field's name; a field without such values is refused."""
 UNSUPPORTED = "unsupported"
 """Type that Pydantic gives to the fault of a refused field."""
 MAX_SHOWN_CHARACTERS = 40

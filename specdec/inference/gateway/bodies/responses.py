@@ -108,7 +108,7 @@ class ReasoningItem(_Item):
     content: ItemParts = Field(default_factory=list)
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the reasoning to the assistant's message at the end of a chat; begin one if it cannot take any."""
+        """Add the reasoning to a chat: it begins a new message of the assistant."""
         text = text_of(self.content or self.summary)
         _of_assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 

@@ -43,7 +43,7 @@ from specdec.inference.text.chat import MAX_MESSAGES, Chat
 from specdec.inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 
 MAX_CHOICES = 128
-"""Sequences of one request: n times the number of prompts."""
+"""Most sequences of a request: n times its prompts."""
 MAX_N = 64
 MAX_PROMPTS = 64
 MAX_IDS = 1_000_000
@@ -184,7 +184,7 @@ class StructuredOutputs(Body):
 
 
 class Prediction(Body):
-    """Text that the output may repeat, all or in parts, as of an edited file; it changes only the speed."""
+    """Text that the output may repeat, such as a file to be edited; it changes only the speed."""
 
     type: Literal["content"]
     content: Text | Parts

@@ -43,7 +43,7 @@ _INLINE_BYTES = 32 * 1024
 
 
 class BodyLimit:
-    """Middleware that refuses bodies above `max_bytes`, declared or not (413), and bodies of too many parts (400).
+    """Middleware that refuses bodies above `max_bytes` (413), compressed ones (415), and ones of too many parts (400).
 
     Bodies within these limits are read and validated on the event loop. A body that is still arriving is refused with
     503 if all such bodies hold more than `MAX_UNFINISHED_BYTES`, or those of its account more than half of that.
@@ -154,7 +154,7 @@ def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
 
 
 class RequestId:
-    """Middleware that puts into every answer the X-Request-Id of its request, or a new one; it notes the peer too."""
+    """Middleware that gives each answer the X-Request-Id of its request, or a new one; logs name it and the peer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -59,7 +59,7 @@ class Probes:
 
 
 def _closing(send: Send) -> Send:
-    """Return `send` with a header that ends the connection, so that the client's next request opens a new one."""
+    """Return a `send` that adds `Connection: close`, so that the client's next request opens a new connection."""
 
     async def closing(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -21,7 +21,7 @@ API_KEY = b"x-api-key"
 """Header in which Anthropic's clients send a token."""
 _ONLY_ONCE = (b"host", b"authorization", API_KEY)
 MAX_PIPELINED = 64
-"""Limit of requests that wait for earlier answers: one read held 14,000, which took 0.2 s to separate."""
+"""Most requests of one connection that wait for earlier answers; one read could hold 14,000 of them."""
 
 
 def _half_closed() -> bytes:
@@ -32,7 +32,7 @@ def _half_closed() -> bytes:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. A client that breaks a limit is disconnected, before there is a request to answer."""
+    """One HTTP connection, which ends when its client breaks a limit of headers, requests or time."""
 
     stall_timeout_s = 30.0
     """Seconds without any progress of a write, after which the reader counts as gone."""
@@ -56,7 +56,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect_within(HEADERS_TIMEOUT_S)
 
     def eof_received(self) -> None:
-        """Close the connection when the client has closed its sending side, which means that it has left."""
+        """Close the connection when the client ends its side; an unanswered request first gets status 400."""
         if self.cycle is not None and not self.cycle.response_started:
             self.transport.write(_half_closed())
 
@@ -67,7 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """Begin a request at its first byte; raising ends the connection, as in `on_header`."""
+        """Begin a request at its first byte; raise, as `on_header`, if too many wait already."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests wait for their answers")
         self._num_headers = 0
@@ -77,7 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, and count the bytes of an unfinished header, or of a field after the body."""
+        """Parse received bytes; disconnect if unfinished headers, or fields after the body, are too long."""
         self._num_bytes_between += len(data)
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:
@@ -85,7 +85,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._leave_closed()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, but none after the body, where no proxy looks; raising makes uvicorn answer 400 and close."""
+        """Take a header, ignoring those after the body, which no proxy checks; a ValueError gives status 400."""
         self._num_headers += 1
         if self._num_headers > MAX_HEADERS or len(value) > MAX_HEADER_BYTES:
             raise ValueError(f"more than {MAX_HEADERS} headers, or one above {MAX_HEADER_BYTES} bytes")
@@ -154,7 +154,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Close the connection after `seconds` unless a later call replaces this limit, but never during an answer."""
+        """Close the connection after `seconds`, if not None, in place of an earlier limit, but not during an answer."""
         self._owed_s = seconds
         is_answering = self.cycle is not None and not self.cycle.response_complete
         self._arm(None if is_answering else seconds)

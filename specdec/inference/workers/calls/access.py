@@ -76,7 +76,7 @@ class Access:
         return self._file.is_stale
 
     def by_token(self, authorization: str, rights: frozenset[Right]) -> Caller:
-        """Return the caller with the token in `authorization`, a header of the form `Bearer TOKEN`.
+        """Return the caller whose `Bearer TOKEN` stands in `authorization`; without an auth file, anybody.
 
         Raises:
             UnauthenticatedError: the token is unknown, or there is none.

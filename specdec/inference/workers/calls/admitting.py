@@ -39,10 +39,10 @@ def admission(access: Access) -> Admit:
 
 
 def _for_user(who: Caller, user: str) -> Caller:
-    """Return the caller together with the user for which it sends the request.
+    """Return the caller, with the user that it names if it may speak for others.
 
     Raises:
-        InvalidRequestError: the name is not one that an auth file may have; audit lines are read by spaces.
+        InvalidRequestError: an auth file could not have the name, such as one with a space.
     """
     if not who.speaks_for_others:
         return who

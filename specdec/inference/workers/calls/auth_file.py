@@ -120,7 +120,7 @@ def _name(value: Any, what: str) -> str:
 def _prefix_groups(entries: Any, callers: Sequence[Caller]) -> dict[str, str]:
     """Return the prefix group of each account that belongs to one.
 
-    An account that is no caller of the file is refused, unless a caller speaks for others: it may be one of its users.
+    An account that is no caller of the file is refused, unless some caller speaks for others, whose user it may be.
 
     Raises:
         ValueError: an entry is malformed, or an account is refused or belongs to two groups.

@@ -15,7 +15,7 @@ from specdec.inference.workers.calls.status import calls_to
 
 
 def credentials_of(security: DialSecurity) -> Credentials | None:
-    """Return the credentials of a channel; None for one without TLS and token.
+    """Return a channel's credentials; None if it has neither TLS nor a token.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.

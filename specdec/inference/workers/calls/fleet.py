@@ -43,7 +43,7 @@ LATELY_S = 8.0
 """Seconds in which a lost server may have recovered unnoticed: a channel redials after 5 s and some jitter."""
 LOOK_AGAIN_S = 5.0
 ATTEMPT_S, RETRY_S = 10.0, 1.0
-"""Seconds that one attempt at start dials, and seconds until the next attempt."""
+"""Most seconds of an attempt to connect at start, and seconds between attempts."""
 REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
 """Errors by which a server refuses every request of this process.
 
@@ -84,7 +84,7 @@ class Fleet:
     Args:
         targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for the servers of a list.
         security: credentials of this process, and authorities that it trusts.
-        headers: further headers of each call, beside those of the request that it serves.
+        headers: function that returns further headers of a call, such as the trace's.
     """
 
     def __init__(self, targets: Sequence[str], security: DialSecurity = PLAIN, headers: Headers = dict) -> None:
@@ -119,7 +119,7 @@ class Fleet:
             await _close(replica)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task that the end of the block cancels; the reference is kept, since an event loop has none."""
+        """Run a task until the fleet closes; keep a reference to it, since an event loop keeps none."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -53,8 +53,7 @@ class Observer:
     ) -> Generator[Observation, None, None]:
         """Observe the current request; the profile names it by its id.
 
-        If the block ends before the request has finished or failed, its client cancelled it, or its `deadline` has
-        passed.
+        A request that has neither finished nor failed by the block's end counts as cancelled, or late after `deadline`.
         """
         stats = None if self.profile is None and annotate is None else RequestStats()
         observation = Observation(stats, self.metrics.request())

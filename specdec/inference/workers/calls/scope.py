@@ -199,7 +199,7 @@ class SupervisedCompleter:
         return self._spans.generation(attributes)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Let requests finish for `grace_s` seconds, then fail the rest and all later ones."""
+        """Let requests finish for `grace_s` seconds; fail any that do not, and all after them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._scopes:

@@ -85,10 +85,10 @@ async def audited(
     output: str | Sequence[int],
     near_tie: float = NEAR_TIE,
 ) -> Audit:
-    """Audit the output of a request, whose prompt, parameters and seed are as they were.
+    """Audit an output; `request` has the prompt, parameters and seed that it came from.
 
-    A text may have been written with other tokens than those that it is read as. Where it departs from the model's
-    choice, and the choice's own text is there, it is read again with the choice.
+    A text may have been written with other tokens than those that it is read as. So where a token is not the model's
+    choice, but the text goes on with that choice, it is read again with the choice.
 
     Raises:
         InvalidRequestError: the output has no token or does not fit, a sampled output has no seed, or the server knows

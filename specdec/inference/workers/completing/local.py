@@ -153,7 +153,7 @@ class LocalCompleter:
         )
 
     def _rest(self, generation: GenerationRequest, request: CompletionRequest) -> GenerationRequest:
-        """Return the request, or its unanswered rest if another server has begun the answer, or it gives an output.
+        """Return the request, or its rest after the tokens of another server, or of the output to audit.
 
         Raises:
             IncompatibleDraftError: this server would continue with other tokens.

@@ -75,7 +75,7 @@ class Output:
     def take(self, piece: Commit) -> None:
         """Check and count the tokens of the next commit.
 
-        A commit without tokens counts as one token; after a full output one such commit is allowed.
+        A commit without tokens counts as one token; a full output may end with one such commit.
 
         Raises:
             UnavailableError: tokens before these are missing, or there are more than the limit, or the limit is reached

@@ -30,8 +30,8 @@ class LocalCodec:
         tokenizer: tokenizer of the model; one with the same vocabulary and another chat template may replace it.
         vocab_size: number of token ids; ids from it on are refused. May be replaced by another size of the same
             vocabulary.
-        max_length: tokens of the context; a text longer than `max_length` of the longest token is refused before it is
-            tokenized.
+        max_length: tokens of the context. A text longer than `MIN_CHARACTERS`, and than so many of the longest token,
+            is refused unread.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
@@ -64,7 +64,7 @@ class LocalCodec:
             return self._read(prompt, special)
 
     def checked(self, token_ids: Ids) -> Ids:
-        """Return the token ids; raise ContextLengthError, before any is read, if the context cannot hold them."""
+        """Return the token ids; raise ContextLengthError if they exceed both `MIN_IDS` and the context's length."""
         if len(token_ids) > self._max_ids:
             message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"
             raise ContextLengthError(message, field="prompt")

@@ -33,7 +33,7 @@ async def run_prompt(
     """Complete a request into `result`, and send it again for `deadline_s` seconds while the server is full.
 
     Args:
-        places: places of the requests that may run at once.
+        places: semaphore of the requests that run at once.
         queue: queue of the answer's parts, which ends with an entry None; no queue if nobody reads the parts.
     """
     queue = asyncio.Queue() if queue is None else queue

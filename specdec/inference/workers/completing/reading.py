@@ -26,7 +26,7 @@ from specdec.inference.workers.completing.prompt import LocalCodec
 from specdec.inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 
 _END_TOKENS = 16
-"""Number of last tokens of a prompt that are searched for the mark of a reasoning."""
+"""Number of a prompt's last tokens that may show where a reasoning begins or ends."""
 
 
 class Reader:
@@ -48,13 +48,13 @@ class Reader:
         self.codec = LocalCodec(tokenizer, vocab_size=vocab_size, max_length=max_length)
 
     async def read(self, request: CompletionRequest) -> GenerationRequest:
-        """Return a request as the model computes it, from its beginning; without a seed it gets a random one.
+        """Return a request as the model computes it, from its beginning; `seed_of` gives a missing seed.
 
         Args:
             request: request with nothing left open; see `CompletionRequest.resolved`.
 
         Raises:
-            InvalidRequestError: the prompt is empty or too long, or a token id is outside the vocabulary.
+            InvalidRequestError: a text is too long, the prompt is empty, or logit_bias has an unknown id.
             CapacityError: too many long prompts are being read.
         """
         prompt = request.prompt

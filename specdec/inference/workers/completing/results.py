@@ -18,7 +18,7 @@ DRAFTED = "background: rgba(46, 160, 67, 0.25)"
 """Style of accepted draft tokens."""
 MAX_SHOWN_CHARACTERS = 40
 NUM_PAIRS = 4
-"""Runs of a comparison with a draft, and as many by the target alone."""
+"""Pairs of a comparison: a run with the draft, and one without."""
 
 
 @dataclass(slots=True, repr=False)
@@ -80,7 +80,7 @@ class Result:
         return f"Result({shown}, {len(self.token_ids)} tokens, {', '.join(self._figures())}, {reason})"
 
     def _repr_html_(self) -> str:
-        """Return the text with accepted draft tokens in colour, and three figures, for notebooks."""
+        """Return the text with accepted draft tokens in colour, and a few figures, for notebooks."""
         prompt = escape(self.prompt) if isinstance(self.prompt, str) else ""
         parts = (f'<span style="{DRAFTED}">{escape(text)}</span>' if own else escape(text) for text, own in self.pieces)
         text = f'<span style="opacity: 0.6">{prompt}</span>{"".join(parts)}'
@@ -109,7 +109,7 @@ class Comparison:
 
     @classmethod
     async def of(cls, run: Callable[[bool], Awaitable[Result]]) -> Comparison:
-        """Make `NUM_PAIRS` pairs of runs: alone, drafted, drafted, alone, and so on; `run` is warm already.
+        """Make `NUM_PAIRS` pairs of runs: alone, drafted, drafted, alone, and so on; `run(True)` drafts.
 
         What grows slowly, such as the heat of a processor or another program's load, then slows both alike.
         """
@@ -126,13 +126,13 @@ class Comparison:
 
     @property
     def speed_ups(self) -> list[float]:
-        """Return the speed-up in each pair: the ratio of both times."""
+        """Return the time alone divided by the time drafted, per pair."""
         pairs = zip(self.drafted, self.alone, strict=True)
         return [alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs]
 
     @property
     def speed_up(self) -> float:
-        """Return the median of the speed-ups; they are figures only as far as `load` was low."""
+        """Return the median of the speed-ups, which says little if `load` was high."""
         return statistics.median(self.speed_ups)
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ MAX_REDIAL_S = 2.0
 The wait is random so that the requests of a lost server do not all dial at the same moment.
 """
 MAX_BARREN_RESUMES = 3
-"""Most streams in a row that a server opens and that break without a token; the request itself may break them."""
+"""Streams in a row that may break without a token; then the request ends, since it may break servers itself."""
 
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
@@ -159,7 +159,7 @@ class Resuming:
             prefix: hash of the prompt's beginning; a server that has computed an equal one is preferred.
 
         Raises:
-            SpecDecError: no server can continue, or the request's time is over.
+            SpecDecError: a server refuses, none can go on, or the time is over.
         """
         while self._progress.reason is None:
             try:

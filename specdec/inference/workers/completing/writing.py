@@ -37,7 +37,7 @@ class TextCompleter:
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """Yield the events of the inner answer with the text that its tokens make.
 
-        A stop string ends the answer: closing the inner one cancels the request.
+        A stop string ends both answers, and so cancels the request.
         """
         tokenizer = self._tokenizer()
         if tokenizer is None or request.ids_only or request.max_new_tokens == 0:

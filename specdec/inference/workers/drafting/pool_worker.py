@@ -107,7 +107,7 @@ class PoolWorker(DraftWork):
             self._streams[address] = stream, group.create_task(self._run(stream, security))
 
     async def _run(self, stream: AssistStream, security: DialSecurity) -> None:
-        """Serve one target until all targets refuse the worker."""
+        """Draft for one target until all refuse this worker."""
         await stream.serve(
             lambda: open_channel(stream.address, credentials_of(security), options=WORKER_OPTIONS),
             lambda: not all(each.is_refused for each, _ in self._streams.values()),

@@ -41,9 +41,9 @@ _numbers = itertools.count(1)
 _PRIVATE_NAME = re.compile(f"[0-9a-f]{{{2 * DRAFT_SESSION_BYTES}}}")
 MAX_OUTBOX = 1000
 MAX_OUTBOX_BYTES = 16 * 1024 * 1024
-"""Limit of messages queued for a worker, some of which hold a prompt. A worker that leaves more unread is detached."""
+"""Limit of the bytes queued for a worker; some messages hold a prompt. A worker that leaves more is detached."""
 PRIVATE_SHARE = 8
-"""Ratio of the free places for private workers to those that one client may hold."""
+"""Free places for private workers, per place that one client may hold."""
 MAX_WORKER_SLOTS = 4096
 """Most sessions that one worker of the pool may offer to draft for."""
 HEARTBEAT_S = 20.0
@@ -95,12 +95,12 @@ class StreamWorker:
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
 
     def hold(self, number: int, *, is_on: bool) -> None:
-        """Ask the worker to stop, or to go on, for all of its sessions."""
+        """Ask the worker to stop drafting, or to go on if not `is_on`."""
         if self.takes_hold:
             self._put(pb.AssistResponse(hold=pb.AssistHold(is_on=is_on, number=number)))
 
     async def beat(self) -> None:
-        """Send a keep-alive message at every interval at which the queue is empty, until cancelled."""
+        """Queue an empty message every `HEARTBEAT_S` if no other is queued, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self.outbox.empty():
@@ -238,7 +238,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await serve_worker(worker, self._pool, call, await self._attached(attach))
 
     def _shares_cores(self, attach: pb.Attach, peer: str) -> bool:
-        """Return whether a worker on this machine and the target have more threads than cores that they share."""
+        """Return whether a worker here shares cores with the target, and both have more threads than cores."""
         own, theirs = set(usable_core_ids()), set(attach.cpu_ids)
         num_threads = self._num_threads + attach.num_threads
         is_here = peer.startswith(("127.", "[::1]")) or peer == "-"  # a unix socket has no address
@@ -270,7 +270,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         """Return the answer to a worker that attaches, with the target's tokenizer if the worker needs and can use it.
 
         Raises:
-            IncompatibleDraftError: the worker does not fit. A worker of version 1 is served as one of the pool.
+            IncompatibleDraftError: the worker's protocol version, or its vocabulary, does not fit.
         """
         if not 1 <= attach.protocol_version <= PROTOCOL_VERSION:
             fault = f"the draft worker speaks protocol version {attach.protocol_version}"

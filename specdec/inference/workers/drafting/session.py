@@ -55,7 +55,7 @@ class ProposalSender:
         self.num_nodes = 0
 
     async def propose(self, branches: list[Branch], step_s: float = 0.0) -> None:
-        """Send branches, and the time of a step, to the target; no branch asks it to decode its own next token."""
+        """Send branches, and the time of a step; an empty list asks the target to decode without drafts."""
         num_tokens = sum(len(branch.token_ids) for branch in branches)
         self.num_nodes += num_tokens
         if num_tokens:
@@ -149,7 +149,7 @@ class DraftingSession:
             await self._proposals.propose(self._draft.take_unsent(self._proposals.num_nodes), self._engine.step_s)
 
     def hold(self, *, is_on: bool) -> None:
-        """Stop drafting after the running step, and only apply commits; with `is_on` False, go on after these."""
+        """Stop drafting after the running step, and only apply commits; with `is_on` False, draft again."""
         if not is_on:
             self._may_draft.set()
         else:

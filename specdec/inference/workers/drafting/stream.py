@@ -61,7 +61,7 @@ AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistRe
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Offer of a draft worker to a target: its message at attaching, and the security of their connection.
+    """Offer of a draft worker to a target: what it says as it attaches, and the security of the connection.
 
     Attributes:
         vocabulary: vocabulary of the ids in which the engine drafts.
@@ -282,7 +282,7 @@ class AssistStream:
             self._hold(message.hold)
 
     def _hold(self, message: pb.AssistHold) -> None:
-        """Stop drafting for all sessions, and say so once the running step has ended; or go on."""
+        """Stop drafting for all sessions, and report when the running step has ended; or go on."""
         self._is_held = message.is_on
         for session in self._sessions.values():
             session.hold(is_on=message.is_on)
