@@ -77,7 +77,7 @@ class GrpcFront(Server):
             logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
 
     async def refuse_new(self) -> None:
-        """Take no new requests; running ones continue.
+        """Report NOT_SERVING to keep new requests away; running ones continue.
 
         If `ServerConfig.drain` is "move", requests that another server can continue move there after `MOVE_AFTER_S`.
         """

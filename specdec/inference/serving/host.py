@@ -50,7 +50,7 @@ class Front(Protocol):
         """
 
     async def refuse_new(self) -> None:
-        """Take no new requests; running ones continue."""
+        """Keep new requests away; running ones continue."""
 
     async def close(self) -> None:
         """End the remaining requests, and close the port."""
