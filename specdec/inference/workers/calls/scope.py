@@ -205,7 +205,6 @@ class SupervisedCompleter:
                 while self._scopes:
                     self._left.clear()
                     await self._left.wait()
-                return
         self._end = UnavailableError(SHUTTING_DOWN)
         for scope in self._scopes:
             scope.end(self._end)

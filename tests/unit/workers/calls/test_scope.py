@@ -72,12 +72,14 @@ async def test_a_drain_fails_what_still_runs() -> None:
         await collected(completer)
 
 
-async def test_a_drain_ends_with_the_last_request() -> None:
+async def test_a_drain_ends_with_the_last_request_and_refuses_later_ones() -> None:
     completer = supervised(ScriptedCompleter([["a"], ["b"]], gap_s=0.01))
     running = asyncio.create_task(collected(completer))
     await asyncio.sleep(0)
     await asyncio.wait_for(completer.stop(grace_s=60), 60)
     assert len(await running) == 4
+    with pytest.raises(UnavailableError, match="shutting down"):
+        await collected(completer)
 
 
 async def test_a_failure_of_this_server_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
