@@ -39,7 +39,7 @@ __all__ = [
 if not TYPE_CHECKING:  # a checker would take every name for one of the library
 
     def __getattr__(name: str) -> Any:
-        """Return a name of the library, which is imported when one is used first."""
+        """Return the object of a name, whose module is imported when it is first used."""
         if name == "__version__":
             from specdec.inference import VERSION
 
@@ -54,12 +54,12 @@ if not TYPE_CHECKING:  # a checker would take every name for one of the library
 
 
 def __dir__() -> list[str]:
-    """Return the names that the library has, before they are imported."""
+    """Return the names that the library has, imported or not yet."""
     return [*__all__, "__doc__"]
 
 
 def main() -> int:
-    """Run a role, a comparison, a study, a diff or a test of a law; return the exit code."""
+    """Run the role or measurement that the arguments name; return the exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["compare"], ["study"], ["diff"], ["law"]):
         from specdec.comparison.app import main as measure

@@ -58,7 +58,7 @@ from specdec.parameters import (
 
 T = TypeVar("T")
 _owner: int | None = None
-"""Id of the process that opened the first model or connection; a fork of it has its threads' locks, but no threads."""
+"""Id of the process that opened the first model or connection; None before. A fork of it has none of its threads."""
 
 
 def _require_process() -> None:
@@ -70,7 +70,7 @@ def _require_process() -> None:
 
 
 def _briefly(function: FunctionT) -> FunctionT:
-    """Return a function whose errors of a user have one frame of this package, since notebooks show all."""
+    """Return the function, its traceback for users' mistakes cut to one frame here: notebooks show all."""
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -83,13 +83,13 @@ def _briefly(function: FunctionT) -> FunctionT:
 
 
 def _bar(num_prompts: int) -> Any:
-    """Return a bar for several prompts, in notebooks and on a terminal; others see nothing."""
+    """Return a progress bar; it is shown for several prompts, in notebooks or on a terminal."""
     is_watched = sys.stderr.isatty() or "ipykernel" in sys.modules
     return tqdm(total=num_prompts, unit="prompt", disable=num_prompts < 2 or not is_watched)
 
 
 def _quiet_bars() -> None:
-    """Import the bars of the hub and of Transformers without their warning about ipywidgets, which few have."""
+    """Import the progress bars that hub and Transformers use, without a warning that ipywidgets is missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
@@ -247,8 +247,8 @@ class AsyncClient(_Async):
 class _Blocking:
     """Base of the blocking classes: runs an asynchronous one in an event loop on a thread of its own.
 
-    So it works in a notebook, where an event loop runs already. The end of the object, or of the interpreter, closes
-    it, too.
+    So it works in a notebook, where an event loop runs already. Garbage collection, or the interpreter's end, closes
+    the models and connections, too.
     """
 
     def __init__(self, inner: _Async) -> None:
@@ -319,7 +319,7 @@ class LLM(_Blocking):
 
     Args:
         target, draft: directories or hub ids; the draft may be "ngram", or "none" for the target alone.
-        settings: flags of `specdec fused_target`, or of `specdec verify_target` without a draft.
+        settings: flags of `specdec fused_target` for models; without a draft, `verify_target`'s.
     """
 
     @spelled_out
@@ -333,7 +333,7 @@ class LLM(_Blocking):
 class Client(_Blocking):
     """Connection to the servers of one model.
 
-    The target is HOST:PORT, or anything that `--target_host` takes; settings are flags of `specdec fused_client`.
+    The target is HOST:PORT, or what `--target_host` takes; settings are connection flags of `fused_client`, and batch.
     """
 
     @spelled_out

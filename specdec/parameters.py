@@ -112,7 +112,7 @@ class ClientSettings(TypedDict, total=False):
 
 
 def prompt_list(prompts: Any) -> list[Prompt]:
-    """Return prompts as a list, also a single one.
+    """Return a list of prompts, also for just one.
 
     Raises:
         InvalidRequestError: the value is neither a prompt nor a list of prompts.
@@ -157,7 +157,7 @@ def request_of(parameters: Mapping[str, Any]) -> CompletionRequest:
 
 
 def spelled_out(function: FunctionT) -> FunctionT:
-    """Show the names and types of a function's further arguments at run time, in place of `**parameters`."""
+    """Let a function's signature at run time show the names and types that `**parameters` stands for."""
     *own, others = (whole := inspect.signature(function)).parameters.values()
     [kind] = get_args(get_type_hints(function)[others.name])
     shown = [

@@ -46,7 +46,7 @@ class ScriptedCompleter:
         gap_s: seconds to wait before each pass.
         reason: finish reason.
         prompt: text of the prompt, for a request with echo.
-        origin: origin of the text's tokens.
+        origin: reported `Provenance`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ScriptedCompleter:
         self.hangs = False  # for ever, after its last pass
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of the scripted answer; `requests` has the request."""
+        """Keep the request in `requests`; yield the events of the answer."""
         self.requests.append(request)
         self.num_running += 1
         try:
@@ -125,7 +125,7 @@ class Served:
 
 @contextmanager
 def serving(completer: Completer | None = None) -> Generator[Served, None, None]:
-    """Serve gRPC and HTTP on free ports of this process, by an event loop on a thread of its own.
+    """Serve gRPC and HTTP on free ports, in a thread with its own event loop; yield the addresses.
 
     Args:
         completer: completer that answers, such as a `ScriptedCompleter`; None serves the bundled pair of models.

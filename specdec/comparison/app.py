@@ -54,9 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command that the first argument names, by default the comparison.
 
     Returns:
-        0: success. 1: a server or a request failed (failed requests of an open loop are only counted), or topologies
-        returned different tokens. 2: wrong flags or files. 3: a study gave no advice, because the machine was busy.
-        128 + n: signal n.
+        0: success. 1: a server or a request failed (failed requests of an open loop are only counted), topologies
+        returned different tokens, `law` did not hold, or `diff` found something slower. 2: wrong flags or files.
+        3: a study gave no advice, because the machine was busy. 128 + n: signal n.
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
     try:

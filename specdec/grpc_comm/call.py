@@ -1,4 +1,4 @@
-"""Call of a handler, and limits of the time that a part of a call may take."""
+"""A gRPC call as its handler sees it, and limits of time for parts of calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 from specdec.grpc_comm.errors import Status, StatusError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-"""gRPC's side of a call, for messages of any type; the converters know their types."""
+"""gRPC's side of a call, whose messages may be of any type."""
 CAN_MOVE = (("specdec-can-move", "1"),)
 """Metadata by which a client says that it can continue the call's request at another server."""
 

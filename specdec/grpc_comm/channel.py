@@ -46,8 +46,8 @@ async def wait_until_ready(
     """Wait until a channel is connected; for start-up only.
 
     Raises:
-        UnreachableError: there is no connection after `timeout_s` seconds; raised at once if the host is unknown or the
-            server speaks HTTP/1.
+        UnreachableError: there is no connection after `timeout_s` seconds; without TLS raised at once if the host is
+            unknown or speaks HTTP/1.
         HandshakeError: the server and this client cannot agree on TLS.
     """
     await _look(address, min(timeout_s, LOOK_S), tls)

@@ -1,4 +1,4 @@
-"""Statuses of failed calls: a code, a message, and details for the caller: seconds until a retry, field, address."""
+"""Statuses of failed calls: a code, a message, and details for the caller, such as seconds until a retry."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StatusError(Exception):
 
 
 def is_cancelled() -> bool:
-    """Return whether this task is being cancelled; a closed call or channel raises CancelledError, too."""
+    """Return whether this task is being cancelled: closed calls and channels raise CancelledError too."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -76,7 +76,7 @@ class Gate:
 
 OPEN = Gate()
 AGAIN_S = 1.0
-"""Seconds after which a call that was refused in a crowd has a fair chance."""
+"""Seconds until a retry, for a call that was ended since too many waited."""
 
 
 class Guard(grpc.aio.ServerInterceptor):

@@ -106,7 +106,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, call: Call) -> None:
-        """Write the present status, then each change of it until the client leaves."""
+        """Write the present status and its changes, for at most `MAX_WATCHERS` clients."""
         if len(self._watchers) >= MAX_WATCHERS:
             text = f"{MAX_WATCHERS} others watch this server's health"
             raise StatusError(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text, retry_after_s=60.0))

@@ -51,7 +51,7 @@ async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None
 
 
 class _Source:
-    """Servers of one target; they are looked up again at intervals."""
+    """Servers of one target; names and files are looked up again."""
 
     def __init__(self, target: str) -> None:
         self._target = target

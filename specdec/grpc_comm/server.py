@@ -114,7 +114,7 @@ class Server:
             raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
 
     async def open(self) -> None:
-        """Listen, and report SERVING."""
+        """Accept calls; report SERVING."""
         self._health.set(LIVENESS, SERVING)
         self._publish_health()
         await self._server.start()

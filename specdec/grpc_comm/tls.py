@@ -143,7 +143,7 @@ def _expiry(path: Path, chain: bytes) -> datetime:
     """Return when the certificate expires.
 
     Raises:
-        UnusableError: it has expired, or is not valid yet.
+        UnusableError: it is not valid now, or not PEM.
     """
     from cryptography import x509  # servers without TLS do not pay for the import
 
@@ -257,7 +257,7 @@ class ClientTls:
         return f"it ends the connection after the handshake: it does not take the client certificate {self.cert}"
 
     async def _way_out(self, error: ssl.SSLError, address: str, timeout_s: float) -> str:
-        """Return a hint on a certificate with wrong names: its names, and a flag to accept one; else an empty text."""
+        """Return a hint if the certificate lacks the name: those it has, and the flag to accept one; else no text."""
         if getattr(error, "verify_code", None) not in _NAME_MISMATCHES:
             return ""
         try:

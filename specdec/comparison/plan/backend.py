@@ -29,7 +29,7 @@ class BackendConfig:
         tp_degree: NeuronCores of each target and fused pair; all servers run at once, each on its own cores.
         draft_tp_degree: NeuronCores of a draft (default: --tp_degree).
         first_core: number of the first NeuronCore to use (default: 0).
-        method: speculation method of a fused pair on neuron; only vanilla takes several --gamma.
+        method: speculation method of a fused pair on neuron; all but vanilla are compiled for one gamma.
         device_sampling: target and fused pair both choose tokens on the device; only for topologies target and fused,
             with greedy sampling.
         neuron_config: parameters of NxDI's NeuronConfig for every model, as a JSON object.

@@ -138,13 +138,13 @@ class WorkloadConfig:
         near_tie: difference in log-probability up to which answers may part by rounding; 0.25 for bfloat16, 0 for none;
             needs --temperature 0.
         seed: key of the sampling noise, 0 .. 2^64-1.
-        concurrencies: requests in flight at once; above 1 needs Locust (requirements/loadtest.txt).
+        concurrencies: requests in flight; above 1 needs Locust (requirements/loadtest.txt), except with --endpoint.
         deadline_s: longest time that a request may take.
         request_rates: rates of an open loop, in requests per second at random times, measured beside --concurrency.
         num_arrivals: requests per run and rate of an open loop.
         warm_up: prompts of each kind that each topology answers before the measurement.
         slo: limits that a request must meet to count as goodput.
-        grammar: grammar of all answers; the target drafts by itself the tokens that it forces.
+        grammar: grammar of all answers, if any; tokens that it forces are the target's own drafts.
     """
 
     SECTION: ClassVar = "workload"
@@ -193,9 +193,9 @@ class Contender:
     """One way to serve: a topology, and how it drafts.
 
     Attributes:
-        draft: a model's directory, "ngram", or "lookup" for a target that drafts by itself; None for the target alone.
-        gamma: draft tokens per round; None for the target alone.
-        schedule: rounds (sync) or run-ahead (async); None where there is no choice.
+        draft: a model's directory, "ngram", or "lookup" for a target that drafts by itself; None for others.
+        gamma: draft tokens per round; None where draft is None.
+        schedule: rounds (sync), run-ahead (async) or either by load, for topology distributed; None for others.
         branches: maximum number of branches beside the draft's chain; None if the draft does not run ahead.
         endpoint: name of a server that runs already and chooses its drafting itself.
         workers: draft workers of a pool.
@@ -224,7 +224,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Readable name: the endpoint's, or topology and schedule; without draft and gamma."""
+        """Readable name: the endpoint's, or topology with schedule or number of workers."""
         if self.endpoint is not None:
             return self.endpoint
         if self.workers > 1:
@@ -244,7 +244,7 @@ class Contender:
 
     @property
     def series(self) -> Contender:
-        """Contender that stands for a line of the report, without draft, gamma and branches."""
+        """This contender without draft, gamma, branches and workers: a line of the report."""
         return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
 
     @property
@@ -265,8 +265,8 @@ class ComparisonConfig:
         usable_cores: CPU cores of this host that may be used.
         chosen: contenders to measure; if empty, all combinations.
         endpoints: servers that are already running.
-        drafting: setting of the started servers.
-        budget_s: seconds of wall time of a search, with the start of servers.
+        drafting: when started servers draft.
+        budget_s: seconds of wall time of a search, starts of servers included.
         asked: all flags in the format of a --config file.
     """
 
@@ -331,7 +331,7 @@ class ComparisonConfig:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
 
     def _require_what_capacity_needs(self) -> None:
-        """Raise ConfigError for settings with which the search for the most streams has no limit or no baseline."""
+        """Raise ConfigError for settings with which a search for the most streams has no limit, baseline or load."""
         slo = "slo: --capacity needs the promised time between tokens, such as itl:50ms for 20 tokens/s per stream"
         _require(self.itl_s > 0, slo)
         _require(Topology.TARGET in self.topologies, "capacity: it compares with the target alone; name target")
@@ -344,7 +344,7 @@ class ComparisonConfig:
         _require(not is_fused, f"engine {VLLM}: name --topologies target,distributed,pool; fused is our own engine's")
 
     def _require_what_a_graph_can(self) -> None:
-        """Raise ConfigError for several gammas on a graph compiled for one, or for seeds that a device ignores."""
+        """Raise ConfigError for gammas, seeds or topologies that compiled graphs on a device do not serve."""
         method = self.backend.method or "fused"
         _require(
             not self.backend.device_sampling or set(self.topologies) <= {Topology.TARGET, Topology.FUSED},
@@ -423,7 +423,7 @@ class ComparisonConfig:
 
     @property
     def parts(self) -> tuple[ComparisonConfig, ...]:
-        """Comparisons to run one after the other: one of all contenders, or one for each set of servers."""
+        """Comparisons to run in turn: with one_at_a_time one for each set of servers, else one of all."""
         if not self.one_at_a_time:
             self.machines  # noqa: B018 - raises if the host has too few cores
             return (self,)

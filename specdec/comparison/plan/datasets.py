@@ -37,7 +37,7 @@ def read_dataset(file: Path) -> tuple[Prompt, ...]:
     """Return the prompts of a file. Its ending decides: chats (.jsonl), ShareGPT (.json), or one prompt per line.
 
     Raises:
-        ConfigError: the file cannot be used; the message names file and line.
+        ConfigError: the file cannot be used; the message names the place.
     """
     if file.suffix not in (".json", ".jsonl"):
         return tuple(read_prompts(None, file))

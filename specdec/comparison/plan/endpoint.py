@@ -13,7 +13,7 @@ from specdec.inference.errors import ConfigError
 
 _NAME = re.compile(r"[\w.-]+")
 _FILES = {"tls_ca": "ca", "tls_client_cert": "cert", "tls_client_key": "key", "token_file": "token_file"}
-"""Flags that an endpoint may override, with their names in `DialSecurity`."""
+"""Flags with a file that an endpoint may override, with their names in `DialSecurity`."""
 _SERVER_NAME = "tls_server_name"
 
 

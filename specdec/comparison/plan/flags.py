@@ -58,10 +58,10 @@ class ComparisonSettings:
 
     Attributes:
         target_model: target model directory.
-        draft_models: draft model directories; ngram is prompt lookup without a model (default: the bundled one, beside
-            the bundled target alone).
+        draft_models: draft model directories; ngram is prompt lookup without a model (default for the bundled target:
+            the bundled draft).
         gammas: draft tokens per round; several values are a sweep.
-        schedules: schedules of topology distributed: sync (rounds), async (the draft runs ahead), load (by load).
+        schedules: those of topology distributed: sync (rounds), async (the draft runs ahead), load (either, by load).
         branches: maximum number of branches beside the chain of a draft that runs ahead; 0 is none.
         endpoints: server to measure: grpc://HOST:PORT of this project, or http(s)://HOST:PORT/v1 of any
             OpenAI-compatible server; may be repeated; ,tls_ca=FILE,token_file=FILE after it are its own flags.

@@ -42,7 +42,7 @@ class Sample:
     """Results of one run of the measurement that a cell describes.
 
     Attributes:
-        repeat: number of the run, counted from 0; `WARM_UP` for one that no figure counts.
+        repeat: number of the run, counted from 0; `WARM_UP` for runs before the measurement.
         records: one per answered request.
         failures: one per failed request.
         client_share: CPU time over wall time of the process that sent the requests, during this run.

@@ -66,6 +66,6 @@ class RequestRecord:
 
     @cached_property
     def stats(self) -> RequestStats:
-        """Figures of the request, as defined for the whole project."""
+        """Figures of the request, defined as in all of the project."""
         arrivals = ((item.arrived_s, item, item.num_tokens) for item in self.rounds)
         return RequestStats.of(arrivals, num_prompt_tokens=self.num_prompt_tokens)

@@ -1,6 +1,6 @@
 """Check that every topology gives the same tokens.
 
-Only servers of the same model are comparable: those with the same model_id, or that the user declares equal.
+Only servers of one model are comparable: all that were started here, share a model_id or are declared equal.
 """
 
 from __future__ import annotations

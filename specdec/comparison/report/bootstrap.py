@@ -13,7 +13,7 @@ import numpy.typing as npt
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 10_000
 MAX_DRAWS = 4_000_000
-"""Limit of random draws for one interval; more pairs get fewer resamples."""
+"""Random draws for one interval, above which it gets fewer resamples, at least 1,000."""
 MIN_PAIRS = 3
 
 Vector = npt.NDArray[np.float64]

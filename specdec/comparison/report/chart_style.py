@@ -108,7 +108,7 @@ def panels(
 ) -> Figure:
     """Return a panel for each row and column, with a common y axis from 0 and a legend of all labels below.
 
-    A title that the panel above has too stands there alone.
+    A panel has no title if the one above has the same.
 
     Args:
         draw: function that fills one panel.
@@ -138,7 +138,7 @@ def panels(
 
 
 def errors(spreads: Sequence[Spread]) -> list[list[float]]:
-    """Return the distances below and above the medians, for errorbar."""
+    """Return how far the ranges reach from the medians, for errorbar."""
     return [[item.median - item.low for item in spreads], [item.high - item.median for item in spreads]]
 
 

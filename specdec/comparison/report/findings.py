@@ -96,7 +96,7 @@ class Findings:
 
     @property
     def least_load(self) -> str:
-        """Return the least load measured as readable text; figures without a load of their own are for this one."""
+        """Return the lowest measured concurrency as text, the load of all figures that are not shown by load."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
@@ -149,7 +149,7 @@ def emulation_of(config: ComparisonConfig) -> str:
 
 
 def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
-    """Return the emulated round trip as readable text; other words if all servers are the user's (`--endpoint`)."""
+    """Return the emulated round trip as text, or words for endpoints alone, where it is not emulated."""
     return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
 
 
@@ -186,7 +186,7 @@ def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[
 
 
 HOST_LOAD = "Host load"
-"""Name of the condition that differs in every run."""
+"""Name of the condition that says how busy the host was."""
 UNLIKE_SHARE = 0.1
 """Difference between two contenders' shares of cached prompt tokens, from which TTFTs are not comparable."""
 MAX_CLIENT_SHARE = 0.5
@@ -303,7 +303,7 @@ def _statistics(findings: Findings, service: Service) -> dict[str, Any]:
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with six significant digits, since more would be noise."""
+    """Return values with six significant digits; None for those not finite."""
     rounded: dict[str, Any] = {}
     for name, value in values.items():
         rounded[name] = _rounded(value) if isinstance(value, dict) else value

@@ -81,7 +81,7 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
 
 
 def _to_run(findings: Findings) -> list[str]:
-    """Return a sentence on the best contender at each round trip time; none if the target alone was not measured."""
+    """Return a sentence for each best contender and its round trips; none if the target alone was not measured."""
     config = findings.config
     if not config.topologies or ALONE not in config.contenders:
         return []
@@ -95,10 +95,10 @@ def _to_run(findings: Findings) -> list[str]:
 
 
 def _best_at(findings: Findings, rtt_ms: float) -> tuple[Contender | None, float]:
-    """Return the simplest of the contenders with the largest geometric mean of speed-ups over all kinds of prompts.
+    """Return the simplest contender within `TIE` of the largest geometric mean of speed-ups over prompt kinds.
 
     Returns:
-        The contender and that mean. The contender is None, for the target alone, if no contender gains by `MARGIN`,
+        The contender and its mean, or (None, 1.0) for the target alone: if no contender gains by `MARGIN`,
         or if no difference from the target alone is beyond doubt for any kind.
     """
     gains: dict[Contender, list[float]] = defaultdict(list)

@@ -102,7 +102,7 @@ def _over_rtt(findings: Findings, load: Load | None = None) -> Iterator[tuple[st
 # Speed-up by prompt kind ----------------------------------------------------------------------------------------------
 
 MAX_WIDE_BARS = 6
-"""Most bars of a panel that are as wide as their labels; above narrower ones labels stand upright."""
+"""Most bars of a panel that are as wide as their labels; the labels of more bars stand upright."""
 
 
 def speedup_by_kind(findings: Findings) -> Figure:
@@ -349,7 +349,7 @@ _RING: dict[str, Any] = {"marker": "o", "markersize": 14, "mfc": "none", "mec": 
 
 
 def knee(loads: Sequence[float], latencies: Sequence[float]) -> int | None:
-    """Return the index from which latency rises steeply with the load; None for a straight line, or below three points.
+    """Return the index from which latency rises steeply with the load; None if it never does, or below three points.
 
     It is the point farthest below the line from the first to the last point, with both axes scaled to 1 (Satopaa et
     al., "Finding a 'Kneedle' in a Haystack", 2011).
@@ -380,7 +380,7 @@ class LoadCurve:
 
 
 def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCurve]:
-    """Return p95 end to end by series over requests per second (open loop) or in flight, at the shortest RTT."""
+    """Return each series' p95 end to end over requests/s (open loop) or requests in flight, at the shortest RTT."""
     loads = [load for load in findings.config.workload.loads if (load[1] is not None) is is_open]
     curves = []
     for series in findings.config.series:

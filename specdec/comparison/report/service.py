@@ -32,7 +32,7 @@ def describe(values: Sequence[float]) -> dict[str, float]:
 
 
 def figures_of(stats: RequestStats) -> Figures:
-    """Return the figures of an answer, in seconds, not rounded; None if one cannot be computed, such as for one token.
+    """Return an answer's figures, times in seconds, not rounded; None for the time between tokens of a single token.
 
     inter_token_latency_s is (end to end - TTFT) / (output tokens - 1), however tokens were grouped in messages.
     """
@@ -59,8 +59,8 @@ class Service:
     """Service that the requests of one cell got, in all of its runs.
 
     Attributes:
-        requests: figures of each request, or its error_code and error_msg, with its run and prompt, from 0, and
-            its time of sending, in milliseconds since the epoch.
+        requests: figures of each request, its error (None if answered), run and prompt, counted from 0, and
+            time of sending, in milliseconds since the epoch.
         values: values of the answers by figure.
         wall_s: seconds spent on the requests.
         num_good: answers within the limits of --slo.

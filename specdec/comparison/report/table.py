@@ -94,7 +94,7 @@ def print_tables(console: Console, findings: Findings) -> None:
 
 WIDTH = 120
 LEAST = 0.97
-"""Share of the target's speed that a draft with a core of its own keeps at least."""
+"""Share of the target's speed that drafting must keep, on a core of its own."""
 
 
 def load_table(findings: Findings) -> str:

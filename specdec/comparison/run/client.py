@@ -49,7 +49,7 @@ class Client(Protocol):
         """Send one prompt; failures go into the record.
 
         Args:
-            due_s: monotonic seconds from which times count; None counts them from the moment when the request leaves.
+            due_s: monotonic seconds that count as the request's start; None: the moment when it leaves.
         """
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:

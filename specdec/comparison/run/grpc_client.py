@@ -63,7 +63,7 @@ class GrpcClient:
         return len(await self._completer.encode(prompt))
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
-        """Send one prompt; a failure goes into the record. `due_s` is the time from which times count."""
+        """Send one prompt; failures go into the record. `due_s` counts as its start; None: its sending."""
         began_s = time.monotonic() if due_s is None else due_s
         arrived = list[tuple[float, bytes]]()
         try:

@@ -91,10 +91,10 @@ class _Arrived:
     """Parts of one HTTP answer that have arrived so far.
 
     Args:
-        due_s: monotonic seconds from which times count; None counts them from when the request leaves.
+        due_s: monotonic seconds that count as the request's start; None: when it leaves.
 
     Attributes:
-        sent_s: monotonic seconds from which times count.
+        sent_s: monotonic seconds of the request's start.
     """
 
     def __init__(self, due_s: float | None = None) -> None:
@@ -153,8 +153,8 @@ class _Arrived:
 def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ...]:
     """Return a round per chunk, with the number of tokens in it.
 
-    The server's count of a chunk is taken; without it the answer's count is spread by characters; without both, a chunk
-    is one token. A chunk without a token stays a round, since TTFT and end-to-end time depend on texts.
+    The server's count of a chunk is taken, and chunks of no token dropped. Without it the answer's count is spread by
+    characters, and every chunk of text stays, as TTFT depends on it; without both, a chunk is one token.
     """
     counts = [chunk.num_tokens for chunk in chunks]
     if is_spread := None in counts:
@@ -201,7 +201,7 @@ class HttpClient:
             return None
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
-        """Send one prompt; failures go into the record. Times count from `due_s`; None: from sending."""
+        """Send one prompt; failures go into the record. `due_s` counts as its start; None: its sending."""
         began_s = time.monotonic() if due_s is None else due_s
         try:
             async with asyncio.timeout(self._workload.deadline_s):

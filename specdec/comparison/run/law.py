@@ -31,17 +31,17 @@ NUM_RANKS = 5
 """Number of most probable tokens that are classes of their own: OpenAI's API reports five. All others are one class."""
 NUM_CLASSES = NUM_RANKS + 1
 NUM_TOKENS = 8
-"""Tokens of one answer; short ones come often to the same beginning."""
+"""Tokens of one answer; short answers often share their beginnings."""
 ALPHA = 0.001
-"""Probability that a server which follows its law is said not to."""
+"""Probability that a server which follows its law fails the test."""
 SHIFT = 0.03
-"""Change of a probability that is found: vLLM before its pull request 54282 drew 63 % for 60 %."""
+"""Change of a probability to find: vLLM before its pull request 54282 drew a token of 60 % in 63 %."""
 POWER = 0.99
 """Probability with which a change of `SHIFT` is found."""
 MIN_VISITS = 100
-"""Least number of answers with one beginning for which the next token's counts stand apart."""
+"""Least number of answers with the same beginning whose next tokens are counted apart."""
 FREEDOM = 200
-"""Degrees of freedom by which the number of tokens is chosen, before those of the answers are known."""
+"""Degrees of freedom assumed when the number of tokens is chosen, before the answers' are known."""
 MIN_EXPECTED = 5.0
 """Least expected count of a class of ranks; a class below it joins the next better one."""
 LAW = {"temperature": 1.0, "top_p": 1.0, "logprobs": NUM_RANKS}
@@ -89,12 +89,12 @@ class Row:
 
 @dataclass
 class Counts:
-    """Tokens of many answers: each with its beginning, the class before it, its own, and the best probabilities."""
+    """Tokens of answers, each as (beginning, class of the token before, own class, probabilities of the best)."""
 
     tokens: list[tuple[tuple[Any, ...], int, int, list[float]]] = field(default_factory=list)
 
     def take(self, name: Hashable, answer: dict[str, Any]) -> None:
-        """Add an answer's tokens but the first; `name` tells its prompt from others."""
+        """Add an answer's tokens but the first; `name` stands for its prompt."""
         begun: tuple[Any, ...] = (name,)
         before: int | None = None
         for text, rank, best in classes(answer):
@@ -103,7 +103,7 @@ class Counts:
             begun, before = (*begun, text), rank
 
     def rows(self) -> dict[str, Row]:
-        """Return the rows of counts, by a description."""
+        """Return rows by what stands before their tokens."""
         visits = Counter(begun for begun, *_ in self.tokens)
         rows: defaultdict[str, Row] = defaultdict(Row)
         for begun, before, rank, best in self.tokens:
@@ -139,7 +139,7 @@ def _chi_squared(rows: Iterable[Row]) -> tuple[float, int]:
 
 
 def _merging(expected: FloatArray) -> FloatArray:
-    """Return a matrix [num_merged, NUM_CLASSES] of ones and zeros, whose rows have `MIN_EXPECTED` counts at least."""
+    """Return a 0-1 matrix [num_merged, NUM_CLASSES] that joins classes until each expects `MIN_EXPECTED` counts."""
     rows: list[FloatArray] = []
     for rank, unit in enumerate(np.eye(NUM_CLASSES)):
         if rows and (expected[rank] < MIN_EXPECTED or rows[-1] @ expected < MIN_EXPECTED):
@@ -150,7 +150,7 @@ def _merging(expected: FloatArray) -> FloatArray:
 
 
 def p_value(counts: Counts) -> float:
-    """Return the probability of at least this chi-squared value, to some 1e-5."""
+    """Return the probability that a lawful server deviates so much, to some 1e-5."""
     statistic, freedom = _chi_squared(counts.rows().values())
     if not freedom:
         return 1.0
@@ -160,7 +160,7 @@ def p_value(counts: Counts) -> float:
 def num_needed(alpha: float, shift: float) -> int:
     """Return the number of tokens by which a change of an even chance by `shift` is found with probability `POWER`.
 
-    The change is taken to concern all tokens; one that concerns a share of them takes so many times as many.
+    The change is taken to concern all tokens; one that concerns one in n takes n times as many.
     """
     draws = np.random.default_rng(2)
     limit = np.quantile(draws.chisquare(FREEDOM, _DRAWS), 1.0 - alpha)
@@ -225,7 +225,7 @@ async def _test(asked: Asked) -> int:
 
 
 async def answers_of(url: str, model: str | None, num_requests: int, concurrency: int) -> Counts:
-    """Return the tokens of so many answers of a server; None as the model is the first one that it serves.
+    """Return the tokens of `num_requests` answers of a server; model None is the first that it serves.
 
     Raises:
         UnavailableError: the server cannot be reached, or answers with an error.

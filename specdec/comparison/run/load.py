@@ -57,7 +57,7 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
 async def steady(ask: Ask, count: int, streams: int, limit_s: float) -> list[RequestRecord]:
     """Keep `streams` requests in flight, with `count` prompts in turn, and return the first answers within `limit_s`.
 
-    The records cover all prompts and all streams. Later requests only keep up the load, and are cancelled.
+    If the time suffices, they cover all prompts and streams. Later requests only keep up the load, and are cancelled.
     """
     numbers, wanted, records = itertools.count(), max(count, streams), list[RequestRecord]()
     is_done = asyncio.Event()
@@ -144,7 +144,7 @@ async def by_locust(
 def record_of_messages(
     prompt_index: int, sent_s: float, messages: Sequence[tuple[float, str]], error: tuple[str, str, float] | None
 ) -> RequestRecord:
-    """Return the record of a user's request.
+    """Return the record of a Locust request.
 
     Args:
         messages: each one's seconds since the request was sent, and its bytes in base64.

@@ -1,6 +1,6 @@
 """Pairs of answers that must be equal: every answer, with the first one to the same prompt by the same model. Pure.
 
-Servers have the same model by their model_id, or by --equal_weights.
+Servers have the same model if they were started here, by their model_id, or by --equal_weights.
 """
 
 from __future__ import annotations

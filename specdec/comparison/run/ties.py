@@ -18,7 +18,7 @@ async def with_margins(
     """Return the samples; a record that differs from its reference gets the margin at that point, if known.
 
     Args:
-        before: earlier samples, which have the first answers.
+        before: earlier samples, with the reference answers.
     """
     asking = _Asking(config, clients)
     margins = {
@@ -54,7 +54,7 @@ class _Asking:
 
 
 def margin_of(text: str, steps: Sequence[Step], expected: str, actual: str) -> float | None:
-    """Return the difference in log-probability of the tokens at which two answers part.
+    """Return the difference in log-probability of the tokens at which two answers part; None: unknown.
 
     Args:
         text, steps: a server's new answer to the same prompt; it must go on as one of the two answers does.

@@ -66,7 +66,7 @@ class Deployment:
         """Run a server until this task is cancelled.
 
         Raises:
-            UnavailableError: the server ended, or its start did not get on.
+            UnavailableError: the server ended, or its start stood still.
         """
         process = server_process(
             self._name(server),
@@ -166,7 +166,7 @@ async def deployment(config: ComparisonConfig, note: Callable[[str], None]) -> A
         note: function that gets a line about each server that is ready.
 
     Raises:
-        UnavailableError: a server ended, or its start did not get on; the message names it. The block has been
+        UnavailableError: a server ended, or its start stood still; the message names it. The block has been
             cancelled.
     """
     start = Start(config.backend.start_timeout_s, note)

@@ -59,7 +59,7 @@ class Prices:
 
 
 class Evidence:
-    """Trials of a study; `place` stands for the conditions of one or more trials."""
+    """Trials of a study, by their conditions (`place`), contender or one factor."""
 
     def __init__(self, space: Space, trials: Sequence[Trial], skipped: Sequence[Group] = ()) -> None:
         self.space = space
@@ -113,7 +113,7 @@ def _simplicity(trial: Trial) -> tuple[int, float]:
 def crossovers(trials: Mapping[float, Trial]) -> list[float]:
     """Return the values of a condition at which the speed-up crosses 1.
 
-    `trials` are by ascending positive values of the condition; between two of them, their logarithms are interpolated.
+    `trials` has the values as keys, ascending and above 0; a crossing between two is interpolated by logarithm.
     """
     found = []
     for (left, before), (right, after) in itertools.pairwise(trials.items()):

@@ -26,11 +26,11 @@ from specdec.comparison.study.search import Budget
 from specdec.inference.observe.host_load import HostLoad, LoadMeter
 
 FIRST = 8
-"""Number of streams in the first probe."""
+"""Streams of the first contender's first probe."""
 RESOLUTION = 16
 """Inverse precision of the search, which ends when the number of streams is known to 1/16."""
 PATIENCE = 1.5
-"""Ratio of a probe's time limit to the promised time of its answers; the probe then ends without late answers."""
+"""Time that a probe may take, over that promised for its answers; it then ends without the late answers."""
 TRIES = 2
 """Probes of a number of streams until it counts as too many, since other work may disturb one."""
 
@@ -140,7 +140,7 @@ async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capaci
 
 
 class Searcher:
-    """Search, within a budget of time, for the number of streams that each system carries at the promised latency.
+    """Search, within a budget of time, for the number of streams with which each contender keeps the limits.
 
     `found` holds these capacities, `samples` the measurements.
 

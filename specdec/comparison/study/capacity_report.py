@@ -39,7 +39,7 @@ def json_of(found: Capacities) -> dict[str, Any]:
 
 
 def write_capacities(found: Capacities, directory: Path) -> None:
-    """Write capacity.md, its picture only with matplotlib, and the page if one was asked for."""
+    """Write capacity.md and its picture, with matplotlib only, and the page if one is asked for."""
     text, page = text_of(found), found.config.page
     write_page(directory / "capacity.md", lambda: _with_picture(found, directory / "capacity.png", text))
     if page:

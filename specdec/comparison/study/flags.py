@@ -40,9 +40,9 @@ class StudyConfig:
 
     Attributes:
         comparison: all servers that the study needs, and the workload apart from what `space` varies.
-        budget_s: seconds of wall time, with the start of servers.
+        budget_s: seconds of wall time, starts of servers included.
         prices: prices of machines; None for advice without costs.
-        schema: grammar of the answers of an additional prompt kind.
+        schema: grammar of an additional prompt kind's answers, if any.
         anyway: whether to advise even if the machine was busy.
     """
 
@@ -120,7 +120,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
 
 
 def _require_what_can_be_studied(config: ComparisonConfig) -> None:
-    """Raise ConfigError for settings that a study cannot vary or measure: it needs closed loops and known drafts."""
+    """Raise ConfigError for what a study cannot vary or measure, and for topologies without the target alone."""
     others = {
         "endpoint": config.endpoints,
         "request_rate": config.workload.request_rates,

@@ -84,7 +84,7 @@ class Laboratory:
         self.summaries: list[CellSummary] = []
 
     def take(self, group: Group, samples: Sequence[Sample]) -> Speeds:
-        """Add the samples of a group, with the target alone's; return the group's speed-ups over the target alone."""
+        """Add a group's samples, the target alone's among them; return its speed-ups over the target alone."""
         config = comparison_of(self.config, group)
         self.differences += map(str, check_agreement(samples, near_tie=config.workload.near_tie).differences)
         summaries = list(Summarizer(config, samples).summaries())
@@ -120,7 +120,7 @@ def _trial(group: Group, summary: CellSummary, alone: CellSummary) -> Trial:
 
 
 async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
-    """Measure all contenders, except for trials in the journal; return the groups that exceeded the budget."""
+    """Measure all contenders, except for trials in the journal; return the groups left out for lack of time."""
     space, budget, skipped = laboratory.config.space, laboratory.budget, []
     places, alone = (space.usual, *space.changed(1)), Samples()
     laboratory.trials += journal.trials.values()

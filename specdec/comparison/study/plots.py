@@ -48,7 +48,7 @@ def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn
 
 
 def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
-    """Draw a panel per condition, a line per topology, and a dotted line at the load from which the topology loses."""
+    """Draw a panel per condition, a line per topology, and a dotted line at the load where its speed-up crosses 1."""
     rows = [names[start : start + MOST_COLUMNS] for start in range(0, len(names), MOST_COLUMNS)]
     places = range(min(len(names), MOST_COLUMNS))
     size = 3.6, 2.9 + 0.2 * len(evidence.leaders) / len(rows)

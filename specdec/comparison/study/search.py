@@ -63,7 +63,7 @@ def _varied(space: Space, best: Contender, choice: str) -> Iterator[Contender]:
 
 
 def _alike(space: Space, best: Contender) -> Iterator[Contender]:
-    """Yield every topology's contender with the best one's draft, gamma and branches."""
+    """Yield the contenders that have `best`'s draft, gamma and branches, or none."""
     for contender in space.contenders:
         both = [(getattr(contender, choice), getattr(best, choice)) for choice in CHOICES]
         if all(mine == its or None in (mine, its) for mine, its in both):

@@ -34,7 +34,7 @@ COMMANDS = {
     "study": "Search for the best settings within a budget of time.",
     "diff": "Show what got slower between two reports.",
 }
-"""Summaries of all commands: the roles, and the commands that measure."""
+"""Summaries of the commands that --help lists: all but `law` and `help`."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
@@ -160,7 +160,7 @@ def _report_lost_output(error: Exception) -> int:
 
 
 def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the role and all other arguments; without a role, list the roles and exit."""
+    """Return the role and all other arguments; without a known role, list all and exit."""
     summaries = "\n".join(f"  {name:14} {summary}" for name, summary in COMMANDS.items())
     call = program("ROLE", "main.py --role ROLE")
     parser = argparse.ArgumentParser(

@@ -32,7 +32,7 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     Args:
         role: name of the role.
-        roles: name of every role, and a function that returns its parser.
+        roles: functions that return the roles' parsers, by role.
     """
 
     def __init__(self, *, role: str, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any) -> None:
@@ -64,7 +64,7 @@ class ConfigFileParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}{self._meant(message)}\n`{self.prog} --help` shows the flags\n")
 
     def _meant(self, message: str) -> str:
-        """Return a note that names the known flags most similar to the unknown ones in an error message."""
+        """Return a note for unknown flags in an error message: a way of `WAYS`, or the most similar flags."""
         unknown = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized") else []
         for name in unknown:
             if (way := WAYS.get((self._role, f"--{_alike(name[2:])}"))) is not None:

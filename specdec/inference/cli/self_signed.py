@@ -36,7 +36,7 @@ def make_certificates(server: ServerConfig) -> None:
     """Make the trial certificates that a server's settings ask for, if they do.
 
     Raises:
-        ConfigError: the certificates cannot be written.
+        ConfigError: they cannot be written, or are not of the CA beside them.
     """
     folder = server.security.self_signed
     try:

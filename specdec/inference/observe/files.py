@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all: if the disk is full, remove the part that was written.
+    """Write a file completely, or leave none: if that fails, what stands at the path is removed.
 
     Raises:
         OSError: the file cannot be written; the error names it.

@@ -50,7 +50,7 @@ class HostLoad:
 
     @property
     def warning(self) -> str:
-        """Return why figures of this time are unreliable; empty if the machine was quiet."""
+        """Return why figures of the run are unreliable; empty if the machine was quiet."""
         return f"The machine was busy: {self}. Repeat this on a quiet machine." if self.is_busy else ""
 
 

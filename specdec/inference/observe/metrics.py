@@ -122,7 +122,7 @@ class _Upstreams(Collector):
 
 
 class Drafting(Protocol):
-    """Switch of drafting, with what it has measured."""
+    """On-off switch of drafting, with its measurements."""
 
     @property
     def is_on(self) -> bool: ...
@@ -297,12 +297,12 @@ class Metrics:
         self.registry.register(_Drafting(self._name, drafting))
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
-        """Add a count of requests without this process's draft tokens, as behind a proxy that splits their streams."""
+        """Add a gauge of requests that no draft token of this process reached: a proxy may split their streams."""
         text = "Requests none of whose draft tokens reached the target since the start."
         self._gauge("specdec_undrafted_requests", text).set_function(count)
 
     def watch_graphs(self, models: Iterable[object]) -> None:
-        """Add gauges of the graphs that the models of this process run as, if they make any."""
+        """Add gauges of the compiled or captured graphs of this process's models, if any."""
         makers = [model for model in models if isinstance(model, GraphMaker)]
         if not makers:
             return

@@ -147,7 +147,7 @@ def _rate_of(source: str, requests: Sequence[RequestStats]) -> float | None:
 
 
 def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:
-    """Return figures of run-ahead, such as windows and wasted tokens; means are over the commits that have a window."""
+    """Return figures of run-ahead, such as wasted tokens; means are over the commits with a window, see `Counts`."""
     counts = [counts for stats in requests for counts in stats.counts]
     round_trips_us = [timings.round_trip_us for stats in requests for timings in stats.timings]
     return {

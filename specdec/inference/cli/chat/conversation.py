@@ -18,7 +18,7 @@ HELP = """/system TEXT, /gamma N and /seed N hold from now on, and without a val
 STYLES = {(False, False): "", (False, True): "green", (True, False): "bright_black", (True, True): "dim green"}
 """Style of a piece by whether it is a thought, and whether it comes from an accepted draft token."""
 CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
-"""Characters that could steer the terminal, all but tab and line feed, as they are shown."""
+"""Sign shown for each character that could steer the terminal; tab and line feed stay."""
 
 
 class Conversation:

@@ -1,4 +1,4 @@
-"""Answers to the messages of a conversation, piece by piece, and those of servers of this project."""
+"""Types of answers in a conversation, piece by piece; the answers of servers of this project."""
 
 from __future__ import annotations
 

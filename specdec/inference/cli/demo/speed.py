@@ -91,7 +91,7 @@ async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Compari
 async def complete(
     completer: Completer, prompt: str, sampling: SamplingParams, *, gamma: int | None = None, show: bool = False
 ) -> Result:
-    """Complete a prompt; `gamma` 0 is plain decoding, in which the target looks nothing up either."""
+    """Complete a prompt; `gamma` 0: plainly, without any draft tokens; None: as the server does."""
     result = Result(prompt)
     request = CompletionRequest(prompt, sampling, seed=SEED, max_new_tokens=MAX_NEW_TOKENS, gamma=gamma)
     async with aclosing(completer.complete(request)) as events:

@@ -21,7 +21,7 @@ class AuditSettings:
 
     Attributes:
         output_text: a UTF-8 file with the text that followed the prompt.
-        output_ids: its token ids, 5,17,3: a text may have been written with other tokens than its usual ones.
+        output_ids: the output as token ids, such as 5,17,3, since several sequences of tokens can give one text.
         near_tie: margin up to which rounding may have decided.
     """
 

@@ -35,7 +35,7 @@ MAX_READ_BYTES = 1 << 28
 """Most bytes of the matrix that is read to measure a bandwidth; hardly a cache holds more."""
 PART_BYTES = 1 << 22
 READING_S, GAIN = 1.0, 0.95
-"""Reading ends when it has become no faster for so many seconds, by this factor."""
+"""Reading ends if no time below GAIN times the least has come for READING_S."""
 BUNDLED_SHARE = "0.7 to 1 in lists and code, 0.3 in prose, as `specdec demo` shows"
 
 
@@ -56,7 +56,7 @@ class ExaminedModels(Models):
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Return the directory of the target, and of the draft unless it is prompt lookup or missing, by kind."""
+        """Return directories by kind: "target", and "draft" unless that is prompt lookup or missing."""
         has_draft = self.draft not in (None, NGRAM, NO_DRAFT)
         return {"target": self.target, **({"draft": Path(str(self.draft))} if has_draft else {})}
 
@@ -138,7 +138,7 @@ def _show_memory(fits: list[Fit], num_slots: int) -> None:
 
 
 def _show_speed(target: Fit, draft: Fit | None, models: ExaminedModels) -> None:
-    """Print the least time of a pass that reads all weights once, from this machine's memory or caches."""
+    """Print the least time of a target pass, which reads all weights once, and what a draft can gain."""
     meter = LoadMeter(usable_core_ids(), is_whole=True)
     bandwidth = _bandwidth(target.weight_bytes)
     if warning := meter.read().warning:
@@ -167,7 +167,7 @@ def bound(share: float, cost: float) -> float:
 
 
 def _bandwidth(num_bytes: int) -> float:
-    """Return the bytes per second of reading a matrix of this size, part by part, each at its best of many times.
+    """Return the bytes per second of reading a matrix of at most this size, each part at its best of many times.
 
     A small model's weights stay in a cache, which is several times as fast as the memory. A part is read within a
     millisecond or two, in which no other process has to run.

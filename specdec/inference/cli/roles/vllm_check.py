@@ -17,7 +17,7 @@ class VllmCheckSettings:
 
 
 async def run(settings: VllmCheckSettings) -> int:
-    """Return 0 if vLLM can be the engine of a target here; vLLM is not imported, and no device is needed."""
+    """Print a report; return 0 if vLLM, which is not imported, can be the engine of a target here."""
     hooks = read_hooks()
     if hooks is None:
         _show("vLLM", "not installed here")

@@ -1,4 +1,4 @@
-"""Role vllm_config: prints what `vllm serve` takes to be helped by a pool of draft workers."""
+"""Role vllm_config: prints the settings with which `vllm serve` is helped by a pool."""
 
 from __future__ import annotations
 

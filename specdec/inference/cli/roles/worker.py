@@ -82,7 +82,7 @@ def with_branches(model: DraftModel, branches: int) -> ProposerConfig:
 
 @contextmanager
 def ways_out(model: DraftModel) -> Generator[None, None, None]:
-    """Add the ways to a draft that fits to the error that says that the bundled one does not."""
+    """If the bundled draft does not fit, name ways to one that does in the error."""
     try:
         yield
     except IncompatibleDraftError as exc:
