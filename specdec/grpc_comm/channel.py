@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import cast
 
 import grpc
 
 from specdec.grpc_comm.options import CHANNEL_OPTIONS, Options
 from specdec.grpc_comm.secured import Credentials, Headers, SecuredChannel
-from specdec.grpc_comm.tls import ClientTls, greeting
+from specdec.grpc_comm.tls import ClientTls, greeting, split_address
 
 LOOK_S = 1.0
 
@@ -46,8 +47,8 @@ async def wait_until_ready(
     """Wait until a channel is connected; for start-up only.
 
     Raises:
-        UnreachableError: there is no connection after `timeout_s` seconds; without TLS raised at once if the host is
-            unknown or speaks HTTP/1.
+        UnreachableError: there is no connection after `timeout_s` seconds; raised at once if the host is unknown or,
+            without TLS, speaks HTTP/1.
         HandshakeError: the server and this client cannot agree on TLS.
     """
     await _look(address, min(timeout_s, LOOK_S), tls)
@@ -67,10 +68,13 @@ async def _look(address: str, timeout_s: float, tls: ClientTls | None) -> bytes 
 
     Raise UnreachableError if waiting cannot help.
     """
-    if tls is not None:
-        await check_handshake(address, tls, timeout_s)
-        return None
     try:
+        if tls is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.get_running_loop().getaddrinfo(*split_address(address))
+            await check_handshake(address, tls, timeout_s)
+            return None
         answer = await greeting(address, timeout_s)
     except socket.gaierror as exc:
         raise UnreachableError(f"{address}: the host is not known ({exc.strerror})") from exc

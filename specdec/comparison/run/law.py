@@ -177,7 +177,7 @@ def classes(answer: dict[str, Any]) -> Iterator[tuple[str, int, list[float]]]:
 
     The list is empty where two of the best tokens may have one text, as parts of characters have.
     """
-    entries = answer["choices"][0]["logprobs"]
+    entries = answer["choices"][0].get("logprobs") or {"tokens": (), "token_logprobs": (), "top_logprobs": ()}
     columns = (entries["tokens"], entries["token_logprobs"], entries["top_logprobs"])
     for text, logprob, top in zip(*columns, strict=True):
         best = sorted(top.items(), key=lambda each: -each[1])[:NUM_RANKS]
@@ -228,7 +228,7 @@ async def answers_of(url: str, model: str | None, num_requests: int, concurrency
     """Return the tokens of `num_requests` answers of a server; model None is the first that it serves.
 
     Raises:
-        UnavailableError: the server cannot be reached, or answers with an error.
+        UnavailableError: the server cannot be reached, answers with an error, or without log-probabilities.
     """
     url = url.rstrip("/").removesuffix("/v1")
     model = model or (await _call(f"{url}/v1/models"))["data"][0]["id"]
@@ -239,15 +239,14 @@ async def answers_of(url: str, model: str | None, num_requests: int, concurrency
         prompt = PROMPTS[seed % len(PROMPTS)]
         body = {"model": model, "prompt": prompt, "seed": seed, "max_tokens": NUM_TOKENS, **LAW}
         async with places:
-            answer = await _call(
-                f"{url}/v1/completions", {**body, "temperature": 1.0, "top_p": 1.0, "logprobs": NUM_RANKS}
-            )
-        counts.take(seed % len(PROMPTS), answer)
+            counts.take(seed % len(PROMPTS), await _call(f"{url}/v1/completions", body))
         done += 1
         if sys.stderr.isatty() or done % 100 == 0 or done == num_requests:
             print(f"{done} of {num_requests} answers", end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr)
 
     await asyncio.gather(*map(ask, range(num_requests)))
+    if not counts.tokens:
+        raise UnavailableError(f"{url}: its answers have no token with the log-probabilities of {NUM_RANKS} others")
     return counts
 
 
@@ -255,7 +254,7 @@ async def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a server's JSON answer.
 
     Raises:
-        UnavailableError: the server cannot be reached, or answers with an error.
+        UnavailableError: the server cannot be reached, answers with an error, or not with JSON.
     """
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("OPENAI_API_KEY"):
@@ -266,5 +265,8 @@ async def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     except OSError as exc:  # an HTTPError is one
         detail = exc.read().decode(errors="replace")[:500] if hasattr(exc, "read") else ""
         raise UnavailableError(f"{url}: {exc} {detail}") from exc
-    answer: dict[str, Any] = json.loads(raw)
+    try:
+        answer: dict[str, Any] = json.loads(raw)
+    except ValueError as exc:
+        raise UnavailableError(f"{url} does not answer with JSON: {raw[:200]!r}") from exc
     return answer

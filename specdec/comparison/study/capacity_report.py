@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specdec.comparison.plan.config import ComparisonConfig, Topology
-from specdec.comparison.report.files import write_page
 from specdec.comparison.report.findings import emulation_of, measured_conditions
 from specdec.comparison.report.markdown import markdown, page_part, write_part
 from specdec.comparison.study.capacity import Capacities, Capacity
 from specdec.comparison.study.space import way
 from specdec.inference.config import NOT_EMULATED
+
+logger = logging.getLogger(__name__)
 
 HEADER = (
     *("served by", "round trip, ms", "streams", "over the target alone", "TTFT p99, ms", "tokens a pass", "pass, ms"),
@@ -39,13 +41,12 @@ def json_of(found: Capacities) -> dict[str, Any]:
 
 
 def write_capacities(found: Capacities, directory: Path) -> None:
-    """Write capacity.md and its picture, with matplotlib only, and the page if one is asked for."""
-    text, page = text_of(found), found.config.page
-    write_page(directory / "capacity.md", lambda: _with_picture(found, directory / "capacity.png", text))
-    if page:
+    """Write capacity.md, and the page if one is asked for, each with its picture if matplotlib is installed."""
+    text = _with_picture(found, directory / "capacity.png")
+    (directory / "capacity.md").write_text(f"# Capacity\n\n{text}", encoding="utf-8")
+    if page := found.config.page:
         file, name = page_part(page)
-        draw(found, file.with_name(f"{name}.png"))
-        write_part(page, f"![{PICTURE}]({name}.png)\n\n{text}")
+        write_part(page, _with_picture(found, file.with_name(f"{name}.png")))
 
 
 def _json(it: Capacity) -> dict[str, Any]:
@@ -109,10 +110,14 @@ def _prediction(found: Capacities) -> str:
     return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
-def _with_picture(found: Capacities, picture: Path, text: str) -> str:
-    """Draw the picture; return the text with it."""
-    draw(found, picture)
-    return f"# Capacity\n\n![{PICTURE}]({picture.name})\n\n{text}"
+def _with_picture(found: Capacities, picture: Path) -> str:
+    """Draw the picture; return the report with it, or without it if matplotlib is not installed."""
+    try:
+        draw(found, picture)
+    except ModuleNotFoundError as error:
+        logger.warning("no %s: it needs the package %s, which is not installed", picture.name, error.name)
+        return text_of(found)
+    return f"![{PICTURE}]({picture.name})\n\n{text_of(found)}"
 
 
 def draw(found: Capacities, file: Path) -> None:

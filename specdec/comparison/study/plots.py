@@ -71,7 +71,9 @@ def _panel(axes: Axes, evidence: Evidence, name: str) -> None:
         median_line(axes, list(trials), spreads, color=colour, marker=mark, label=label)
         for crossed in crossovers(trials) if name == "concurrency" else ():
             axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
-            axes.plot([], [], color="black", linestyle=":", label="the way of this colour loses from here on")
+            axes.plot(
+                [], [], color="black", linestyle=":", label="this colour is as fast as the target alone"
+            )
     axes.set_title(_NUMBERS[name])
     axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
     show = powers_of_two if name in _LOGARITHMIC else name_values

@@ -30,11 +30,12 @@ END_S = 2.0
 """Seconds that a process may take to end once its work is done."""
 COMMANDS = {
     **{name: role.summary for name, role in ROLES.items()},
-    "compare": "Measure topologies against each other (compare_architectures.py, as the two below).",
+    "compare": "Measure topologies against each other (compare_architectures.py, as the three below).",
     "study": "Search for the best settings within a budget of time.",
     "diff": "Show what got slower between two reports.",
+    "law": "Test whether a server's texts follow the log-probabilities that it reports.",
 }
-"""Summaries of the commands that --help lists: all but `law` and `help`."""
+"""Summaries of the commands that --help lists: all but `help`."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 

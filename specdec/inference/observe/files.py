@@ -6,14 +6,17 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely, or leave none: if that fails, what stands at the path is removed.
+    """Write a file completely, or leave none; a file that cannot be opened stays as it is.
 
     Raises:
         OSError: the file cannot be written; the error names it.
     """
+    is_open = False
     try:
-        path.write_text(text)
+        with path.open("w") as file:
+            is_open = True
+            file.write(text)
     except OSError as exc:
-        if path.is_file():
+        if is_open and path.is_file():
             path.unlink()
         raise OSError(exc.errno, exc.strerror, str(path)) from exc

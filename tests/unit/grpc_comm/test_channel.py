@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from specdec.grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
 from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.tls import ClientTls
 
 
-async def told_of(address: str, *, timeout_s: float) -> str:
+async def told_of(address: str, *, timeout_s: float, tls: ClientTls | None = None) -> str:
     async with open_channel(address) as channel:
         with pytest.raises(UnreachableError) as caught:
-            await wait_until_ready(channel, address, timeout_s=timeout_s)
+            await wait_until_ready(channel, address, timeout_s=timeout_s, tls=tls)
     return str(caught.value)
 
 
-async def test_an_unknown_host_is_an_error_at_once() -> None:
+@pytest.mark.parametrize("tls", [None, ClientTls(Path("ca.pem"))], ids=["plain", "TLS"])
+async def test_an_unknown_host_is_an_error_at_once(tls: ClientTls | None) -> None:
     """Dialling a host that does not exist fails at once, with its name in the error.
 
     Regression: a misspelt host led to ten seconds of silence, and then to "no server answers".
     """
     async with asyncio.timeout(60):
-        assert "the host is not known" in await told_of("no-such-host.invalid:50051", timeout_s=600)
+        assert "the host is not known" in await told_of("no-such-host.invalid:50051", timeout_s=600, tls=tls)
 
 
 async def test_a_port_of_http_is_an_error_at_once() -> None:

@@ -151,9 +151,9 @@ def read_prompts(prompts: Sequence[str] | None, file: Path) -> list[str]:
     return found
 
 
-def text_of(path: Path) -> str:
-    """Return the grammar in a file; raise ConfigError if the file cannot be read."""
+def text_of(path: Path, what: str = "grammar file") -> str:
+    """Return the text of a file; raise ConfigError, which says what file it is, if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"grammar file {path} cannot be read: {exc}") from exc
+        raise ConfigError(f"{what} {path} cannot be read: {exc}") from exc

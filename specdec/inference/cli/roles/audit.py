@@ -54,7 +54,7 @@ async def run(settings: AuditSettings) -> int:
 
 def _output(settings: AuditSettings) -> str | tuple[int, ...]:
     if settings.output_text is not None:
-        return text_of(settings.output_text)
+        return text_of(settings.output_text, "--output_text")
     if (text := settings.output_ids) is None:
         raise ConfigError("an audit needs the output: --output_text FILE or --output_ids ID,ID")
     try:

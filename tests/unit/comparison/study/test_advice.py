@@ -55,7 +55,7 @@ def test_a_picture_of_many_conditions_has_rows() -> None:
     figure = over_conditions(evidence, ["gamma", "max_new_tokens", "rtt_ms", "temperature", "concurrency"])
     assert sum(axes.get_visible() for axes in figure.axes) == 5
     assert figure.get_figwidth() < 12  # inches
-    assert "the way of this colour loses from here on" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "this colour is as fast as the target alone" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 @pytest.mark.parametrize(

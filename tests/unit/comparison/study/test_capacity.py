@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,13 @@ def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
     assert "old" not in page.read_text()
     assert "kept" in page.read_text()
     assert (tmp_path / "capacity.png").stat().st_size > 1000
+
+
+def test_the_table_is_written_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write_capacities(capacities(config("--output", str(tmp_path))), tmp_path)
+    assert "| fused" in (tmp_path / "capacity.md").read_text()
+    assert not (tmp_path / "capacity.png").exists()
 
 
 class SlowServers:

@@ -1,0 +1,37 @@
+"""`specdec law` says what is wrong with a server whose answers it cannot test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from specdec.comparison.run.law import answers_of
+from specdec.inference.errors import UnavailableError
+
+CHOICE = {"text": " a b", "logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1.0, -1.0], "top_logprobs": [{}, {}]}}
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("<html>", "does not answer with JSON"),
+        (json.dumps({"choices": [{"text": "a", "logprobs": None}]}), "no token with the log-probabilities of 5 others"),
+        (json.dumps({"choices": [CHOICE]}), "no token with the log-probabilities of 5 others"),
+    ],
+    ids=["no JSON", "no log-probabilities", "too few of them"],
+)
+async def test_an_answer_that_cannot_be_tested_is_named(body: str, fault: str) -> None:
+    """Regression: such answers ended in a traceback, after the line that the texts follow the law."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        await writer.drain()
+        writer.close()
+
+    async with asyncio.timeout(60), await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnavailableError, match=fault):
+            await answers_of(f"http://127.0.0.1:{port}/v1", "a model", 2, 1)
