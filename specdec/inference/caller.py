@@ -80,7 +80,7 @@ class Caller:
         return hashlib.sha256(json.dumps([*owner, given]).encode()).hexdigest()
 
     def owner(self, cache_salt: str) -> str:
-        """Return the name under which answers are kept: of the account and its salt, in no group of accounts."""
+        """Return the key under which answers are kept: a digest of account and salt, shared by no group."""
         return hashlib.sha256(json.dumps([self.account, cache_salt]).encode()).hexdigest()
 
 
@@ -122,7 +122,7 @@ def safe_request_id(given: str) -> str:
 def request_context(who: Caller, id_: str, peer: str = "") -> Generator[str, None, None]:
     """Make this request the current one during the block; yield its id.
 
-    The peer is the address from which it came, for audit lines; the one of the request around the block by default.
+    The peer is the address from which the request came, for audit lines; empty: that of the request around the block.
     """
     token = _CURRENT.set(_Current(who, id_, peer or _CURRENT.get().peer))
     try:
@@ -150,8 +150,8 @@ def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float 
 class NamesRequests(logging.Filter):
     """Filter that adds the request's id to each record, for formats with `%(request)s`; audit lines have it already.
 
-    A line about another request than the current one gives that one's id: `extra={"request_id": ...}`. Lines of asyncio
-    have none: most are about objects that the garbage collector finds, whichever request runs.
+    A line about a request that is not the current one names it by `extra={"request_id": ...}`. Lines of asyncio get no
+    id: most are about objects that the garbage collector finds, whichever request runs.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -167,11 +167,11 @@ MAX_LINE_CHARACTERS = 4096
 class OneLine(logging.Formatter):
     """Formatter that escapes control characters and cuts long lines.
 
-    No text of a peer can end a line of the log, forge one, or fill the disk by a few of them.
+    So a peer's text can neither end nor forge a line of the log, nor fill the disk with a few long lines.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, without control characters; its traceback, which follows, is not changed."""
+        """Return a record's line, with its message cut and escaped; the traceback after it is not changed."""
         text = record.message
         if len(text) > MAX_LINE_CHARACTERS:
             text = record.message = f"{text[:MAX_LINE_CHARACTERS]}... ({len(text)} characters)"

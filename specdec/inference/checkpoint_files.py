@@ -37,7 +37,7 @@ _SIZES = {
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1),
     **dict.fromkeys(("intermediate_size", "sliding_window"), 0),
 }
-"""Fields of config.json that are integers, with the least of each; null leaves one to the family."""
+"""Fields of config.json that are integers, with the least value of each; null stands for the family's default."""
 _LFS = b"version https://git-lfs"
 COMPLETE = "a download that ended early looks like this: complete it"
 OWN = "take the model's own"
@@ -54,7 +54,7 @@ class CheckpointFiles:
         """Return the fields of config.json; in a multimodal model the language model's fields replace the outer ones.
 
         Raises:
-            ConfigError: there is no model in the directory, or the file is damaged.
+            ConfigError: there is no model in the directory, or the file is damaged or names a size out of range.
         """
         stored = self._object("config.json") if (self.path / "config.json").is_file() else None
         if stored is None:
@@ -74,7 +74,7 @@ class CheckpointFiles:
         """Return the fields of generation_config.json; none without the file.
 
         Raises:
-            ConfigError: it is damaged.
+            ConfigError: the file is damaged.
         """
         name = "generation_config.json"
         return self._object(name) if (self.path / name).is_file() else {}

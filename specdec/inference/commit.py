@@ -104,10 +104,10 @@ class OwnDrafts:
     """Numbers of draft tokens in one pass that the target proposed without a draft worker.
 
     Attributes:
-        num_lookup_tokens, num_lookup_accepted: tokens that prompt lookup found in the sequence.
+        num_lookup_tokens, num_lookup_accepted: tokens that lookup found in the sequence, a prediction or a kept answer.
         num_forced_tokens, num_forced_accepted: tokens where a grammar allowed no other; these two numbers are not
             sent over the wire.
-        is_predicted: the looked-up tokens came from the request's prediction, and not from the sequence.
+        is_predicted: True if the looked-up tokens came from the request's prediction.
     """
 
     num_lookup_tokens: int = 0
@@ -125,7 +125,7 @@ class OwnDrafts:
         return self.num_lookup_accepted + self.num_forced_accepted
 
     def cut(self, num_tokens: int, num_accepted_tokens: int) -> OwnDrafts:
-        """Return the counts for a pass's first `num_tokens` tokens, given its number of accepted draft tokens."""
+        """Return the counts for the first `num_tokens` tokens of a pass, where `num_accepted_tokens` were accepted."""
         num_lookup = min(self.num_lookup_accepted, num_tokens)
         num_forced = max(0, num_tokens - (num_accepted_tokens - self.num_forced_accepted))  # forced ones come last
         return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced, self.is_predicted)
@@ -153,7 +153,7 @@ class Commit:
         own: counts of verified draft tokens that the target itself proposed; `num_draft_tokens` and
             `num_accepted_tokens` include them.
         rejected_token_ids: draft tokens that the pass rejected, if the request asked for them.
-        is_held: True if drafting was off, as slower than passes without drafts.
+        is_held: True if drafting was off, by `--drafting never` or since passes without drafts were faster.
     """
 
     position: int
@@ -256,7 +256,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta(Commit):
-    """Commit with its text. The last delta of an answer may have text but no token; `position` -1 means not sent.
+    """Commit with its text. The last of an answer may have text but no token; `position` is -1 if the server sent none.
 
     Attributes:
         piece_lengths: number of characters of `text` that each token added.
@@ -296,7 +296,7 @@ TextEvent: TypeAlias = Started | Delta | Finished
 
 
 class TokenSource(Protocol):
-    """Source of committed tokens for a tokenized request: an engine, or a draft worker with a remote target.
+    """Source of committed tokens for a tokenized request: an engine, or the pool of draft workers in front of it.
 
     All methods run on the event loop, which computes nothing itself. Requests are independent: any number of iterators
     may be open, and each is read by one task.
@@ -324,6 +324,6 @@ class TokenSource(Protocol):
         Raises:
             InvalidRequestError: the request is out of range for this model. Nothing was yielded.
             CapacityError: slots and queue are full. Nothing was yielded.
-            UnavailableError: the generator is stopping, or its target is lost.
+            UnavailableError: the engine is stopping, or it is lost.
             InternalError: the model failed on this request.
         """

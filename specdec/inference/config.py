@@ -31,7 +31,7 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 COMPILE_POLICIES = ("auto", "never", "always", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
-"""Speculation methods on Neuron: with vanilla this project's engine verifies, else NxDI's graph drafts and verifies."""
+"""Speculation methods on Neuron: with vanilla this project's engine drafts, with the others a graph of NxDI."""
 
 DEFAULT_BRANCHES = 3
 DEFAULT_GAMMA = 8
@@ -44,7 +44,7 @@ MIN_VOCABULARY_SHARE = 0.5
 """Least share of the target's token ids that a draft model with another tokenizer must have."""
 DEFAULT_IDLE_TIMEOUT_S = 60.0
 DEFAULT_START_TIMEOUT_S = 4 * 3600.0
-"""Limit of a server's start that gets on, in seconds; it may compile a model first."""
+"""Limit of a server's start in seconds, while it makes progress; it may compile a model first."""
 DEFAULT_PROMPT_SHARE = 2.0
 """Most time that reading prompts adds to a pass, as a multiple of the pass. At 2.0, other requests wait three times as
 long for a token, and a prompt takes 1.5 times as long as without other requests."""
@@ -155,7 +155,7 @@ class NeuronOptions(Checked):
         gamma: draft tokens that a compiled verification pass has room for; 0 compiles none, as for a draft.
         method: one of SPECULATION_METHODS.
         overrides: further parameters of NxDI's NeuronConfig, as a JSON object, with underscores or dashes in names;
-            several are merged.
+            objects of several flags are merged.
         artifacts: folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache).
         cores: NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all).
         device_sampling: let the device choose tokens where the host could (fused, or a target alone): less traffic,
@@ -182,9 +182,9 @@ class Loading(Checked):
         device: auto, cpu, cuda, cuda:N, neuron (%(default)s: CUDA where there is one; neuron: experimental, by backend
             torch on TorchNeuron).
         dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).
-        exact: let text depend to the bit on no draft, other request or kept prefix (docs/speculation.md). auto: by
-            backend torch in bfloat16 and float16, on a device only up to 16 slots; always: with more slots, in float32,
-            and on NxDI too.
+        exact: keep text the same to the bit, whatever drafts, other requests and kept prefixes there are
+            (docs/speculation.md). auto: by backend torch in bfloat16 and float16, on a device only up to 16 slots;
+            always: with more slots, in float32, and on NxDI too; never: nowhere.
         sequence_length: limit of prompt and output together (default: the model's limit, at most 2048).
         beyond_positions: allow a --sequence_length above the positions that the model was trained for; its text may
             become worse there.
@@ -314,7 +314,7 @@ class ConnectionConfig:
         port: port of hosts that name none.
         connect_timeout_s: longest wait for the server at start.
         deadline_s: longest time of a request.
-        reconnect_timeout_s: longest time without a server in which a request resumes, at another server or there.
+        reconnect_timeout_s: longest time that a request without a server waits to resume, at the lost one or another.
     """
 
     SECTION: ClassVar = "connection"
@@ -431,8 +431,8 @@ class ServerConfig:
         host: address to listen on (%(default)s; 0.0.0.0 for all).
         port: port to listen on with gRPC, 0 for a free one; None: no gRPC.
         max_waiting: requests queued for a slot.
-        idle_timeout_s: in rounds, decode without the draft worker once it has sent no proposal for this long.
-        grace_s: on SIGTERM, time for running requests.
+        idle_timeout_s: in schedule sync, decode without a draft worker silent for this long; in load, for 1 s at most.
+        grace_s: on SIGTERM, seconds that running requests get to end.
         defaults: values for parameters that a request leaves open; a draft worker or gateway uses the target's.
         drain_delay_s: before the grace period, time in which balancers see that this server is not ready; it still
             serves.
@@ -445,8 +445,8 @@ class ServerConfig:
         replay: keep answers in this many MiB of memory, and draft from them for later requests of the same account
             and cache salt (0: keep none).
         drafting: measured: draft only while that is not slower than passes without drafts; or always; or never.
-        prompt_share: beside requests that are being answered, read prompts for this many times a pass's time in each
-            pass; more shortens the time to first token of long prompts, and lengthens the others' gaps.
+        prompt_share: time for reading prompts in a pass that also answers requests, as a multiple of this pass without
+            them; more shortens the time to first token of long prompts, and lengthens the others' gaps.
         probe_port: answer /livez and /readyz over plain HTTP on this port, to every caller (default: none).
         ready_json: when all ports are open, write one line of JSON to stdout, with the actual port for each 0.
         lifeline: also drain, as on SIGTERM, when stdin ends, that is, when the process at its other end is gone.

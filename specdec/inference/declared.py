@@ -41,7 +41,7 @@ ELSEWHERE = {
 }
 """Names of flags and commands in other programs, each with the name of the same thing here."""
 EXPECTED = {bool: "True or False", int: "a whole number", float: "a number"}
-"""Values of plain types, for messages."""
+"""Words for the values of each plain type, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Declared:
 
     @property
     def typed_default(self) -> Any:
-        """Return the default, as it is typed if it is not one plain value."""
+        """Return the default as it is typed: the value of an enum, one flag's tuple as text with commas."""
         if self.is_enum:
             return self.default.value
         if self.is_repeated or not isinstance(self.default, tuple):
@@ -135,7 +135,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a note, for the end of a message, with the name in `names` that is most similar to `name`."""
+    """Return a note for the end of a message: the name in `names` that `name` may mean; empty if there is none."""
     known = [*names]
     usual = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
     found = usual or get_close_matches(name, known, n=1)
@@ -143,7 +143,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return the configuration that values by the names of flags describe; each setting has a value.
+    """Return the configuration that values by the names of flags describe; every setting needs a value.
 
     Raises:
         ConfigError: a value is out of range, or conflicts with another one.
@@ -156,7 +156,7 @@ def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
     """Return the configuration that a program's values describe; None, and what is not given, stand for the default.
 
     Args:
-        name: name of what the settings are of, for messages.
+        name: what has the settings, such as LLM, for messages.
 
     Raises:
         ConfigError, InvalidRequestError: a name is no setting, or a value is out of range or of another type.

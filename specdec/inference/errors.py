@@ -56,14 +56,14 @@ class RoomError(ConfigError):
 
 
 class UnsupportedModelError(ConfigError):
-    """Error for a model with another cache than plain keys and values per position, which slots cannot hold."""
+    """Model of a kind that a backend cannot run: its family, its layers or its attention."""
 
 
 class RequestError(SpecDecError):
     """Fault of one request, which does not affect other requests.
 
     Attributes:
-        caller_name: name of a caller that was refused, in the auth file; empty if it is not known.
+        caller_name: name that a refused caller has in the auth file; empty if it is not known.
     """
 
     caller_name = ""
@@ -130,4 +130,4 @@ class DeadlineError(SpecDecError):
 
 
 class InternalError(SpecDecError):
-    """Fault of this project's code, logged once where it happened."""
+    """Fault of the server or its model, not of the request; logged once where it happened."""

@@ -47,7 +47,7 @@ class Noise(enum.StrEnum):
 
 
 class SeedScope(enum.StrEnum):
-    """Requests that one seed gives the same noise."""
+    """Which requests get the same noise from the same seed."""
 
     ALL = "all"
     PROMPT = "prompt"  # those of the same prompt: its token ids are mixed into the seed (docs/noise.md)
@@ -57,18 +57,18 @@ class SeedScope(enum.StrEnum):
 class SamplingParams:
     """Parameters of the choice of one token from one row of logits.
 
-    Bias and penalties change the logits of every choice. Temperature 0 is greedy and ignores all later steps.
+    Bias and penalties change every choice; top_k, top_p, min_p and seed only those at a temperature above 0.
 
     Attributes:
         temperature: 0 is greedy.
         top_k: keep the K likeliest tokens, 0 for all.
-        top_p: keep this much probability.
-        min_p: keep tokens of this share of the best one.
+        top_p: keep the likeliest tokens that together have this probability.
+        min_p: keep tokens that have this share of the best one's probability.
         seed: 64-bit key of the noise.
-        repetition_penalty: divide positive logits of tokens in prompt or output by this, multiply others; 1 for
-            none.
-        presence_penalty: subtract this from tokens in the output.
-        frequency_penalty: subtract this from tokens in the output, as often as they occur there.
+        repetition_penalty: for tokens in prompt or output, divide positive logits by this, and multiply negative ones;
+            1 for none.
+        presence_penalty: subtract this from the logits of tokens in the output.
+        frequency_penalty: subtract this from the logits of tokens in the output, as often as they occur there.
         logit_bias: (token id, bias) pairs, added to the logits; every token once.
         noise: rule by which a seed gives the random numbers of the choice (docs/noise.md). The target sets it.
 
@@ -149,7 +149,7 @@ def _left_open(name: str, note: str = "") -> Any:
 class RequestDefaults:
     """Operator's defaults for parameters that a request leaves open; None: no default is set.
 
-    Part of the model card, so that tokens do not depend on which of a target's servers answers.
+    Draft workers and gateways take them from their target, so that tokens do not depend on the server that answers.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -279,11 +279,11 @@ class Options:
         schedule: schedule asked for by the client; None leaves it to the server.
         logprobs: number of best tokens with log-probabilities beside each token's own; None asks for none.
         min_new_tokens: output tokens before which nothing ends the sequence.
-        prompt_logprobs: like `logprobs`, for the prompt's tokens, with the first commit.
+        prompt_logprobs: like `logprobs`, for the prompt's tokens; the first event has them.
         grammar: grammar of the output; it ends with an end-of-sequence token, so those must end the sequence.
         cache_salt: prompts share cached prefixes only if their salts are equal.
-        draft_session: name under which a private draft worker on the same connection proposes, in hexadecimal digits,
-            at a server after the worker's scope; empty without one.
+        draft_session: name, in hexadecimal digits, under which the client's own draft worker proposes tokens on the
+            same connection; a server puts the connection's scope before it. Empty without such a worker.
         include_rejected: commits carry the draft tokens that their passes rejected.
         adapter: name of an adapter (LoRA) that the target computes with; empty for the model itself.
     """
@@ -315,7 +315,7 @@ class GenerationRequest(Options):
         max_new_tokens: upper limit of output tokens, >= 1; generation also ends where the context is full.
         stop_at_eos: the sequence also ends after any end-of-sequence token of the target; with a grammar it must.
         num_committed_tokens: number of the prompt's last tokens that are output of an earlier stream (resume).
-        audits: compare each of these tokens with the target's choice; the first event has the result.
+        audits: compare each committed token with the target's choice; the first event has the result.
         prediction: token ids that the output may repeat, all or in parts; they change only the speed.
 
     Raises:

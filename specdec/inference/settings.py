@@ -47,7 +47,7 @@ class Range:
         return f"{'(' if self.above else '['}{low}, {high}]"
 
     def fault(self, value: float) -> str:
-        """Return what is wrong with a value outside the range, such as "is below 1"; empty if it is inside."""
+        """Return what is wrong with a value that is outside the range, such as "is below 1"."""
         if self.high < FINITE:
             return f"is outside {self}"
         if value == math.inf:

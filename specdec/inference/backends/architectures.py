@@ -1,7 +1,7 @@
-"""Architectures that the torch backend refuses, with reasons.
+"""Architectures that slots of keys and values cannot serve, with reasons; all backends refuse them.
 
-Owns the reading of a Transformers configuration. What a configuration does not show is found when the backend runs its
-first token (`specdec.inference.backends.pytorch.attention.ShapeRecorder`).
+Owns the reading of a Transformers configuration. What a configuration does not show is found when backend torch runs
+its first token (`specdec.inference.backends.pytorch.attention.ShapeRecorder`).
 """
 
 from __future__ import annotations

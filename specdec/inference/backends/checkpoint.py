@@ -42,7 +42,7 @@ def load_config(path: Path) -> PretrainedConfig:
 def require_fitting(path: Path, model_config: PretrainedConfig) -> None:
     """Raise ConfigError if the weights are not those of the model that config.json describes; read only headers.
 
-    Where Transformers renames or joins weights as it loads them, only their shapes are compared, where names agree.
+    Where Transformers renames or joins weights, only shapes of equal names are compared. Quantized ones go unchecked.
     """
     files = CheckpointFiles(path)
     if files.quantization is not None:

@@ -28,7 +28,7 @@ def lazy_zeros(num_bytes: int) -> mmap.mmap:
 
 
 def allow_huge_pages(memory: mmap.mmap, start: int, num_bytes: int) -> None:
-    """Let the kernel move a part of the memory into pages of 2 MiB, in the background, which are faster to read."""
+    """Let the kernel move a part of the memory, in the background, into pages of 2 MiB, which are faster to read."""
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE, first, start + num_bytes - first)

@@ -1,4 +1,4 @@
-"""Contracts of models: slot models, decoders and proposers, and the grammars that bind them.
+"""Contracts of models and grammars. Slot models return logits, decoders verdicts, proposers draft tokens.
 
 Positions are absolute: a prompt of n tokens occupies positions 0 to n - 1, and the first output token is chosen for
 position n. Protocols of optional abilities are recognised by `isinstance`. When a pass or step raises, the positions

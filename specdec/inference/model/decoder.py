@@ -135,8 +135,8 @@ class Verdict:
 
 
 Decide: TypeAlias = Callable[[Sequence[Turn], Array], list[Verdict]]
-"""Function that chooses tokens and verifies proposals, from logits. Lower layers are given
-`specdec.inference.speculation.slot_decoder.decide` as one."""
+"""Function that chooses tokens from logits, and verifies proposals. Layers below speculation, which cannot import
+`specdec.inference.speculation.slot_decoder.decide`, get it as an argument."""
 
 
 class Decoder(Protocol):
@@ -197,7 +197,7 @@ def is_seed_invariant(model: object) -> bool:
 
 
 def check_seed(generator: object, sampling: SamplingParams) -> None:
-    """Raise InvalidRequestError if a request has a seed that would not give the same tokens again; greedy ones pass."""
+    """Raise InvalidRequestError for the seed of a request that samples, if equal seeds give other tokens here."""
     if not sampling.greedy and not is_seed_invariant(generator):
         raise InvalidRequestError(
             "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"

@@ -1,4 +1,4 @@
-"""Proposers: sources of draft tokens, which extend chains."""
+"""Proposers: sources of draft tokens, which add them one step at a time to chains of such tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.inference.tokens import Tally
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Chain for a proposer to extend.
+    """Chain of draft tokens after a sequence, for a proposer to extend.
 
     Attributes:
         slot: the sequence's slot in the draft model.
@@ -23,7 +23,7 @@ class Draft:
         sampling: how the target will choose tokens.
         limit: number of tokens wanted at most, >= 1.
         output_start: as in `Turn`.
-        source_slot: another slot, from which tokens can be copied because it may hold more of this chain.
+        source_slot: another slot, to copy keys and values from, since it may hold more of this chain; None: no other.
         grammar, tally: as in `Turn`.
         token_map: map from the target's token ids to the draft model's.
     """

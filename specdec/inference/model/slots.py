@@ -1,4 +1,4 @@
-"""Slot models: backends that run tokens of many sequences through one model, and abilities that only some have."""
+"""Slot models: backends that keep sequences in slots and run them through one model; and abilities of some."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Backend(Protocol):
 
         Returns:
             float32 logits [sum of num_logits, vocab_size]: the rows of the first span, then those of the second, ...
-            Row i of a span's last `num_logits` tokens is the distribution of the token that follows it.
+            A span's i-th row is for the token that follows the i-th of its last `num_logits` tokens.
 
         Raises:
             ValueError: the spans break this contract; `specdec.inference.backends.spans.check_spans` checks them.
@@ -82,7 +82,7 @@ class ForkingBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphCounts:
-    """Numbers of graphs that a backend has made for its passes: all graphs, and graphs that a request waited for."""
+    """Numbers of graphs that a backend has made for its passes: of all, and of those made only after its warm-up."""
 
     num: int
     num_late: int
@@ -90,7 +90,7 @@ class GraphCounts:
 
 @runtime_checkable
 class GraphMaker(Protocol):
-    """Backend that makes graphs of its passes, all of them before it serves."""
+    """Backend that may make graphs of its passes, as a rule all of them before it serves."""
 
     @property
     def graphs(self) -> GraphCounts:

@@ -87,7 +87,7 @@ SAME_IDS = TokenMap()
 
 
 class Reading:
-    """Draft model's ids of one growing sequence of a target; each token is translated once. Not safe across threads."""
+    """Draft model's ids of one growing sequence of a target; committed tokens are translated once. For one thread."""
 
     def __init__(self, token_map: TokenMap = SAME_IDS) -> None:
         self.token_map = token_map
@@ -95,7 +95,7 @@ class Reading:
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the draft model's ids of the sequence; a later call translates only the tokens that it adds."""
+        """Return the draft model's ids of the sequence; a later call translates only new tokens and a tail."""
         if not self.token_map.name:
             return token_ids
         if not has_same_log(token_ids, self._last):

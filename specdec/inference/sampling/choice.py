@@ -213,10 +213,10 @@ def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequenc
 
 
 def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, count: int) -> Array:
-    """Return a mask of the tokens that may be among the best `count` with noise; exact noise for all tokens is slow.
+    """Return a mask of the tokens that may be among the best `count` with noise, since exact noise for all is slow.
 
-    If all rows are truncated, or by stock vLLM's rule, the mask has all remaining tokens. Otherwise noise from the
-    library's own logarithm selects them, which is fast, and off by far less than the margin.
+    The mask has all remaining tokens if all are asked for, if all rows are truncated, or by stock vLLM's rule. Else
+    noise from the library's own logarithm selects them: it is fast, and off by far less than the margin.
     """
     if count == ALL or sampling[0].noise is Noise.VLLM or all(params.truncates for params in sampling):
         return scores > -math.inf

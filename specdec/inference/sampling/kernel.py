@@ -68,7 +68,7 @@ def _rotate(word: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _stock_noise(key: tl.tensor, token_ids: tl.tensor) -> tl.tensor:
-    """Return the noise of tokens as `noise.stock_noise` does: float32 numbers in double."""
+    """Return the noise of tokens as `noise.stock_noise` does: its float32 numbers, held in float64."""
     word = _rotate(token_ids * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
     h = ((_rotate(key ^ word, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF) ^ 16
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF

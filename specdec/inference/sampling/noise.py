@@ -113,7 +113,7 @@ def stock_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
 
 
 def _stir(state: Any, word: Any) -> Any:
-    """Apply Murmur3's step for a word of 32 bits, to ints or to int64 arrays; products wrap, their low bits count."""
+    """Apply Murmur3's step for a word of 32 bits, to ints or to int64 arrays; only the low bits of products count."""
     word = _rotate(word * 0xCC9E2D51 & _MASK_32, 15) * 0x1B873593 & _MASK_32
     return _rotate(state ^ word, 13) * 5 + 0xE6546B64 & _MASK_32
 

@@ -33,9 +33,9 @@ from specdec.inference.request import MinLengthSampling, SamplingParams
 from specdec.inference.tokens import Tally, logged
 
 MIN_DIVISOR = 1e-100
-"""Least number that scores are divided by, as a penalty and then as a temperature; smaller ones are raised to it.
+"""Least divisor of scores, as a repetition penalty and as a temperature; smaller divisors are raised to it.
 
-Smaller ones could overflow to infinity, and infinities to NaN. They would change no order: a float32 logit divided by
+By a smaller one scores could become infinite, and then NaN. Raising it changes no order: a float32 logit divided by
 this number is already above, or below, all logits that are not divided.
 """
 
@@ -87,7 +87,7 @@ NONE_BEFORE = TokensBefore.of((), 0)
 
 
 def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
-    """Return the tokens before each row of logits: the row after the span, and one after each proposed token."""
+    """Return the tokens before each row of logits, after the span and each proposed token; none without penalties."""
     if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)
     rows = [TokensBefore.of(span.token_ids, span.output_start, span.tally)]
@@ -158,9 +158,9 @@ def mask_scores(scores: Array, masks: Sequence[bytes | None]) -> None:
 
 
 def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> None:
-    """Change the entries of each row, see `_entries`, of float64 [num_rows, vocab_size], in place.
+    """Change scores, float64 [num_rows, vocab_size], in place by the `_entries` of each row.
 
-    Ids that the model lacks have no entry: a draft's target may have more.
+    Ids that the model lacks are skipped: the target of a draft model may have more.
     """
     xp, device = array_api_compat.array_namespace(scores), array_api_compat.device(scores)
     rows = np.repeat(np.arange(len(entries)), [len(token_ids) for token_ids, *_ in entries])

@@ -41,7 +41,7 @@ def scale_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
 
 
 def divisor(params: SamplingParams) -> float:
-    """Return the divisor of a row's logits, its temperature; stock vLLM rounds it to float32."""
+    """Return the divisor of a row's logits: its temperature, raised to the least one of its rule."""
     return max(params.temperature, STOCK_MIN_TEMPERATURE if params.noise is Noise.VLLM else MIN_DIVISOR)
 
 

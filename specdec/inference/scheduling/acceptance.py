@@ -1,8 +1,8 @@
 """Acceptance: the probability that the target agrees with draft tokens, learned from its verdicts. Pure.
 
-`Acceptance` is the mean acceptance rate of a session. `Confidence` estimates that of a single token from its margin,
-the difference between its score and the runner-up's: a draft token is nearly always accepted in a text that repeats
-itself, and seldom where a sentence begins (compare AdaEDL, arXiv 2410.18351).
+`Acceptance` is the mean acceptance rate of a session. In a text that repeats itself nearly every draft token is
+accepted, and few where a sentence begins. So `Confidence` estimates the rate of a single token, from its margin: the
+difference between its score and the runner-up's (compare AdaEDL, arXiv 2410.18351).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def expected_tokens(rate: float, number: int) -> float:
 
 
 class Confidence:
-    """Acceptance rate by margin: one estimate per group of similar margins, which begins at a logistic function."""
+    """Acceptance rate by margin: one estimate per group of similar margins, at first a logistic function of these."""
 
     def __init__(self) -> None:
         self._tested = [_PRIOR_TESTED_OF_GROUP] * (len(_EDGES) + 2)
@@ -77,7 +77,7 @@ def _group(token: DraftToken) -> int:
 
 
 def _prior_rate(group: int) -> float:
-    """Return the initial estimate for a group: 1 / (1 + exp(-margin)), which is at least one half."""
+    """Return the initial estimate for a group: 1 / (1 + exp(-margin)), or a constant without a margin."""
     if group > len(_EDGES):
         return _UNKNOWN_RATE
     return 1.0 / (1.0 + math.exp(-_EDGES[min(group, len(_EDGES) - 1)]))

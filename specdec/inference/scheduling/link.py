@@ -55,13 +55,13 @@ class Link:
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule that gives most tokens if the target stays as busy as in its latest passes."""
+        """Return the schedule for a target as busy as in its latest passes; run-ahead if the target is far away."""
         is_near = self.round_trip_s <= NEAR * self.pass_s
         return schedule_for(self._least_pass_s, self.pass_s) if is_near else Schedule.ASYNC
 
 
 class Echoes:
-    """Record of sent messages that no commit has acknowledged, each with the draft tokens sent so far."""
+    """Record of sent messages that no commit has acknowledged, each with the number of draft tokens sent up to it."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -16,11 +16,11 @@ from specdec.inference.scheduling.throughput import fastest
 MESSAGE_S = 0.2e-3
 """Seconds of the target's CPU that a message is assumed to cost, apart from its pass."""
 MIN_SURVIVAL = 0.05
-"""Lowest probability that all tokens of a chain are accepted at which the draft still extends the chain."""
+"""Probability that a whole chain is accepted, below which the draft does not extend the chain."""
 CHUNK_OF_PASS = 0.4
 """Longest time, as a part of a target pass, for which the draft collects tokens before it sends them."""
 MESSAGE_OF_CHUNK = 0.05
-"""Least share of a message's cost in the time for which its tokens are collected; it limits this time."""
+"""Cost of a message, as a share of the longest time for which the draft collects tokens for it."""
 MIN_ROUND_TRIP_OF_PASS = 0.5
 """Shortest round trip, as a multiple of a pass, at which branches gain anything."""
 MAX_WINDOW = 128
@@ -28,7 +28,7 @@ MAX_WINDOW = 128
 MAX_BRANCH_DEPTH = 12
 MIN_BRANCHED_CHAIN = 3
 MIN_BRANCH_MASS = 0.05
-"""Lowest probability that the chain fails at a token for a branch to begin there."""
+"""Least probability with which the chain fails at a token that gets a branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Pacing:
         round_s: seconds of a pass and a round trip; the first message must have enough draft tokens for this time.
         num_ahead: tokens that the target is expected to commit before a message arrives.
         min_gain: tokens that a message must be expected to save.
-        min_survival: lowest probability that all tokens of a chain are accepted at which the draft extends the chain.
+        min_survival: probability that a whole chain is accepted, below which the draft does not extend the chain.
         branching: limits of branches beside the chain.
     """
 
@@ -116,7 +116,7 @@ def choose_branching(limit: int, measured: Measured) -> Branching:
         limit: number of branches per sequence for which the draft model has slots.
 
     Returns:
-        Limits with a depth that lasts for a round trip at two tokens per pass, and that can be drafted in that time.
+        Limits with a depth that lasts for a round trip at eight tokens per pass, as far as that can be drafted in time.
     """
     step_s, pass_s, round_trip_s = measured.step_s, measured.pass_s, measured.round_trip_s
     if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
@@ -139,5 +139,5 @@ def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
 
 
 def expected_gain(survivals: list[float], num_before: int, pacing: Pacing) -> float:
-    """Return how many passes a chain is expected to save the target by its tokens after the first `num_before`."""
+    """Return how many passes the chain's tokens from `num_before` on are expected to save; late ones save none."""
     return sum(survivals[max(num_before, pacing.num_ahead) :])

@@ -15,7 +15,7 @@ DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 NUM_RECENT = 5
 """Number of latest passes with one number of draft tokens whose median counts: any may have been delayed."""
 MAX_AGE = 300
-"""Number of passes after which the times for a number of draft tokens are forgotten, if no pass had that number.
+"""Number of passes after which times for a number of draft tokens above 0 are forgotten, if no pass had that number.
 
 The number is then tried again. Times of fewer than NUM_RECENT passes are forgotten sooner: one pass that was delayed
 would keep drafts short for long.
@@ -71,7 +71,7 @@ class PassCosts:
 
     @property
     def has_slope(self) -> bool:
-        """Return whether passes with sufficiently different numbers of draft tokens show the cost of more of them."""
+        """Return whether passes show the cost of more draft tokens: some had at least twice as many as others."""
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
     def asks_for_short(self) -> bool:
@@ -157,9 +157,9 @@ class PassTimes:
         self._tried.add(numbers)
 
     def of(self, num_sessions: int) -> PassCosts:
-        """Return the costs of passes over `num_sessions`, or of the nearest number of sessions with a known slope.
+        """Return the costs of passes over `num_sessions`, or over the nearest number that shows what draft tokens cost.
 
-        If no number of sessions has a known slope, return the costs of the nearest one with any pass; else costs of 0.
+        If none does within a factor of two, return those over `num_sessions`, else the nearest; costs of 0 without any.
         """
         own = self._by_sessions.get(_place(num_sessions, _BITS_OF_SESSIONS))
         if own is not None and own.has_slope:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 MAX_PART_TOKENS = 256
 """Longest part of a prompt in one pass, unless the backend sets one; it bounds the wait of a new request."""
 SHORT_PART_TOKENS, USUAL_PART_TOKENS = 8, 16
-"""Lengths of the shortest parts, used if the share allows none: the short one if it costs little more per token.
+"""Lengths of the shortest parts, for a share that allows less: the short one if it costs little more per token.
 
 Attention of a backend may take nearly as long for 8 tokens as for 16 (onnx far into a prompt: 14 and 17 ms), or not
 (torch). With short parts the other sessions then wait half as long, and the prompt takes little longer.
@@ -50,7 +50,7 @@ class PromptParts:
             self._known[num_tokens] = DECAY * self._known.get(num_tokens, seconds) + (1 - DECAY) * seconds
 
     def room(self, pass_s: float) -> int:
-        """Return how many prompt tokens a pass may read if sessions also decode in it: a multiple of STEP_TOKENS.
+        """Return how many prompt tokens a pass in which sessions decode may read; MAX_PART_TOKENS if times are unknown.
 
         Args:
             pass_s: seconds of the pass without prompt tokens; 0 while unknown.

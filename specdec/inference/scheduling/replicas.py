@@ -18,7 +18,7 @@ MAX_FAILURES = 3
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """First and longest pause of an ejected replica, in seconds; each ejection doubles the pause."""
 FORGIVEN_AFTER_S = 60.0
-"""Seconds after which past ejections no longer count, once the replica has succeeded again."""
+"""Seconds since the end of the latest pause after which a success makes past ejections count no longer."""
 NEAR = 1
 """Number of requests by which the replica preferred for a prefix may exceed the least loaded one."""
 
@@ -103,7 +103,7 @@ class Replicas:
         )
 
     def ended(self, address: str, now: float, *, failed: bool | None) -> None:
-        """Record a request's end; `failed` is True for a fault of the replica, None if the end proves nothing."""
+        """Record a request's end; `failed`: True for a fault of the replica, False for a success, None for neither."""
         record = self.records.get(address)
         if record is None:  # the replica was removed meanwhile
             return

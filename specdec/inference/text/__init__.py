@@ -1,4 +1,4 @@
-"""Conversion of text and conversations to token ids and back, stop strings, and maps between vocabularies.
+"""Text and conversations as token ids and back; grammars, calls, reasoning, stop strings, maps between vocabularies.
 
 Does not know: any model.
 Start reading: `tokenizer.py`.

@@ -28,7 +28,7 @@ MAX_NOTED = 256
 """Limit of misspelled fields that one process names in its log, each once: clients repeat theirs in every message."""
 MAX_NOTED_CHARACTERS = 64
 _MIN_LIKENESS = 0.8
-"""Least likeness of a misspelled name to the right one, by difflib; reasoning_details is none of reasoning_content."""
+"""Least likeness, by difflib, of a misspelled name to the right one; reasoning_details is not reasoning_content."""
 _NOTED: set[tuple[str, str]] = set()
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _TEXTS = {**{name: name for name in ("role", "content", "name", "tool_call_id")}, "reasoning_content": "reasoning"}
@@ -54,9 +54,9 @@ class ChatMessage:
 
     @classmethod
     def read(cls, message: Mapping[str, Any], place: str) -> ChatMessage:
-        """Return a message that is written as in OpenAI's API; its content may be a list of text parts, one a line.
+        """Return a message that is written as in OpenAI's API; text parts of its content are joined by newlines.
 
-        A refusal is the text of an assistant that has no other. Fields with other names change nothing.
+        An assistant's refusal is its text if it has no other. Fields with other names change nothing.
 
         Raises:
             InvalidRequestError: it is malformed; the error names the `place`.
@@ -133,7 +133,7 @@ class Chat:
         """Return the tools in the form in which chat templates take them; None if there are none.
 
         A function without a description has an empty one, and one without parameters has an empty object of them,
-        since many templates print both unseen.
+        since many templates print both without a check.
         """
         return [_spoken(tool) for tool in _read(self.tools_json, list, "tools")] if self.tools_json else None
 
@@ -156,7 +156,7 @@ class Chat:
 
 
 def note_ignored(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Write a line to the log for each field that is ignored and has nearly the name of a known one."""
+    """Write a line to the log, once per name, for each ignored field that has nearly the name of a known one."""
     for name in {*given} - {*known}:
         if len(_NOTED) < MAX_NOTED and len(name) <= MAX_NOTED_CHARACTERS and (what, name) not in _NOTED:
             _NOTED.add((what, name))
@@ -175,7 +175,7 @@ def _spoken(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_template(named: Mapping[str, str]) -> str | None:
-    """Return one chat template that does what a model's several, by their names, do together.
+    """Return one chat template that does what several, by their names, do together; None if none of them is used.
 
     As in Transformers, a conversation with tools gets "tool_use" if the model has it, and any other gets "default".
     """

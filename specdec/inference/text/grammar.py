@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GrammarCompiler:
-    """Compiler of grammars for one model. A call takes up to about 0.1 s: keep it off the event loop.
+    """Compiler of grammars for one model. A call may take seconds: keep it off the event loop.
 
     Args:
         tokenizer: tokenizer of the model; its end-of-sequence ids end an output.
@@ -41,7 +41,7 @@ class GrammarCompiler:
         self.eos_token_ids = frozenset(each for each in tokenizer.eos_token_ids if each < vocab_size)
 
     def warm_up(self) -> None:
-        """Make the library's tokenizer, which takes up to a second of a large vocabulary."""
+        """Make the library's tokenizer ahead, which takes up to some seconds for a large vocabulary."""
         if self.eos_token_ids:
             _ = self._words
 
@@ -53,7 +53,7 @@ class GrammarCompiler:
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: its trial was ended for others.
+            CapacityError: its trial took long, and was ended because other requests wait.
         """
         if not self.eos_token_ids:
             raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")

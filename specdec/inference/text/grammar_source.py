@@ -56,7 +56,7 @@ class Markers:
         return " ".join(self._names.get(part) or json.dumps(part, ensure_ascii=False) for part in parts)
 
     def anything_before(self, name: str, marker: str) -> str:
-        """Return the rules, of which `name` is one, of any text up to the first `marker`; TEXT is any text."""
+        """Return rules, of which `name` is the main one, for any text up to and with `marker`; `complete` adds TEXT."""
         spelled = f"{name}_spelled[lazy]: TEXT {json.dumps(marker)}"
         return f"{name}: {name}_spelled | TEXT {self.literal(marker)}\n{spelled}\n"
 
@@ -96,7 +96,7 @@ _PREAMBLES = {
 
 @cache
 def grammar_version() -> str:
-    """Return the version of llguidance and of the whitespace rule.
+    """Return the version of llguidance, and the rules that this project adds to it.
 
     Other versions allow other tokens, so a sequence that began with one version must end with the same.
     """

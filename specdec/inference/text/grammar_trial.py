@@ -41,7 +41,7 @@ def try_out(source: str, is_awaited: Callable[[], bool] = lambda: False) -> None
 
     Raises:
         ValueError: the grammar takes too much time or memory.
-        CapacityError: the trial was ended for others.
+        CapacityError: the trial took long, and was ended because others wait.
         InternalError: the trial failed for another reason, which is not the grammar's fault.
     """
     try:
@@ -86,7 +86,7 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _answers(process: subprocess.Popen[str], line: str, is_awaited: Callable[[], bool]) -> bool:
-    """Send the process a line of input; return whether the process still runs afterwards.
+    """Send the process a line of input; return whether it answers, and so has not ended.
 
     Raises:
         CapacityError: it did not answer within `TRIAL_WALL_S`, and others wait; it is ended.

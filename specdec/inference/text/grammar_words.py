@@ -29,7 +29,7 @@ class GrammarWords:
     """Tokens of a model under the names by which `llguidance.TokenizerWrapper` reads them.
 
     Special tokens, end tokens and the markers of calls and reasoning are no text: only their ids match them. All other
-    added tokens are.
+    added tokens are text.
 
     Args:
         num_ids: token ids of the model's output layer, or of its tokenizer if that has more.

@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance takes them; and strict ones, which leave no object open.
+"""JSON schemas as llguidance takes them; and strict ones, whose objects have no properties but those they name.
 
 The library refuses some schemas that it could keep: `oneOf`, which it only approximates by `anyOf`; `not` of required
 properties; formats that it does not know, which are annotations; and `uniqueItems: false`, which means nothing. Their
@@ -17,7 +17,7 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _SAYS_WHAT = {"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf", "properties"}
 FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
-"""Formats that the library keeps."""
+"""Formats that the library enforces."""
 MAX_COMPARISONS = 20_000
 """Limit of comparisons of two alternatives within one schema; beyond it a `oneOf` stays as it is."""
 MAX_DEPTH = 8
@@ -53,7 +53,7 @@ def _changed(schema: Any, change: Change, path: str = "") -> Any:
 
 
 def closed(schema: Any) -> Any:
-    """Return a strict schema: its objects may have only the properties that it names, so no key comes twice.
+    """Return a strict schema: its objects may have only the properties that it names.
 
     Raises:
         ValueError: a part of it asks for other properties, or has no type; the message names the part.
@@ -129,7 +129,7 @@ class _Alternatives:
         self._num_left = MAX_COMPARISONS
 
     def with_listed_names(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return an object's schema whose only properties are the names that its `propertyNames` lists."""
+        """Return a schema that allows only the properties that `propertyNames` lists; `part` if it lists none."""
         listed = self._resolved(part.get("propertyNames"))
         names = _values(listed) if isinstance(listed, dict) and listed.keys() <= _LISTS_NAMES else None
         given, rest = part.get("properties", {}), part.get("additionalProperties", True)
@@ -221,7 +221,7 @@ def _required(part: Any) -> Iterable[str]:
 
 
 def _property(name: str, part: Mapping[str, Any]) -> Any:
-    """Return the schema that `part` of an object's schema has for a property.
+    """Return the schema of a property by `part`, the schema of an object or a part of it.
 
     False means that `part` forbids the property, None that `part` does not say.
     """

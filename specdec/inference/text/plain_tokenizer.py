@@ -1,6 +1,6 @@
 """Tokenizer without Transformers, for models that tokenizer.json describes completely.
 
-Transformers imports torch to build a tokenizer: seconds and some 300 MB that a server of a packed model can do without.
+Transformers imports torch to build a tokenizer: seconds and some 300 MB that a server on ONNX Runtime can do without.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _SHARED = ("$defs", "definitions")  # what references point at
 
 
 def fault_of_schema(schema: Any) -> tuple[str, str]:
-    """Return the path of a JSON schema's fault, and its message; two empty texts if it has none.
+    """Return the path of a JSON schema's fault, and its message; empty texts without one, or if no trial is possible.
 
     The path leads to the innermost part that has the fault by itself, as in properties/name/items; empty for the whole.
     """

@@ -1,7 +1,7 @@
 """Structured output: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`, as grammars.
 
 Schemas may be given as objects, or as their text where vLLM takes that. An output keeps to its schema or is cut by the
-limit of tokens; `strict` also leaves no object open.
+limit of tokens; `strict` also forbids properties that it does not name.
 """
 
 from __future__ import annotations

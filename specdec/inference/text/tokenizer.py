@@ -38,7 +38,7 @@ MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; eac
 MAX_PACKED_BYTES = 16 * 1024 * 1024
 """Limit of a tokenizer that is sent to another process."""
 MAX_TOKENIZER_BYTES = 4 * MAX_PACKED_BYTES
-"""Limit of the tokenizer.json in it: a few compressed megabytes could fill a process's memory."""
+"""Limit of a tokenizer's size once unpacked: a few compressed megabytes could fill a process's memory."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Space as SentencePiece writes it."""
@@ -74,7 +74,7 @@ class Tokenizer:
         """Characters of the longest token: no text of n tokens is longer than n times that."""
         self.num_ids = 1 + max(vocabulary.values(), default=-1)
         self.is_slow_to_chat = False
-        """True if the chat template is another server's, which may do anything, such as never come to an end."""
+        """True if the chat template comes from another server: it may take any time, and even never end."""
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -124,12 +124,12 @@ class Tokenizer:
         return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Return the token ids of a conversation, up to where the assistant answers, or to the end it names.
+        """Return a conversation's token ids, to where the assistant answers, or to the end that `template_kwargs` sets.
 
         The model's chat template writes the text, or `plain_chat` if it has none.
 
         Raises:
-            InvalidRequestError: the template refuses these messages, or their tools or calls are no JSON.
+            InvalidRequestError: the template refuses messages or variables, or tools or calls are no JSON.
         """
         others = chat.template_kwargs()
         if self.chat_template is None:
@@ -168,7 +168,7 @@ class Tokenizer:
         return bytes.fromhex(match[1]) if match else token.replace(_SPACE, " ").encode()
 
     def pieces(self) -> dict[Piece, int]:
-        """Return the id of each token by its `Piece`; a single byte's fallback token counts only if no other has it."""
+        """Return the id of each token by its `Piece`; a single byte's fallback token only if no other has it."""
         found: dict[Piece, int] = {}
         for token, token_id in sorted(self._tokenizer.get_vocab().items(), key=itemgetter(1)):
             if self._is_byte_level or not _BYTE_TOKEN.fullmatch(token):
@@ -263,7 +263,7 @@ class TextStream:
         self._silent: list[int] = []  # the latest tokens, as long as they have no text
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text it completes, empty within a multi-byte character."""
+        """Add a token; return the text it completes, empty for a special token or within a multi-byte character."""
         if token_id in self._shown:  # a new text begins after it
             piece = self.rest() + self._shown[token_id]
             self._stream, self._token_ids, self._pieces = DecodeStream(skip_special_tokens=True), [], []

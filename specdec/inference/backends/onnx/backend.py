@@ -32,10 +32,10 @@ from specdec.inference.model.slots import Array, Span
 logger = logging.getLogger(__name__)
 
 MAX_PLACES = 16
-"""Most places (see `Place`) of one run of a graph. More run in groups: arithmetic bounds them, not reading weights."""
+"""Most places (see `Place`) of one run of a graph; more run in groups, which arithmetic bounds, not reading weights."""
 
 SWEEP_SIZES = (6, 12)
-"""Rows that ONNX Runtime multiplies with a float32 matrix in one sweep over it, on processors with AVX-512.
+"""Numbers of rows that ONNX Runtime multiplies with a float32 matrix in one sweep over it, with AVX-512.
 
 7 to 11 rows take two sweeps, which cost more than one over 12, so padding fills such passes up to 12.
 """
@@ -48,7 +48,7 @@ class OnnxBackend:
     """Backend over a decoder's ONNX graphs, with its slots.
 
     Args:
-        is_exact: make logits the same bits at every width in float32 too, by the spare tokens that graph.py describes.
+        is_exact: make logits the same bits at every width in float32 too, by spare tokens (see `graph`).
     """
 
     def __init__(

@@ -81,7 +81,7 @@ def run_inputs(flat: Flattened, places: Sequence[Place], num_elements: int) -> d
 
 
 def spare_inputs(flat: Flattened, places: Sequence[Place]) -> dict[str, Sequence[int]]:
-    """Return the inputs, by name, of a graph with spare tokens; each span's last token stands twice, as spare too."""
+    """Return the inputs, by name, of a graph with spare tokens; each span's last token comes again, as spare."""
     spread: list[int] = []
     own: list[int] = []
     start = 0

@@ -4,11 +4,11 @@ Linear layers run over the flattened tokens of all spans. Attention runs place b
 float32 a run: single tokens of sequences in neighbouring slots. Each place has its own keys and values, which the
 operator extends in place. (ONNX Runtime's operator takes several sequences only if each has one new token.)
 
-In int8 every span attends with a spare token after its own, which has no result: ONNX Runtime multiplies a matrix
-of one row by another kernel, which adds in another order, and a difference in the last bit can move the next layer's
-input by one of its 255 steps. With the spare token a token's logits are the same bits at every width. In float32 the
-last bit matters only to logits that tie to 1e-5, and the spare token costs 8 % of a pass of the bundled models; it is
-there if `--exact always` asks for it. Places of graphs with a spare token are spans.
+In int8 attention gets a spare token after those of each span, and its result is dropped. Without it a span of one
+token would be a matrix of one row, which ONNX Runtime multiplies by another kernel. That one adds in another order, and
+a difference in the last bit can move the next layer's input by one of its 255 steps. With the spare token a token's
+logits are the same bits at every width. In float32 the last bit matters only to logits that tie to 1e-5, and the spare
+token costs 8 % of a pass of the bundled models; only `--exact always` adds it. With spare tokens places are spans.
 
 Inputs of a graph with N places, for T tokens of B sequences, of which R tokens are to have logits:
     token_ids  int64 [1, T]; [B, T / B] if N = 1
@@ -75,7 +75,7 @@ class DecoderGraph:
         dtype: arithmetic of the linear layers, "float32" or "int8".
         num_places: number of places of a pass, >= 1.
         room: positions of a slot, one of them for the spare token.
-        has_spare: whether spans attend with a spare token in float32, too.
+        has_spare: whether float32 has spare tokens too, as the module describes them for int8.
     """
 
     def __init__(self, shape: DecoderShape, dtype: str, num_places: int, room: int, *, has_spare: bool = False) -> None:
@@ -88,7 +88,7 @@ class DecoderGraph:
         self._nodes: list[onnx.NodeProto] = []
 
     def build(self, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
-        """Return the graph over weights named as in `weights`, or in `int8`; usually they are references to a file."""
+        """Return the graph over weights with names of `weights.py` or `int8.py`, usually references to a file."""
         self._parts()
         self._decoder()
         graph = helper.make_graph(
@@ -160,7 +160,7 @@ class DecoderGraph:
         return self._add("SimplifiedLayerNormalization", [hidden, weight], [output], axis=-1, epsilon=eps)
 
     def _project_and_norm(self, name: str, layer: int, hidden: str, residual: str, norm: str) -> tuple[str, str]:
-        """Add a linear layer, the sum with the residual, and the norm of the sum, unless `norm` is empty."""
+        """Add a linear layer, its sum with the residual, and the norm of that sum; no norm if `norm` is empty."""
         projected = self._linear(name, layer, hidden)
         if self._shape.output_norms:
             projected = self._rms_norm(projected, f"{name}_norm_{layer}", f"{name}_own_{layer}", self._shape.rms_eps)
@@ -209,7 +209,7 @@ class DecoderGraph:
         return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
 
     def _as_run(self, layer: int, place: int, part: str) -> str:
-        """Give a place's part of queries, keys and values an axis for its sequences, if it has any; return its name."""
+        """Give a place's tokens an axis for its sequences, if it may have several; return their name."""
         if self._has_spare:
             return part
         return self._add("Reshape", [part, f"shape_{place}"], [f"qkv_run_{layer}_{place}"])

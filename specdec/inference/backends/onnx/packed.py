@@ -110,7 +110,7 @@ def discard(decoder: PackedDecoder) -> None:
 
 
 def require_private(folder: Path) -> None:
-    """Raise ConfigError if another user could have written to the cache, since its graphs are executed."""
+    """Raise ConfigError if the cache is another user's or writable to anybody, since its graphs are executed."""
     if not folder.exists():
         return
     status = folder.stat()

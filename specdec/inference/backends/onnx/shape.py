@@ -59,7 +59,7 @@ class DecoderShape:
         head_dim: elements of a head in the checkpoint, even; the graph has `head_room`, the next multiple of 16.
         score_scale: factor of the attention scores.
         rms_eps: added to mean squares before the root.
-        biases: names of linear layers (as in `onnx_weights`) that have a bias.
+        biases: names of linear layers (as in `weights.py`) that have a bias.
         head_norms: queries and keys are normalized head by head (Qwen3), over "all" heads at once (OLMo2), or not.
         input_norms: attention and gates read normalized inputs.
         output_norms: outputs of attention and gates are normalized before they are added (Gemma2, OLMo2).

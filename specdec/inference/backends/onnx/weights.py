@@ -110,7 +110,7 @@ def _pad_heads(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
 
 
 def _norm_of_padded(weight: torch.Tensor, shape: DecoderShape) -> Weight:
-    """Scale a norm's weight up for padded heads, which make the mean too small by head_dim / head_room."""
+    """Scale a norm's weight down for padded heads, whose zeros make the mean square smaller by head_dim / head_room."""
     padded = _pad_heads(_turned_halves(weight, shape), shape)
     return _array(padded, math.sqrt(shape.head_dim / shape.head_room))
 

@@ -1,4 +1,4 @@
-"""The torch backend: it runs any causal language model of Transformers on sequences in slots.
+"""The torch backend: it runs causal language models of Transformers, if slots of keys and values can serve them.
 
 Implements `Backend` (`inference/model/slots.py`), and loads a checkpoint. Passes run as they come or in fixed shapes
 (`specdec.inference.backends.pytorch.passes`). Knows nothing of tokenizers, sampling or speculation.
@@ -97,12 +97,12 @@ class TorchBackend:
 
     @property
     def max_pass_tokens(self) -> int:
-        """Return how many tokens one pass can take."""
+        """Return how many tokens of one span a pass can run with all their logits."""
         return self.passes.widest
 
     @property
     def prompt_chunk_tokens(self) -> int:
-        """Return how many tokens of a prompt one pass should read."""
+        """Return how many tokens of a prompt one pass should read; 0: any number."""
         return self.passes.widest_part
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:

@@ -1,4 +1,4 @@
-"""Passes over spans that have been checked: the part of a backend that every rank of a model runs.
+"""Passes over spans that have been checked: what every device runs if a model is spread over several.
 
 `TorchBackend` hands each pass, each copy of a slot and the warm-up to one object of `Passes`. So a wrapper of that
 object sees every operation that several devices must run together. It does not check callers.

@@ -1,8 +1,8 @@
-"""Passes in windows: a position is always computed in the same rows of a pass that has always the same number of rows.
+"""Passes in windows: a position is always at the same place of its window, in a pass of a fixed number of rows.
 
 In bfloat16 and float16 a row's last bits depend on how many rows a pass has, and on which rows stand beside it: a
 kernel is chosen by the number of rows, and attention's by the number of queries. Spans begin and end where draft tokens
-do, so a near-tie would fall otherwise with a draft than without. Both halves are needed: windows that begin at
+do, so of two nearly equal tokens a draft could change the choice. Both halves are needed: windows that begin at
 multiples of their width, and junk in place of windows that a pass lacks.
 """
 
@@ -25,7 +25,7 @@ WIDTH = 16
 """Positions of a window. Narrower ones cut proposals short more often, and read prompts in more passes."""
 
 MAX_WINDOWS = 16
-"""Most windows of a pass. As many rows, 256, are free where decoding is bound by memory; further sessions have another
+"""Most windows of a pass. Their 256 rows cost no time where reading weights takes most; further sessions have another
 pass."""
 
 
@@ -66,7 +66,7 @@ class WindowPasses:
     def _windows(self, span: Span) -> Iterator[tuple[Span, range]]:
         """Write a span's tokens; yield its windows, each with the rows whose logits the span wants.
 
-        Rows behind the span are junk, which later spans overwrite. A slot's last window may be narrower: always so.
+        Rows behind the span are junk, which later spans overwrite. A slot's last window may be narrower, in every pass.
         """
         tokens, end, width = self._token_ids[span.slot], span.start + len(span.token_ids), self._sizes.width
         tokens[span.start : end] = span.token_ids

@@ -112,7 +112,7 @@ HERMES = CallFormat(HermesReader, f"{TOOL_CALL}\n", "arguments", f"\n{TOOL_CALL_
 LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None, opening=PYTHON_TAG)
 FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 MARKERS = (TOOL_CALL, TOOL_CALL_END, PYTHON_TAG)
-"""Markers of all formats; a tokenizer may have special tokens for them, which otherwise have no text."""
+"""Markers of all formats. Special tokens have no text, so a tokenizer that has some for these must show their names."""
 _PROBE = "probe"
 _ASKED: tuple[Mapping[str, Any], ...] = ({"role": "user", "content": "Please."},)
 _CALL: Mapping[str, Any] = {"name": _PROBE, "arguments": {"place": "Oslo"}}

@@ -80,9 +80,9 @@ class CallReader:
         self._state: Callable[[], bool] = self._in_text
 
     def push(self, text: str, *, is_last: bool, is_cut: bool = False) -> Pieces:
-        """Return the content and calls that are certain now; all that is left if `is_last`, even an unfinished call.
+        """Return the text and the pieces of calls that are certain now; all that is left if `is_last`.
 
-        If `is_cut`, the limit of tokens ended the text: the beginning of a call is left out, which could not go on.
+        If `is_cut`, the limit of tokens ended the text: an end of it that may be the beginning of a call is left out.
         """
         self._buffer += text
         while self._state():

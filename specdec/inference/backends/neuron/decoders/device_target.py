@@ -1,4 +1,4 @@
-"""Decoder of a target without a draft whose tokens the device chooses: the baseline of pairs that choose there."""
+"""Decoder of a target without a draft whose tokens the device chooses: the baseline of fused pairs that do so too."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class FusedDecoder(DeviceDecoder):
 
 
 def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> GraphDecoder | None:
-    """Load a pair, or a target with Medusa heads; compile it first if the store has no compiled model.
+    """Load a pair, a target with Medusa heads or one that samples on the device; compile it if the store lacks it.
 
     Args:
         draft: None for a target alone.

@@ -1,4 +1,4 @@
-"""Seam with NxDI: the choice and configuration of its classes, compiling and loading.
+"""Boundary to NxDI: the choice and configuration of its classes, compiling and loading.
 
 Everything that NxDI returns is `Any`. Beside `fused_graph`, the package uses NxDI only by an application's `forward`.
 """

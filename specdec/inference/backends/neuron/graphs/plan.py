@@ -84,7 +84,7 @@ class ReadingTimes:
 
 
 def reading(span: Span, held: Sequence[int]) -> Reading:
-    """Return the reading of a span at its start; `held` is what its slot holds.
+    """Return the progress of a span of which nothing is read yet; `held` has the tokens that its slot holds.
 
     Raises:
         ValueError: the span starts after the end of what the slot holds.

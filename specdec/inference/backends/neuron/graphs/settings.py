@@ -16,7 +16,7 @@ from specdec.inference.errors import ConfigError
 EAGLE_METHODS = ("eagle", "eagle3")
 DEFAULT_DTYPE = "bfloat16"
 MAX_DEVICE_TOP_K = 256
-"""NxDI's default of global_topk."""
+"""Number of likeliest tokens from which a device samples, by NxDI's default of global_topk."""
 SAMPLES = {"do_sample": True, "dynamic": True}
 """Value of on_device_sampling_config that uses each request's own top_k, top_p and temperature."""
 _TILING = "cc_pipeline_tiling_factor"

@@ -28,7 +28,7 @@ ENVIRONMENT = "NEURON_COMPILED_ARTIFACTS"
 KEY_DIGITS = 20
 READ = ("config.json", "*.safetensors", "*.bin", "*.pt")
 _OF_NO_CONSEQUENCE = ("key", "files", "checkpoints")
-"""Manifest entries that no compilation depends on: names of places."""
+"""Manifest entries that are no conditions of a compilation: names of its result, of its files and of its sources."""
 _NOTHING: tuple[Any, ...] = (None, False, {}, [])
 """Values that count as unset, since versions of NxDI name more or fewer settings."""
 

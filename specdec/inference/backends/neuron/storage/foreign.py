@@ -58,7 +58,7 @@ def _as_saved(config: Any) -> dict[str, Any]:
 
 
 def _comparable(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both configurations as far as both have them: NeuronConfig, and the other entries of config.json."""
+    """Return what to compare of both: NeuronConfig, a fused pair's settings, and other entries that both have."""
     return _stripped(there, beside=asked), _stripped(asked, beside=there)
 
 

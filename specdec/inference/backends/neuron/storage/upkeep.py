@@ -1,4 +1,4 @@
-"""Maintenance of a store of compiled models: listing, verifying, cleaning, waiting. Needs no Neuron package."""
+"""Maintenance of a store of compiled models: listing, verifying, cleaning, readiness. Needs no Neuron package."""
 
 from __future__ import annotations
 
