@@ -322,8 +322,8 @@ class TokenSource(Protocol):
         position after the tokens before it. The tokens depend only on model, prompt, parameters and seed.
 
         Raises:
-            InvalidRequestError: the request is out of range for this model. Nothing was yielded.
-            CapacityError: slots and queue are full. Nothing was yielded.
+            InvalidRequestError: the request does not fit this model, before any event; or its grammar is too complex.
+            CapacityError: slots and queue are full, before any event; or too many events wait to be read.
             UnavailableError: the engine is stopping, or it is lost.
             InternalError: the model failed on this request.
         """

@@ -6,7 +6,7 @@ They know nothing of gRPC or HTTP; the workers map them.
       ConfigError: found before anything is served
         MissingPackageError, RoomError, UnsupportedModelError
       RequestError: the fault of one request
-        InvalidRequestError: a value out of range
+        InvalidRequestError: a value that is not valid
           ContextLengthError
         IncompatibleDraftError, NotFoundError, OtherServerError, UnauthenticatedError, ForbiddenError
       CapacityError: ask again later
@@ -52,7 +52,7 @@ class MissingPackageError(ConfigError):
 
 
 class RoomError(ConfigError):
-    """Setting that asks for more than the model or the machine has, so that no backend can serve it."""
+    """Setting that asks for more memory than the machine has, so that no backend can serve it."""
 
 
 class UnsupportedModelError(ConfigError):
@@ -70,7 +70,7 @@ class RequestError(SpecDecError):
 
 
 class InvalidRequestError(RequestError):
-    """Value of a request that is outside its range.
+    """Request with a value that is malformed, out of range or not supported here.
 
     Attributes:
         field: field at fault, by its name in GenerateRequest and its messages; None: no single field is at fault.
@@ -82,15 +82,15 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """Prompt so long that the model's context has no room for one output token after it."""
+    """Prompt too long for a message, or for the model's context, which must hold one output token too."""
 
 
 class IncompatibleDraftError(RequestError):
-    """Disagreement of draft and target on vocabulary, tokenizer or protocol version."""
+    """Disagreement of draft and target on tokenizer or protocol, or of two servers on the model of a resumed answer."""
 
 
 class NotFoundError(RequestError):
-    """Request for something that does not exist here, such as a session or a model."""
+    """Request for something that does not exist here, such as an adapter."""
 
 
 class OtherServerError(RequestError):
@@ -106,7 +106,7 @@ class ForbiddenError(RequestError):
 
 
 class CapacityError(SpecDecError):
-    """Refusal of a full server: every slot and queue place is taken.
+    """Refusal for lack of room: slots and queue are full, or a limit of the caller or the server is reached.
 
     Attributes:
         retry_after_s: seconds after which a retry has a fair chance.
@@ -118,7 +118,7 @@ class CapacityError(SpecDecError):
 
 
 class UnavailableError(SpecDecError):
-    """Failure to reach a server, or a server that is shutting down."""
+    """Server that gives no valid answer: it cannot be reached, shuts down, has ended, or sends a faulty one."""
 
 
 class HandshakeError(UnavailableError):

@@ -27,7 +27,7 @@ class Matcher(Protocol):
         beginning.
 
         Raises:
-            InternalError: the grammar refuses the output, though each of its tokens was allowed.
+            InternalError, InvalidRequestError: the grammar refuses an output that it had allowed, or is too complex.
         """
 
     def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:

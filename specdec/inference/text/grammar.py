@@ -53,7 +53,7 @@ class GrammarCompiler:
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: its trial took long, and was ended because other requests wait.
+            CapacityError, InternalError: its trial was ended because other requests wait, or failed for another reason.
         """
         if not self.eos_token_ids:
             raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")

@@ -32,7 +32,7 @@ def only_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
 
     Raises:
         ValueError: the body has several of these fields.
-        InvalidRequestError: the grammar is too long.
+        InvalidRequestError: the grammar is empty, too long or not valid UTF-8, or its schema cannot be strict.
     """
     found = {name: grammar for name in NAMES if (grammar := _checked(name, given.get(name))) is not None}
     if len(found) > 1:
