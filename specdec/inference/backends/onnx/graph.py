@@ -43,8 +43,7 @@ IR_VERSION, OPSET = 9, 18
 CONTRIB = "com.microsoft"  # operators that ONNX Runtime itself brings, versioned with it
 
 CONSTANTS = {
-    *("cosines", "sines", "one", "spare_token", "first", "spare_row", "token_axis"),
-    *("qkv_sizes", "heads_shape", "flat_shape", "logit_cap", "flat_hidden", "flat_attended"),
+    *("cosines", "sines", "qkv_sizes", "heads_shape", "flat_shape", "logit_cap", "flat_hidden", "flat_attended"),
     *onnx_int8.CONSTANTS,
 }
 """Names, without a number at the end, of initializers that are no weights: every graph has its own."""
