@@ -71,9 +71,7 @@ def _panel(axes: Axes, evidence: Evidence, name: str) -> None:
         median_line(axes, list(trials), spreads, color=colour, marker=mark, label=label)
         for crossed in crossovers(trials) if name == "concurrency" else ():
             axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
-            axes.plot(
-                [], [], color="black", linestyle=":", label="this colour is as fast as the target alone"
-            )
+            axes.plot([], [], color="black", linestyle=":", label="this colour is as fast as the target alone")
     axes.set_title(_NUMBERS[name])
     axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
     show = powers_of_two if name in _LOGARITHMIC else name_values
