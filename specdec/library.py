@@ -1,4 +1,4 @@
-"""Generation without a server, for notebooks and scripts: `LLM` loads models, `Client` asks a server.
+"""Generation in notebooks and scripts: `LLM` loads models in this process, `Client` asks a server.
 
 `AsyncLLM` and `AsyncClient` are the same for asynchronous code. Settings have the names of flags (docs/library.md).
 """

@@ -160,7 +160,7 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
 
 
 async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]:
-    """Start the servers of a comparison, measure all of its cells, and stop them; see `measure` for errors."""
+    """Start a comparison's servers, measure all cells, stop them; errors: of `deployment` and `measure`."""
     samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:
         if busy := await busy_at_start(config.usable_cores):

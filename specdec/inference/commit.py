@@ -200,12 +200,12 @@ class TokenAudit:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """First event of a `TokenSource`: the request has a slot, and its first pass is done.
+    """First event of a `TokenSource`, before the commits: what reading the prompt gave.
 
     Attributes:
         num_cached_tokens: prompt tokens that the slot held already, from an earlier request.
         prompt_logprobs: one per prompt token but the first, if the request asked for them.
-        audits: one per committed token of the request, if it asked for them.
+        audits: one per committed token of the prompt, to the first that is refused, if the request asked for them.
     """
 
     num_cached_tokens: int = 0

@@ -139,7 +139,7 @@ class MinLengthSampling(SamplingParams):
 
 
 def _left_open(name: str, note: str = "") -> Any:
-    """Declare a field of `SamplingParams` that may be None; its help shows the parameter's default, and a note."""
+    """Copy a field of `SamplingParams`, with None as default; its help shows the original default, and a note."""
     parameter = field_of(SamplingParams, name)
     text = f"{described(SamplingParams, name, parameter).help} ({parameter.default:g}{note})"
     return same(SamplingParams, name, default=None, help=text)

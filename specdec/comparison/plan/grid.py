@@ -72,13 +72,13 @@ class Sample:
 
 
 def walk(config: ComparisonConfig) -> Iterator[tuple[int, Cell]]:
-    """Yield (repeat, cell), interleaved: contenders under the same conditions follow one another within seconds.
+    """Yield (repeat, cell), interleaved: contenders under the same conditions follow directly on one another.
 
-    The first contender rotates, so that drift (heat, other processes) favours none of them.
+    The first contender rotates, over conditions and over repeats, so that drift (heat, other processes) favours none.
     """
     workload, network, contenders = config.workload, config.network, config.contenders
-    turn = 0
     for repeat in range(workload.num_runs):
+        turn = repeat
         for concurrency, request_rate in workload.loads:
             for prompt_set in workload.prompt_sets:
                 for rtt_ms in network.rtts_ms:

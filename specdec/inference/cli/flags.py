@@ -45,7 +45,7 @@ def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
 
 
 def _help(flag: Declared) -> str:
-    """Return the text of --help; the default is appended unless the text has one."""
+    """Return a flag's help; a default not in it, nor `_NOTHING`, is appended."""
     text, shown = flag.setting.help, str(flag.default)
     if "(default" in text or "%(default)s" in text or flag.default is MISSING or shown in _NOTHING:
         return text

@@ -293,7 +293,7 @@ class Metrics:
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def watch_drafting(self, drafting: Drafting) -> None:
-        """Add what the switch of drafting has measured."""
+        """Add metrics of the on-off switch of drafting."""
         self.registry.register(_Drafting(self._name, drafting))
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
@@ -375,7 +375,7 @@ class RequestMetrics:
 
     @property
     def cost(self) -> tuple[str, int, float]:
-        """Return the name of the model, the number of output tokens, and the seconds until now."""
+        """Return the model's name, the number of output tokens, and the seconds since arrival."""
         return self._metrics._name, self._num_tokens, time.monotonic() - self._arrived
 
     def take(self, event: TextEvent | TokenEvent) -> None:

@@ -16,7 +16,7 @@ MAX_PASS_TOKENS = 4096
 
 
 SOURCES = ("draft", "lookup", "forced")
-"""Sources of draft tokens: a draft model, text that occurred before, a grammar that allows only one token."""
+"""Sources of draft tokens: a draft, lookup in known or predicted text, a grammar that allows one token."""
 
 
 def by_source(one: Pass) -> dict[tuple[str, bool], int]:

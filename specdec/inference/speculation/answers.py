@@ -13,7 +13,7 @@ from specdec.inference.speculation.lookup import MATCHES, Guide, Lookup
 from specdec.inference.speculation.suffix_index import END, SuffixIndex
 
 MAX_ANSWER_TOKENS = 32 * 1024
-"""Most tokens of one answer that are kept, the first ones, so that an end of a request takes little time."""
+"""First tokens of an answer that are kept, at most; more would make the end of a request slow."""
 _OWNER_BYTES, _ANSWER_BYTES = 2048, 512
 """Memory of an owner and of an answer beside their tokens."""
 

@@ -106,14 +106,14 @@ def _score(turn: Turn, rows: Array) -> dict[str, Any]:
 
 
 def rows_not_finite(logits: Array) -> list[int]:
-    """Return the rows with logits that are not finite: the first NaN, or token 0, would be chosen silently."""
+    """Return the rows whose maximum is not finite: the first NaN, or token 0, would be chosen silently."""
     xp = array_api_compat.array_namespace(logits)
     finite = xp.isfinite(xp.max(logits, axis=-1))  # [num_rows]; a NaN is the maximum of its row
     return [] if bool(xp.all(finite)) else [row for row, good in enumerate(finite.tolist()) if not good]
 
 
 def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
-    """Raise InternalError for logits that are not finite; the error has the first such position and their number."""
+    """Raise InternalError if a row's maximum is not finite; the error has the first such position and a count."""
     if not (bad := rows_not_finite(logits)):
         return
     positions = [len(turn.token_ids) + i for turn in turns for i in range(_num_choices(turn))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -30,6 +31,7 @@ from specdec.comparison.plan.config import (
 from specdec.comparison.plan.datasets import Conversation, read_dataset
 from specdec.comparison.plan.endpoint import Endpoint, endpoint_of
 from specdec.comparison.plan.flags import parse_config
+from specdec.comparison.plan.grid import walk
 from specdec.comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
 from specdec.comparison.run.load import require_clients
 from specdec.comparison.run.measurement import _warm_up
@@ -272,6 +274,17 @@ def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
     assert workload.loads == ((1, None), (4, None), (0, 2.0), (0, 8.0))
     loads = {cell.concurrency for cell in _warm_up(config(tmp_path, workload=replace(workload, concurrencies=(1,))))}
     assert loads == {1, OPEN_LOOP_BATCH}
+
+
+def test_every_contender_is_the_first_of_each_condition_equally_often(tmp_path: Path) -> None:
+    """Regression: with as many round trips as contenders each round trip had the same first contender in all runs."""
+    plan = config(tmp_path)
+    num = len(plan.contenders)
+    network, workload = NetworkConfig(tuple(map(float, range(num)))), replace(plan.workload, num_runs=num)
+    first = [cell for _, cell in walk(replace(plan, network=network, workload=workload))][::num]
+    kinds = {each.kind for each in workload.prompt_sets}
+    for kind, rtt_ms in itertools.product(kinds, network.rtts_ms):
+        assert len({it.contender for it in first if (it.kind, it.rtt_ms) == (kind, rtt_ms)}) == num
 
 
 # Flags and files ------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class Conversation:
         return ""
 
     async def _answer(self, question: str) -> None:
-        """Show the answer; Ctrl-C ends it, and what came stays in the conversation."""
+        """Show the answer; Ctrl-C ends it, and its text stays in the conversation."""
         self._asked, said = question, list[str]()
         asked = {"role": "user", "content": question}
         self._answering = task = cast("asyncio.Task[None]", asyncio.current_task())

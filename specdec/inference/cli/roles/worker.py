@@ -82,7 +82,7 @@ def with_branches(model: DraftModel, branches: int) -> ProposerConfig:
 
 @contextmanager
 def ways_out(model: DraftModel) -> Generator[None, None, None]:
-    """If the bundled draft does not fit, name ways to one that does in the error."""
+    """If the bundled draft does not fit, tell in the error what to use instead."""
     try:
         yield
     except IncompatibleDraftError as exc:

@@ -30,7 +30,7 @@ MESSAGES = "/v1/messages"
 MAX_ECHO_CHARACTERS = 200
 """Most characters of a request's value that an error message repeats."""
 MAX_MESSAGE_CHARACTERS = 1000
-"""Most characters of a whole error message."""
+"""Length at which an error message is cut."""
 _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",

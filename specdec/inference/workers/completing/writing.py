@@ -85,7 +85,7 @@ class Text:
         check_rest(resume, "a stop string is among them" if self._stops.found else "")
 
     def delta(self, commit: Commit) -> Delta:
-        """Return the commit with its text, cut after the token that completed a stop string."""
+        """Return the commit with text; tokens end with a stop string, the text before it."""
         if self._is_empty:
             return _without_text(commit)
         pieces, lengths = self._pieces(commit.token_ids)

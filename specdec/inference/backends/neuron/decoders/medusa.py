@@ -23,13 +23,13 @@ from specdec.inference.model.decoder import Turn, Verdict
 
 
 class MedusaDecoder(DeviceDecoder):
-    """Target with Medusa heads, and its only slot.
+    """Target with Medusa heads, with one slot.
 
     Args:
         application: NxDI's application, loaded.
-        shape: its width is the number of nodes that a pass verifies.
-        choices: paths of the tree.
-        num_heads: number of the model's heads.
+        shape: its width is the number of nodes of the compiled pass.
+        choices: paths of the guess tree.
+        num_heads: number of Medusa heads.
     """
 
     def __init__(
