@@ -1,8 +1,12 @@
-"""Worth of predictions and kept answers: `python -m benchmarks.replay [--rounds 2] [--temperature 0.8]`, two minutes.
+"""Worth of predictions and kept answers, cost of an audit: `python -m benchmarks.replay [--rounds 5]`, three minutes.
 
 The bundled pair answers prompts with fixed seeds, one at a time: the target alone and the pair, each without, then with
 what it answered before (`--replay`, and as a prediction). The same answers predict those of the 8-bit target. For edits
-of code, the prediction is the answer with an identifier renamed; a useless one is the answer to another prompt.
+of code, the prediction is the answer with an identifier renamed; a useless one is the answer to another prompt. An
+audit of each answer is compared with reading prompt and answer as a prompt.
+
+Seconds are the process's own of the CPU, with one thread a model, so that other programs count less. The ways take
+turns in each round; the last column is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, FusedConfig,
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.speculation.answers import KeptAnswers, Origin
+from specdec.inference.workers.completing.audit import audited
 from specdec.inference.workers.completing.local import LocalCompleter
 from specdec.inference.workers.completion import CompletionRequest
 
@@ -35,20 +40,20 @@ PROMPTS = (
     "for i in range(10):\n    print(i)\n",
 )
 ANSWERS_BYTES = 16 * 2**20
-Answered = tuple[float, float, list[str]]
-"""Tokens per second, tokens per pass, and the texts."""
+Answered = tuple[float, float, list[str], list[tuple[int, ...]]]
+"""Tokens per second, tokens per pass, the texts and their token ids."""
 
 
 async def answered(completer: LocalCompleter, requests: Sequence[CompletionRequest]) -> Answered:
-    """Answer requests one after another; time excludes nothing but the check of their texts."""
-    num_tokens, num_passes, texts, started = 0, 0, [], time.perf_counter()
+    """Answer requests one after another."""
+    num_passes, texts, token_ids, started = 0, [], [], time.process_time()
     for request in requests:
-        text = ""
-        async for event in completer.complete(request):
-            if isinstance(event, Delta) and event.token_ids:
-                num_tokens, num_passes, text = num_tokens + len(event.token_ids), num_passes + 1, text + event.text
-        texts.append(text)
-    return num_tokens / (time.perf_counter() - started), num_tokens / num_passes, texts
+        deltas = [each async for each in completer.complete(request) if isinstance(each, Delta) and each.token_ids]
+        num_passes += len(deltas)
+        texts.append("".join(each.text for each in deltas))
+        token_ids.append(tuple(token_id for each in deltas for token_id in each.token_ids))
+    num_tokens = sum(map(len, token_ids))
+    return num_tokens / (time.process_time() - started), num_tokens / num_passes, texts, token_ids
 
 
 def predicted(requests: Sequence[CompletionRequest], texts: Sequence[str]) -> list[CompletionRequest]:
@@ -63,13 +68,13 @@ def renamed(text: str) -> str:
 
 async def rows_of(
     engines: Mapping[str, LocalCompleter], requests: Sequence[CompletionRequest], rounds: int
-) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return medians of tokens per second and per pass, by engine and by what it has to draft from.
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Return medians of tokens per second, per pass and over nothing, by engine and by what it has to draft from.
 
     A cache salt of its own keeps each measurement from answers that another one left; texts are compared.
     """
     salts = map(str, range(10**9))
-    _, _, texts = await answered(engines["target"], [replace(each, cache_salt=next(salts)) for each in requests])
+    _, _, texts, _ = await answered(engines["target"], [replace(each, cache_salt=next(salts)) for each in requests])
     ways: dict[str, Callable[[], list[CompletionRequest]]] = {
         "nothing": lambda: list(requests),
         "its prediction": lambda: predicted(requests, texts),
@@ -83,18 +88,47 @@ async def rows_of(
             for way, make in ways.items():
                 salt = next(salts)
                 asked = [replace(each, cache_salt=f"{salt} {i}") for i, each in enumerate(make())]
-                speed, length, here = await answered(engine, asked)
+                speed, length, here, _ = await answered(engine, asked)
                 if here != texts and name != "int8 target":
                     raise SystemExit(f"{name} with {way} gave another text")
                 taken.setdefault(way, []).append((speed, length))
                 if way == "nothing":
-                    speed, length, here = await answered(engine, asked)
+                    speed, length, *_ = await answered(engine, asked)
                     taken.setdefault("a kept answer", []).append((speed, length))
+        ways = dict([*ways.items()][1:] + [*ways.items()][:1])  # each is first in some rounds
     return {
-        name: {way: (statistics.median(s for s, _ in pairs), statistics.median(n for _, n in pairs))
-               for way, pairs in taken.items()}
-        for name, taken in found.items()
-    }  # fmt: skip
+        name: {way: _medians(pairs, taken["nothing"]) for way, pairs in taken.items()} for name, taken in found.items()
+    }
+
+
+def _medians(pairs: Sequence[tuple[float, float]], nothing: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    ratios = [speed / before for (speed, _), (before, _) in zip(pairs, nothing, strict=True)]
+    return *(statistics.median(each) for each in zip(*pairs, strict=True)), statistics.median(ratios)
+
+
+async def audit_seconds(
+    completer: LocalCompleter, requests: Sequence[CompletionRequest], rounds: int
+) -> dict[str, float]:
+    """Return the median seconds of reading prompts with their answers, and of audits of the answers, in all.
+
+    Each prompt, of token ids, has a cache salt of its own, so that no slot holds a prefix of it.
+    """
+    *_, answers = await answered(completer, requests)
+    prompts = [await completer.codec.encode(str(each.prompt)) for each in requests]
+    salts = map(str, range(10**9))
+    taken: dict[str, list[float]] = {"a prompt": [], "an audit": []}
+    for _ in range(rounds):
+        for way, seconds in taken.items():
+            started = time.process_time()
+            for request, prompt, answer in zip(requests, prompts, answers, strict=True):
+                asked = replace(request, prompt=prompt, cache_salt=f"audit {next(salts)}")
+                if way == "an audit":
+                    audit = await audited(completer, None, asked, answer)
+                    assert audit.holds, audit.verdict
+                else:
+                    await answered(completer, [replace(asked, prompt=(*prompt, *answer), max_new_tokens=1)])
+            seconds.append(time.process_time() - started)
+    return {way: statistics.median(seconds) for way, seconds in taken.items()}
 
 
 def memory() -> dict[str, float]:
@@ -114,7 +148,7 @@ async def _run(args: argparse.Namespace) -> None:
         CompletionRequest(prompt, sampling, seed=i, max_new_tokens=args.tokens, ignore_eos=True)
         for i, prompt in enumerate(PROMPTS)
     ]
-    alone = ModelConfig(BUNDLED_TARGET, num_slots=1, num_threads=args.threads, backend="onnx")
+    alone = ModelConfig(BUNDLED_TARGET, num_slots=1, num_threads=1, backend="onnx")
     draft = replace(alone, path=BUNDLED_DRAFT)
     pair = FusedConfig(alone, ProposerConfig(BUNDLED_TARGET, draft, num_slots=1), 8)
     configs: dict[str, ModelConfig | FusedConfig] = {
@@ -128,24 +162,26 @@ async def _run(args: argparse.Namespace) -> None:
             running = await stack.enter_async_context(target_engine(config, max_waiting=4, answers_bytes=ANSWERS_BYTES))
             engines[name] = LocalCompleter(running.engine, running.tokenizer)
         found = await rows_of(engines, requests, args.rounds)
+        audit = await audit_seconds(engines["target"], requests, args.rounds)
     body = [
-        [name, way, f"{speed:.0f}", f"{length:.1f}", f"{speed / found[name]['nothing'][0]:.2f}"]
+        [name, way, f"{speed:.0f}", f"{length:.1f}", f"{ratio:.3f}"]
         for name, ways in found.items()
-        for way, (speed, length) in ways.items()
+        for way, (speed, length, ratio) in ways.items()
     ]
     header = ["engine", "drafts from", "tokens/s", "tokens a pass", "over nothing"]
     print_table(f"the bundled pair, temperature {args.temperature:g}, {args.tokens} tokens", header, body)
     taken = memory()
     print_table("memory of kept answers", ["text", "bytes a token"], [[k, f"{v:.0f}"] for k, v in taken.items()])
-    print_json("replay", {"speed": found, "bytes_a_token": taken})
+    rows = [[way, f"{1e3 * seconds / len(requests):.1f}"] for way, seconds in audit.items()]
+    print_table(f"audit of {args.tokens} tokens by the target", ["reading as", "ms"], rows)
+    print_json("replay", {"speed": found, "bytes_a_token": taken, "audit_s": audit})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2, help="%(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="%(default)s")
     parser.add_argument("--temperature", type=float, default=0.8, help="%(default)s")
     parser.add_argument("--tokens", type=int, default=120, help="output tokens of each answer (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of each model (%(default)s)")
     asyncio.run(_run(parser.parse_args()))
 
 

@@ -113,6 +113,8 @@ class Scenario:
         num_workers: workers of the pool, or 1 for private ones.
         length: fewest and most tokens of an answer.
         text: the target's text.
+        predicted: text that each request predicts, if any.
+        gamma: most draft tokens of a pass, if the requests set it.
         slower: factor of the seconds of all passes and draft steps, at a time.
         shares: the target knows that the workers share its cores.
         first_s: seconds that the first pass with drafts takes in addition, and the first one without.
@@ -132,6 +134,8 @@ class Scenario:
     num_workers: int = 1
     length: tuple[int, int] = (60, 240)
     text: Text = novel
+    predicted: Text | None = None
+    gamma: int | None = WINDOW
     slower: Callable[[float], float] = lambda _: 1.0
     shares: bool = False
     first_s: float = 0.0
@@ -370,7 +374,9 @@ class _Town:
         scenario, rng = self._scenario, random.Random(f"{self._seed} {name}")
         length = rng.randrange(8, 40)
         prompt, num_tokens = tuple(map(scenario.text, range(length))), rng.randint(*scenario.length)
-        request = GenerationRequest(prompt, max_new_tokens=num_tokens, gamma=WINDOW, cache_salt=name)
+        predicted = tuple(map(scenario.predicted, range(length, length + num_tokens))) if scenario.predicted else ()
+        request = GenerationRequest(prompt, max_new_tokens=num_tokens, gamma=scenario.gamma, prediction=predicted)
+        request = replace(request, cache_salt=name)
         if self._edge is not None:
             request = replace(request, draft_session=f"{self._edge.scope}{name}", schedule=Schedule.ASYNC)
             self._edge.begin(name, name, length)

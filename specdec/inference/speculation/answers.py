@@ -91,8 +91,10 @@ class KeptAnswers:
         """
         guides = [Guide.predicted(prediction, len(origin.prompt))] if prediction else []
         if (shelf := self._shelves.get(origin.owner)) is not None:
-            starts = (shelf.starts[key] for key in origin.keys if key in shelf.starts)
-            guides.append(Guide(shelf.index, next(starts, None), len(origin.prompt)))
+            keys = origin.keys
+            starts = ((shelf.starts[key], key == keys[0]) for key in keys if key in shelf.starts)
+            place, is_sure = next(starts, (None, False))
+            guides.append(Guide(shelf.index, place, len(origin.prompt), is_sure=is_sure))
         return Lookup(guides, own_limit)
 
     def add(self, origin: Origin, answer: Sequence[int]) -> None:

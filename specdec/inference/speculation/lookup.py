@@ -25,9 +25,11 @@ MATCHES = (3, 1)
 """Shortest matches in a sequence's own text, in the order in which they are tried."""
 PREDICTED_MATCH = 2
 """Shortest match in a prediction, which the output is expected to follow."""
+FIRST_TRY = 5
+"""Most tokens that are proposed from a text which the output has not followed yet."""
 _EDGES = (3, 8)  # shortest matches of the second and the third class
 _OWN_RATES, _GUIDED_RATES = (0.1, 0.3, 0.6), (0.3, 0.7, 0.95)
-_PRIOR_TESTED = 2.0
+_OWN_TESTED, _GUIDED_TESTED = 2.0, 1.0  # number of tests that these rates count as
 _READ_AT_ONCE = 1024
 """Most tokens indexed between two passes; a long prompt takes several."""
 
@@ -110,21 +112,31 @@ class Guide:
         index: index of the text.
         place: place of the output's first token in the index; None if it is not known.
         num_tokens: number of the sequence's tokens before the output.
+        is_sure: whether the output should equal the text from `place` on. Else `FIRST_TRY` tokens are proposed until
+            the output has followed the text, so that a useless one costs little.
         unread: tokens of the text that are not in the index yet; they follow part by part.
 
     Attributes:
         is_prediction: whether the request came with the text.
     """
 
-    def __init__(self, index: SuffixIndex, place: int | None, num_tokens: int, unread: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        index: SuffixIndex,
+        place: int | None,
+        num_tokens: int,
+        *,
+        is_sure: bool = False,
+        unread: Sequence[int] = (),
+    ) -> None:
         self._index, self._place, self._num_seen = index, place, num_tokens
         self._unread, self._num_read, self.is_prediction = unread, 0, bool(unread)
-        self._length = 0 if place is None else LONGEST_MATCH
+        self._length, self._is_sure = 0 if place is None else LONGEST_MATCH, is_sure
 
     @classmethod
     def predicted(cls, token_ids: Sequence[int], num_tokens: int) -> Guide:
         """Return a guide by a prediction of the output after `num_tokens` tokens."""
-        return cls(SuffixIndex(PREDICTED_MATCH), 0, num_tokens, token_ids)
+        return cls(SuffixIndex(PREDICTED_MATCH), 0, num_tokens, unread=token_ids)
 
     def read(self) -> None:
         """Index a part of the text."""
@@ -140,6 +152,7 @@ class Guide:
             place, length = self._index.find(_last(token_ids, num_tokens), self._place)
             if length > self._length:
                 self._place, self._length = place, length
+        limit = limit if self._is_sure else min(limit, FIRST_TRY)
         return ([] if self._place is None else self._index.tokens(self._place, limit)), self._length
 
     def _follow(self, token_ids: Sequence[int], num_tokens: int) -> None:
@@ -147,6 +160,7 @@ class Guide:
             if self._place is not None:
                 is_same = self._index.tokens(self._place, 1) == [each]
                 self._length = min(LONGEST_MATCH, self._length + 1) if is_same else 0
+                self._is_sure = self._is_sure or is_same
                 self._place += 1
         self._num_seen = max(self._num_seen, num_tokens)
 
@@ -165,8 +179,8 @@ class Lookup:
 
     def __init__(self, guides: Sequence[Guide] = (), own_limit: int = MAX_NGRAM_LENGTH) -> None:
         self._text, self.guides, self._own_limit = OwnText(), guides, own_limit
-        rates = (*_GUIDED_RATES * len(guides), *_OWN_RATES)
-        self._acceptance = [Acceptance(_PRIOR_TESTED, rate) for rate in rates]
+        guided = [Acceptance(_GUIDED_TESTED, rate) for rate in _GUIDED_RATES * len(guides)]
+        self._acceptance = [*guided, *(Acceptance(_OWN_TESTED, rate) for rate in _OWN_RATES)]
         self._match = 0
 
     @property

@@ -7,6 +7,7 @@ import tracemalloc
 
 from specdec.inference.caller import Caller
 from specdec.inference.speculation.answers import KeptAnswers, Origin
+from specdec.inference.speculation.lookup import FIRST_TRY
 
 ANSWER = [*range(100, 140)]
 PROMPT = (1, 2, 3)
@@ -27,7 +28,8 @@ def test_the_answer_with_the_same_seed_comes_first() -> None:
     for seed in range(4):
         kept.add(Origin("a", PROMPT, seed), [seed] * 20)
     for seed, expected in ((1, 1), (3, 3), (77, 3)):
-        assert kept.lookup(Origin("a", PROMPT, seed), (), 0).propose([*PROMPT], 2)[:1] == [expected]
+        found = kept.lookup(Origin("a", PROMPT, seed), (), 0).propose([*PROMPT], 20)
+        assert found == [expected] * (20 if seed == expected else FIRST_TRY)  # with another seed it may be another one
 
 
 def test_another_prompt_gets_the_longest_match() -> None:

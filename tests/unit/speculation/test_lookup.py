@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specdec.inference.model.proposer import Draft
 from specdec.inference.request import SamplingParams
-from specdec.inference.speculation.lookup import MATCHES, Guide, Lookup, NgramProposer, OwnText, continuation
+from specdec.inference.speculation.lookup import FIRST_TRY, MATCHES, Guide, Lookup, NgramProposer, OwnText, continuation
 from specdec.inference.speculation.suffix_index import LONGEST_MATCH, MAX_STEPS
 from specdec.inference.tokens import TokenView
 from tests.support.scripted import ids_of
@@ -174,5 +174,6 @@ def test_a_right_prediction_grows_wide() -> None:
         lookup.record(len(found), len(found))
         log += output[len(log) - 1 :][: len(found) + 1]
         widths.append(len(found))
-    assert widths[0] > 16
+    assert widths[0] == FIRST_TRY
+    assert widths[1] > 16
     assert max(widths) == 64
