@@ -91,10 +91,9 @@ class KeptAnswers:
         """
         guides = [Guide.predicted(prediction, len(origin.prompt))] if prediction else []
         if (shelf := self._shelves.get(origin.owner)) is not None:
-            keys = origin.keys
-            starts = ((shelf.starts[key], key == keys[0]) for key in keys if key in shelf.starts)
-            place, is_sure = next(starts, (None, False))
-            guides.append(Guide(shelf.index, place, len(origin.prompt), is_sure=is_sure))
+            key = next((key for key in origin.keys if key in shelf.starts), None)
+            is_sure = key == origin.keys[0]  # with another seed, another answer may follow
+            guides.append(Guide(shelf.index, shelf.starts.get(key), len(origin.prompt), is_sure=is_sure))
         return Lookup(guides, own_limit)
 
     def add(self, origin: Origin, answer: Sequence[int]) -> None:
@@ -102,10 +101,8 @@ class KeptAnswers:
         answer, keys = answer[:MAX_ANSWER_TOKENS], origin.keys
         if not self._size or len(answer) < MATCHES[0]:
             return
-        if (shelf := self._shelves.get(origin.owner)) is None:
-            shelf = self._shelves[origin.owner] = _Shelf()
-        else:
-            self.num_bytes -= shelf.num_bytes
+        shelf = self._shelves.setdefault(origin.owner, _Shelf())
+        self.num_bytes -= shelf.num_bytes if shelf.answers else 0
         if keys[0] not in shelf.starts or shelf.index.tokens(shelf.starts[keys[0]], len(answer)) != [*answer]:
             shelf.add(keys, answer)
             self._owners.append(origin.owner)

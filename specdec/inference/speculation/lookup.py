@@ -112,37 +112,30 @@ class Guide:
         index: index of the text.
         place: place of the output's first token in the index; None if it is not known.
         num_tokens: number of the sequence's tokens before the output.
+        unread: all tokens of a text of which the empty index is filled part by part.
         is_sure: whether the output should equal the text from `place` on. Else `FIRST_TRY` tokens are proposed until
             the output has followed the text, so that a useless one costs little.
-        unread: tokens of the text that are not in the index yet; they follow part by part.
 
     Attributes:
         is_prediction: whether the request came with the text.
     """
 
     def __init__(
-        self,
-        index: SuffixIndex,
-        place: int | None,
-        num_tokens: int,
-        *,
-        is_sure: bool = False,
-        unread: Sequence[int] = (),
+        self, index: SuffixIndex, place: int | None, num_tokens: int, unread: Sequence[int] = (), *, is_sure: bool
     ) -> None:
         self._index, self._place, self._num_seen = index, place, num_tokens
-        self._unread, self._num_read, self.is_prediction = unread, 0, bool(unread)
+        self._unread, self.is_prediction = unread, bool(unread)
         self._length, self._is_sure = 0 if place is None else LONGEST_MATCH, is_sure
 
     @classmethod
     def predicted(cls, token_ids: Sequence[int], num_tokens: int) -> Guide:
         """Return a guide by a prediction of the output after `num_tokens` tokens."""
-        return cls(SuffixIndex(PREDICTED_MATCH), 0, num_tokens, unread=token_ids)
+        return cls(SuffixIndex(PREDICTED_MATCH), 0, num_tokens, token_ids, is_sure=False)
 
     def read(self) -> None:
         """Index a part of the text."""
-        if part := self._unread[self._num_read : self._num_read + _READ_AT_ONCE]:
-            self._index.append(part)
-            self._num_read += len(part)
+        place = self._index.end
+        self._index.append(self._unread[place : place + _READ_AT_ONCE])
 
     def propose(self, token_ids: Sequence[int], num_tokens: int, limit: int) -> tuple[list[int], int]:
         """Return up to `limit` tokens to follow a sequence's first ones, and the length of the match before them."""
@@ -151,9 +144,9 @@ class Guide:
         if self._length < LONGEST_MATCH:
             place, length = self._index.find(_last(token_ids, num_tokens), self._place)
             if length > self._length:
-                self._place, self._length = place, length
-        limit = limit if self._is_sure else min(limit, FIRST_TRY)
-        return ([] if self._place is None else self._index.tokens(self._place, limit)), self._length
+                self._place, self._length, self._is_sure = place, length, True
+        most = limit if self._is_sure else min(limit, FIRST_TRY)
+        return ([] if self._place is None else self._index.tokens(self._place, most)), self._length
 
     def _follow(self, token_ids: Sequence[int], num_tokens: int) -> None:
         for each in token_ids[self._num_seen : num_tokens]:
@@ -232,5 +225,4 @@ class Lookup:
     def record(self, num_tokens: int, num_accepted_tokens: int) -> None:
         """Record a pass's verdict on the latest proposal; `num_tokens` is 0 if the pass verified none of its tokens."""
         for match, acceptance in enumerate(self._acceptance):
-            was_tried = match == self._match
-            acceptance.record(num_tokens * was_tried, num_accepted_tokens * was_tried)
+            acceptance.record(*((num_tokens, num_accepted_tokens) if match == self._match else (0, 0)))

@@ -58,8 +58,7 @@ class Replay:
         num_passes = 0
         while (num_tokens := len(self._committed) - self._place) > 0:
             if self._proposal is None:
-                limit = self._limit
-                self._proposal = self.lookup.propose(self._committed, limit, self._place) if limit else []
+                self._proposal = self.lookup.propose(self._committed, self._limit, self._place) if self._limit else []
             tried = self._proposal[: round(share * len(self._proposal))]
             num_accepted = common_length(tried, self._committed[self._place :])
             if num_accepted == num_tokens:  # the next token, not known yet, decides
