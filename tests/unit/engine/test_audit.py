@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.commit import TokenAudit
 from specdec.inference.engine.target import TargetEngine
+from specdec.inference.model.slots import Windows
 from specdec.inference.request import GenerationRequest
 from specdec.inference.serving.assembly import running
+from specdec.inference.speculation.slot_decoder import SlotDecoder
 from tests.support.answers import opened_and_commits
 from tests.support.engine_contract import MODES, PROMPT, REGEX, completed, onnx_engine, wanted
-from tests.support.models import save_tiny_model
+from tests.support.models import save_tiny_model, tiny_model
 
 MAX_LENGTH = 128
 
@@ -104,3 +108,16 @@ async def test_a_request_without_an_audit_has_none(engine: TargetEngine) -> None
 
 def test_the_prompt_is_not_audited() -> None:
     assert wanted().resumed([1, 2]).output_start == len(PROMPT)
+
+
+async def test_windows_leave_no_rounding_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In windows of one width all margins have the same bits in bfloat16, in whatever parts an output is read."""
+    backend = TorchBackend(tiny_model("llama").to(torch.bfloat16), num_slots=2, max_length=64, windows=Windows(16, 2))
+    found = []
+    async with running(TargetEngine(SlotDecoder(backend))) as engine:
+        for chunk in (3, 256):
+            monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", chunk)
+            audits = await audits_of(engine, wanted(prompt=PROMPT[:9], cache_salt=str(chunk)), range(40))
+            found.append([each.margin for each in audits])
+    assert found[0] == found[1]
+    assert min(found[0]) >= 0.0 < max(found[0])
