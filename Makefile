@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install help demo test quick check format coverage test-oldest test-python test-long test-world test-release manifests ray-demo ray-test \
         images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas hostile-short suites-short trainium-report gpu-report \
-        vllm-gpu-report bench bench-capacity bench-load bench-peers bench-vllm proto clean
+        vllm-gpu-report bench bench-capacity bench-load bench-peers bench-replay bench-vllm proto clean
 
 # The environment of tests and checks, in .venv, with the command .venv/bin/specdec, which runs this checkout.
 install: $(STAMP)
@@ -279,6 +279,10 @@ bench-load: install
 bench-peers: install
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 	$(BIN)/python -m benchmarks.page
+
+# Worth of predictions and kept answers, and cost of an audit: the figures of docs/prediction.md, three minutes on a quiet core.
+bench-replay: install
+	$(BIN)/python -m benchmarks.replay $(ARGS)
 
 # Our target over vLLM, and vLLM's own server with our file and a pool, against vLLM itself, over HTTP, on a CPU and in
 # vLLM's environment: docs/peers.json and its page. ARGS="--shapes serve,serve-defaults" is the second of the two.
