@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
 from specdec.inference.speculation.answers import Origin
+from specdec.inference.speculation.lookup import FIRST_TRY
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
     LENGTH,
@@ -210,7 +211,7 @@ def test_a_prediction_goes_before_a_worker_that_promises_less() -> None:
     drafts.enter("a", PROMPT, 16, origin=Origin("one", PROMPT), prediction=OUTPUT)
     drafts.receive(Help("a", 1))
     drafts.receive(Grow("a", [Chain(None, 3, [7])]))
-    assert drafts.proposals({"a": 40}, may_wait=True) == [OUTPUT[:16]]
+    assert drafts.proposals({"a": 40}, may_wait=True) == [OUTPUT[:FIRST_TRY]]
 
 
 @pytest.mark.parametrize(
