@@ -109,8 +109,8 @@ async def test_usage_counts_the_prediction_alone(models: ModelDirectories) -> No
         text = first.json()["choices"][0]["text"]
         assert details(first) == nothing
         parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
-        for content in (text, parts):
-            answer = await posted(port, cache_salt="b", prediction={"type": "content", "content": content})
+        for salt, content in (("b", text), ("d", parts)):
+            answer = await posted(port, cache_salt=salt, prediction={"type": "content", "content": content})
             assert answer.json()["choices"][0]["text"] == text
             assert details(answer)["accepted_prediction_tokens"] > 0
         wrong = await posted(port, cache_salt="c", prediction={"type": "content", "content": text[::-1]})
