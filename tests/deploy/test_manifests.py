@@ -53,7 +53,8 @@ def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
 def validated(documents: list[Manifest], version: str, folder: Path) -> str:
     """Return the errors of kubernetes-validate, except those about custom resources, which it does not know."""
     file = folder / "all.yaml"
-    file.write_text(yaml.safe_dump_all(documents))
+    each_once = {json.dumps(each): each for each in documents}.values()
+    file.write_text(yaml.dump_all(each_once, Dumper=yaml.CSafeDumper))
     return complaints("kubernetes-validate", "--strict", "--quiet", "--no-warn", "-k", version, file)
 
 
@@ -310,37 +311,38 @@ def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> No
     assert all(fault in each for each in found)
 
 
-def built_with(folder: Path, overlay: str, component: str) -> list[Manifest]:
-    """Build an overlay with one more component, check it as all overlays are checked, and return its manifests."""
-    documents = with_components(folder, f"overlays/{overlay}", f"components/{component}")
-    assert faults(documents) == []
-    assert validated(core(documents), "1.34", folder) == ""
-    check_custom(documents)
-    return documents
+def built_with(folder: Path, component: str, *overlays: str) -> list[list[Manifest]]:
+    """Build overlays with one more component, check them as all overlays are checked, and return their manifests."""
+    built = [with_components(folder, f"overlays/{each}", f"components/{component}") for each in overlays]
+    assert [faults(documents) for documents in built] == [[]] * len(overlays)
+    assert validated([each for documents in built for each in core(documents)], "1.34", folder) == ""
+    for documents in built:
+        check_custom(documents)
+    return built
 
 
-@pytest.mark.parametrize("overlay", ["cpu-demo", "trn2-distributed", "trn2-fused", "gpu-vllm", "vllm-serve"])
-def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
-    documents = built_with(tmp_path, overlay, "tls")
-    assert len(of_kind(documents, "Certificate")) > 1
-    for workload in of_kind(documents, "StatefulSet", "Deployment"):
-        arguments = arguments_of(workload, documents)
-        assert "--insecure" not in arguments
-        assert "--tls_cert" in arguments or "--tls_ca" in arguments
+def test_tls_everywhere(tmp_path: Path) -> None:
+    for documents in built_with(
+        tmp_path, "tls", "cpu-demo", "trn2-distributed", "trn2-fused", "gpu-vllm", "vllm-serve"
+    ):
+        assert len(of_kind(documents, "Certificate")) > 1
+        for workload in of_kind(documents, "StatefulSet", "Deployment"):
+            arguments = arguments_of(workload, documents)
+            assert "--insecure" not in arguments
+            assert "--tls_cert" in arguments or "--tls_ca" in arguments
 
 
-@pytest.mark.parametrize("overlay", ["cpu-demo", "gpu"])
-def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
+def test_a_route_from_outside_leads_to_the_api(tmp_path: Path) -> None:
     """With the component for a route, clients outside of the cluster reach the API, and no time limit cuts a stream.
 
     Regression: no overlay could be reached from outside of its cluster.
     """
-    documents = built_with(tmp_path, overlay, "route")
-    [route] = of_kind(documents, "HTTPRoute")
-    [rule] = route["spec"]["rules"]
-    ports = {each["metadata"]["name"]: each["spec"]["ports"] for each in of_kind(documents, "Service")}
-    assert [ports[each["name"]][0]["port"] for each in rule["backendRefs"]] == [rule["backendRefs"][0]["port"]]
-    assert rule["timeouts"] == {"request": "0s"}
+    for documents in built_with(tmp_path, "route", "cpu-demo", "gpu"):
+        [route] = of_kind(documents, "HTTPRoute")
+        [rule] = route["spec"]["rules"]
+        ports = {each["metadata"]["name"]: each["spec"]["ports"] for each in of_kind(documents, "Service")}
+        assert [ports[each["name"]][0]["port"] for each in rule["backendRefs"]] == [rule["backendRefs"][0]["port"]]
+        assert rule["timeouts"] == {"request": "0s"}
 
 
 GONE = "(gone)"
