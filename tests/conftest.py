@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,25 @@ def _one_thread() -> None:
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bundled_models_are_packed_once() -> None:
+    """Keep the packed weights of the bundled models in build/, for all processes and goals.
+
+    A server that has to pack them takes five seconds of CPU more to start.
+    """
+    if not (HAS_TORCH and find_spec("onnxruntime")):
+        return
+    from specdec.inference.backends.onnx.packed import folder_of
+    from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
+
+    for path, dtype in product((BUNDLED_TARGET, BUNDLED_DRAFT), ("float32", "int8")):
+        place = folder_of(path, dtype).parent
+        kept = ROOT / "build" / "packed" / place.name
+        kept.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(kept)
 
 
 @pytest.fixture(scope="session", autouse=True)

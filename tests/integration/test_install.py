@@ -132,7 +132,7 @@ def test_a_users_script_is_checked(environment: Path, tmp_path: Path, checker: s
         pytest.skip("pyright is a program for node, which is not installed")
     for name, script in (("right", RIGHT), ("wrong", WRONG)):
         (tmp_path / f"{name}.py").write_text(script)
-    command = [sys.executable, *CHECKERS[checker], environment / "bin" / "python", "right.py", "wrong.py"]
+    command = [sys.executable, *CHECKERS[checker], str(environment / "bin" / "python"), "right.py", "wrong.py"]
     run = subprocess.run(command, cwd=tmp_path, env=variables(), capture_output=True, text=True)
     assert run.returncode == 1, run.stdout + run.stderr
     found = set(re.findall(r"(right|wrong)\.py:(\d+):.*error", run.stdout))
