@@ -44,6 +44,7 @@ class TestContractWithoutDrafts(TestContract):
     """The contract of backends, for models compiled with gamma 0: their passes have one token per slot."""
 
     families = ("llama",)
+    faults = ("more slots",)
 
     def load(self, family: str) -> NeuronBackend:
         return slot_backend(family, gamma=0)
