@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -101,6 +102,14 @@ def _one_thread() -> None:
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_is_a_modules_own() -> Generator[None, None, None]:
+    """Collect the garbage of a module's tests; a search among all that was there before takes a second."""
+    gc.freeze()
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)
