@@ -43,6 +43,8 @@ NEURON = ("--backend", "neuron", "--dtype", "float32", "--sequence_length", "80"
 TARGET = (*NEURON, "--gamma", str(GAMMA))
 PAIR = (*NEURON, "--gamma", "4")
 EAGLE = (*PAIR, "--speculation_method", "eagle")
+DRAFT = (*NEURON, "--gamma", str(GAMMA), "--sequence_length", "32")
+"""Its context is shorter than the target's."""
 
 Servers = dict[str, ServerProcess]
 
@@ -71,7 +73,7 @@ def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.
     draft = save_eagle_draft(tmp_path_factory.mktemp("eagle") / "draft", "eagle")
     pair = ("--target_model", str(models.target), "--draft_model", str(draft))
     assert main(["--role", "compile", *pair, *EAGLE]) == 0
-    assert main(["--role", "compile", "--draft_model", str(models.related), *NEURON]) == 0
+    assert main(["--role", "compile", "--draft_model", str(models.related), *NEURON, *DRAFT[-2:]]) == 0
     return draft
 
 
@@ -86,7 +88,7 @@ async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Serve
         }
         starting = {name: asyncio.create_task(stack.enter_async_context(pair)) for name, pair in pairs.items()}
         target = await stack.enter_async_context(target_server(models.target, *TARGET, *cores))
-        draft = await stack.enter_async_context(draft_server(models.related, target, *NEURON, "--gamma", str(GAMMA)))
+        draft = await stack.enter_async_context(draft_server(models.related, target, *DRAFT))
         yield {"target": target, "draft": draft, **{name: await server for name, server in starting.items()}}
 
 
@@ -184,18 +186,16 @@ def _http(server: ServerProcess) -> str:
 async def test_a_draft_may_have_a_shorter_context(models: ModelDirectories, started: Servers) -> None:
     """Beyond the end of the draft's context the target continues alone, with the same tokens in every schedule."""
     prompts: tuple[str | tuple[int, ...], ...] = (PROMPTS[0], tuple(range(20, 70)))
-    flags = (*NEURON, "--gamma", str(GAMMA), "--sequence_length", "32")
-    async with draft_server(models.related, started["target"], *flags) as short:
-        for schedule in Schedule:
-            wanted = [
-                CompletionRequest(prompt, max_new_tokens=number, ignore_eos=True, schedule=schedule)
-                for prompt, number in zip(prompts, (50, 12), strict=True)
-            ]
-            completions = await complete_all(short, wanted)
-            assert [completion.token_ids for completion in completions] == await reference(models, wanted)
-            if schedule is Schedule.SYNC:  # in run-ahead a target as small as its draft may well be first
-                assert completions[0].num_draft_tokens > 0
-            assert completions[1].num_draft_tokens == 0
+    for schedule in Schedule:
+        wanted = [
+            CompletionRequest(prompt, max_new_tokens=number, ignore_eos=True, schedule=schedule)
+            for prompt, number in zip(prompts, (50, 12), strict=True)
+        ]
+        completions = await complete_all(started["draft"], wanted)
+        assert [completion.token_ids for completion in completions] == await reference(models, wanted)
+        if schedule is Schedule.SYNC:  # in run-ahead a target as small as its draft may well be first
+            assert completions[0].num_draft_tokens > 0
+        assert completions[1].num_draft_tokens == 0
 
 
 def num_compiled(store: Path) -> int:
