@@ -135,7 +135,7 @@ def _bundled_models_are_packed_once() -> None:
 
     for path, dtype in product((BUNDLED_TARGET, BUNDLED_DRAFT), ("float32", "int8")):
         place = folder_of(path, dtype).parent
-        kept = ROOT / "build" / "packed" / place.name
+        kept = ROOT / "build" / "cache" / place.relative_to(_CACHE)
         kept.mkdir(parents=True, exist_ok=True)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(kept)
