@@ -65,10 +65,12 @@ demo: $(RUNTIME)
 	$(BIN)/python -m specdec demo
 
 # Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Three processes on
-# two cores, since servers and streams make tests wait; one thread each, or threads would fight. In the order of the folders,
-# since the long ones stand first: at the end, one process would have all that is left of a file.
+# two cores, since servers and streams make tests wait; one thread each, or threads would fight. CI has another goal for the time
+# of waiting, and takes fewer, as each process reads all tests again. In the order of the folders, since the long ones stand
+# first: at the end, one process would have all that is left of a file.
+PROCESSES := 3
 test: $(if $(ARGS),install,check)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3 --dist loadscope --no-loadscope-reorder)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder)
 
 # Unit tests of six rooms, in half a minute. Three processes, since some of them wait.
 QUICK := $(addprefix tests/unit/,engine grpc_comm observe scheduling text vllm)
@@ -88,7 +90,7 @@ format: install
 # Branch coverage of specdec by `make test`, without what servers in processes of their own run. Below the floor it fails.
 COVERAGE_FLOOR := 80
 coverage: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder \
 	    --cov specdec --cov-branch --cov-report term:skip-covered --cov-fail-under $(COVERAGE_FLOOR)
 
 # Tests with the oldest versions that pyproject.toml allows. Those of the Neuron SDK stay; in an environment of its own.
@@ -185,12 +187,13 @@ $(TOOLS)/.installed: requirements/deploy.txt requirements/cloudwatch.txt
 
 # Tests of Neuron on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
 # neuronx-distributed-inference and neuronx-distributed. ARGS="-m long" runs the rest.
+test-nxdi: PROCESSES := 2
 test-nxdi:
 	@test -d "$(NXDI_SOURCES)/neuronx-distributed-inference/src" && test -d "$(NXDI_SOURCES)/neuronx-distributed/src" \
 	    || { echo "$@ NXDI_SOURCES=DIR: DIR has clones of neuronx-distributed-inference and neuronx-distributed"; exit 2; }
 	@$(MAKE) $(NXDI)/.installed
 	NXDI_SOURCES=$(abspath $(NXDI_SOURCES)) OMP_NUM_THREADS=1 $(NXDI)/bin/python -m pytest --nxdi real -m "not long" \
-	    --numprocesses 2 --dist loadscope $(ARGS) tests/unit/backends/neuron tests/nxdi_real \
+	    --numprocesses $(PROCESSES) --dist loadscope $(ARGS) tests/unit/backends/neuron tests/nxdi_real \
 	    tests/integration/test_neuron_servers.py tests/integration/test_device_report.py
 
 # An environment of its own, which sees the packages of ours, and has the Transformers of NxDI before them.

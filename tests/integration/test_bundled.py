@@ -66,7 +66,7 @@ async def test_target_and_draft_commands_give_transformers_tokens(target: Server
     assert sum(rates) / len(rates) > 0.5
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.release)])
 async def test_every_topology_gives_the_targets_tokens(dtype: str) -> None:
     """A draft worker in rounds and a fused server give the tokens of the target alone, with accepted draft tokens."""
     for model in (BUNDLED_TARGET, BUNDLED_DRAFT):

@@ -103,7 +103,7 @@ def _check_in_browser(page: Path) -> None:
 
 @pytest.mark.parametrize(
     ("victim", "topologies"),
-    [("target", "distributed"), ("pool-draft", "target,pool")],
+    [pytest.param("target", "distributed", marks=pytest.mark.release), ("pool-draft", "target,pool")],
 )
 async def test_killing_a_server_is_a_clear_failure(
     models: ModelDirectories, tmp_path: Path, victim: str, topologies: str

@@ -29,7 +29,7 @@ from specdec.inference.workers.completion import CompletionRequest, Resume
 from tests.conftest import ModelDirectories
 from tests.support.servers import command, complete, draft_server, run_command, target_server, until_healthy
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.release]
 
 COMMIT = "fe5e1e21"
 REQUEST = CompletionRequest("the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=40)
@@ -104,7 +104,6 @@ async def test_clients_of_version_1(old: Path, models: ModelDirectories) -> None
         assert "Assist" in output
 
 
-@pytest.mark.release
 async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirectories) -> None:
     async with target_server(models.target, *SLOW) as target:
         alone = await complete(target, replace(REQUEST, gamma=0))
@@ -116,7 +115,6 @@ async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirector
                 assert helped.token_ids == alone.token_ids
 
 
-@pytest.mark.release
 async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
     """A version 1 target gives clients its tokens, without drafts; a pool worker of this version ends with an error."""
     async with old_target(old, models.target) as address, target_server(models.target) as ours:
@@ -131,7 +129,6 @@ async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> Non
         assert "protocol version 2" in worker.last_line
 
 
-@pytest.mark.release
 async def test_an_answer_goes_on_at_the_other_version(old: Path, models: ModelDirectories) -> None:
     async with old_target(old, models.target) as theirs, target_server(models.target) as target:
         ours = target.address
