@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples import minimal
 from specdec.inference.backends.onnx.packed import packed_decoder
+from specdec.inference.checkpoint_files import CheckpointFiles
 from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.processes import ServerProcess, free_port, server_process
@@ -124,7 +125,6 @@ async def test_the_pair_is_as_small_as_promised() -> None:
         return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
     assert num_bytes(BUNDLED_TARGET) + num_bytes(BUNDLED_DRAFT) <= REPOSITORY_LIMIT_BYTES
-    models = [AutoModelForCausalLM.from_pretrained(path) for path in (BUNDLED_TARGET, BUNDLED_DRAFT)]
-    target, draft = (sum(parameter.numel() for parameter in model.parameters()) for model in models)
+    target, draft = (CheckpointFiles(path).num_parameters for path in (BUNDLED_TARGET, BUNDLED_DRAFT))
     assert target >= 10_000_000
     assert draft * 12 <= target
