@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +23,10 @@ def most_often(text: str, length: int) -> int:
     return max(runs.values(), default=0)
 
 
-async def output_of(*arguments: str) -> str:
+async def output_of(*arguments: str, program: str = "-m specdec") -> str:
     """Run `specdec ARGUMENTS` as a process and return its stdout."""
-    result = await run_command(*arguments, program="-m specdec", timeout_s=170, variables={"COLUMNS": "80"})
+    variables = {"COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    result = await run_command(*arguments, program=program, timeout_s=170, variables=variables)
     assert result.code == 0, result.stdout
     return result.stdout
 
@@ -37,13 +39,25 @@ async def test_the_demo_of_a_loss_ends_with_the_same_tokens() -> None:
     assert re.search(r"went on after \d+\.\d s: 400 tokens, same tokens as without the loss\.$", after.strip())
 
 
+ONE_PAIR = """
+import sys
+from specdec.inference.workers.completing import results
+results.NUM_PAIRS = 1
+from specdec import main
+sys.exit(main())
+"""
+"""The command, but with one pair of runs a prompt, where it has four."""
+
+
 @pytest.mark.long
-async def test_the_demo_shows_each_prompts_continuation() -> None:
+@pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.release)])
+async def test_the_demo_shows_each_prompts_continuation(is_short: bool, tmp_path: Path) -> None:
     """The demo shows a continuation of each prompt, which it samples.
 
     Regression: greedily, the small model's prose was "I am afraid I am afraid I am afraid".
     """
-    output = await output_of("demo")
+    (tmp_path / "short.py").write_text(ONE_PAIR)
+    output = await output_of("demo", program=str(tmp_path / "short.py") if is_short else "-m specdec")
     prompts = read_prompts(None, BUNDLED_PROMPTS)
     prose = [prompt for prompt in prompts if not sampling_of(prompt).greedy]
     assert set(prose) == set(prompts) & set(read_prompts(None, ROOT / "prompts" / "open_ended.txt"))
