@@ -173,7 +173,7 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 async def drain(server: ServerProcess) -> None:
     """Send SIGTERM: health changes, new requests are refused, the running one ends, and the exit code is 0."""
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(generating(server, 4000))  # far longer than a slow test takes
+        running = await stack.enter_async_context(generating(server, 2000))  # far longer than a slow test takes
         channel = await stack.enter_async_context(open_channel(server.address))
         health: Any = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=60)
@@ -192,7 +192,7 @@ async def drain(server: ServerProcess) -> None:
 
 async def test_target_that_comes_back_resumes_the_request(models: ModelDirectories) -> None:
     """A target that is killed and restarted on its port continues the answer; no token is lost or repeated."""
-    num_tokens = 1500
+    num_tokens = 800
     asked = ("--prompt", "x", "--temperature", "1", "--seed", "5", "--max_new_tokens", str(num_tokens))
     flags = (*asked, "--format", "json", "--reconnect_timeout_s", "60", "--model", models.endless)
     async with target_server(models.endless, *SMALL, "--max_waiting", "0") as target:
