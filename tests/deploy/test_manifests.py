@@ -35,7 +35,8 @@ from tests.test_tutorials import check_role, regime
 
 pytestmark = pytest.mark.deploy
 
-VERSIONS = ("1.34", "1.35", "1.36")
+VERSIONS = ("1.34", "1.36")
+"""The oldest and the newest: what the first knows and the last has kept, those between have too."""
 TRN2_CPUS = 191
 """CPUs of a trn2.48xlarge that pods may have: what the kubelet keeps is less than one."""
 EVERY_NODE_CPUS = 0.5

@@ -35,7 +35,7 @@ DECODERS = {
     "the target alone": lambda models, _: test_device_target.load(models.target),
     "medusa": medusa,
 }
-MARKS = dict.fromkeys(DECODERS, ()) | dict.fromkeys(("medusa", "fused, tokens chosen by the host"), pytest.mark.long)
+MARKS = dict.fromkeys(DECODERS, pytest.mark.long) | {"the target alone": ()}
 
 
 @pytest.mark.parametrize("load", [pytest.param(DECODERS[name], id=name, marks=marks) for name, marks in MARKS.items()])
