@@ -1,10 +1,8 @@
-"""Pages generated from docs/performance.json have its figures, and the scripts that they name exist."""
+"""Pages generated from docs/performance.json have its figures."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from benchmarks.page import MEASURED_APART, PAGES, generated, measured, part
 from benchmarks.report import write
 from benchmarks.suite import SET
 from specdec.comparison.report.markdown import PART
-from specdec.inference.config import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +46,3 @@ def test_the_file_is_json_with_a_line_per_benchmark(tmp_path: Path) -> None:
     write({"machine": {"cores": 2}, "passes": {"tables": ["|"]}}, tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text()) == {"machine": {"cores": 2}, "passes": {"tables": ["|"]}}
     assert len((tmp_path / "bench.json").read_text().splitlines()) == 4
-
-
-def lost_scripts(text: str) -> Iterator[str]:
-    """Yield benchmarks that a page names though they no longer exist, unless a commit that has them stands beside."""
-    for paragraph in text.split("\n\n"):
-        names = re.findall(r"-m benchmarks\.(\w+)", paragraph)
-        lost = [name for name in names if not is_benchmark(name) and f"| `{name}`" not in text]
-        yield from lost if not re.search(r"\b[0-9a-f]{7,8}\b", paragraph) else ()
-
-
-def is_benchmark(name: str) -> bool:
-    return (ROOT / "benchmarks" / f"{name}.py").exists() or (ROOT / "benchmarks" / name / "__main__.py").exists()
-
-
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.name)
-def test_a_page_names_the_commit_of_a_script_that_is_gone(page: Path) -> None:
-    assert list(lost_scripts(page.read_text())) == []
-
-
-def test_a_script_that_is_gone_is_noticed() -> None:
-    assert list(lost_scripts("`python -m benchmarks.peers`, `python -m benchmarks.gone`")) == ["gone"]
-    assert list(lost_scripts("`python -m benchmarks.gone` of 86a37d3")) == []
-    assert list(lost_scripts("`python -m benchmarks.gone`\n\n| `gone` |")) == []
