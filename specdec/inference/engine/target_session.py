@@ -300,12 +300,12 @@ class TargetSession:
         room = self._end - end - 1  # each pass adds one token of the target itself
         limit, width = min(self._widest, room), max(0, min(self._adjusted(self._width), room))
         proposal = self.tree.path(limit) if self.drafting.is_on else []
-        guided = self.sources.guided(width, len(proposal) or (limit if self.drafting.is_on else 0))
-        if self._ready or guided:
-            proposal = [] if guided else proposal
-            lookup = guided or ([] if proposal else self.sources.replay.propose(width))
+        preferred = self.sources.preferred(width, len(proposal) or (limit if self.drafting.is_on else 0))
+        if self._ready or preferred:
+            proposal = [] if preferred else proposal
+            lookup = preferred or ([] if proposal else self.sources.replay.propose(width))
             self.num_found = len(lookup)
-            return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit, drafts=not guided)
+            return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit, drafts=not preferred)
         if self._num_cached < end - 1:
             return self._turn(end - 1, chooses=False)
         return None

@@ -36,7 +36,7 @@ class Sources:
 
     def __init__(self, committed: Sequence[int], lookup: Lookup | None = None, lookup_limit: int = 0) -> None:
         self._committed = committed
-        self.replay = Replay(committed, lookup or Lookup(), lookup_limit)
+        self.replay = Replay(committed, lookup or Lookup(own_limit=lookup_limit), lookup_limit)
         self.num_plain = 0.0
         self.last_at = 0.0
         self.follow()
@@ -83,15 +83,15 @@ class Sources:
         """Return the lookup, which decoding without a draft model has too."""
         return self.replay.lookup
 
-    def guided(self, limit: int, num_draft_tokens: int) -> list[int]:
-        """Return up to `limit` tokens of a text that the output may repeat, if they promise more than a draft model's.
+    def preferred(self, limit: int, num_draft_tokens: int) -> list[int]:
+        """Return up to `limit` tokens that are looked up, if they promise more than a draft model's; else none.
 
         Args:
             num_draft_tokens: number of the draft model's tokens that the pass would verify instead.
         """
-        found = self.replay.propose(limit) if self.lookup.guides else []
+        found = self.replay.propose(limit)
         pays = expected_tokens(self.lookup.rate, len(found)) >= expected_tokens(self.draft_rate, num_draft_tokens)
-        return found if pays and self.lookup.is_guided else []
+        return found if pays else []
 
     def rate(self, turn: Turn) -> float:
         """Return the probability that the target accepts a token that the turn proposes."""

@@ -88,7 +88,7 @@ class Drafted:
         return max(0, min(self.gamma, room))
 
     def path(self, room: int, *, is_held: bool) -> list[int]:
-        """Return the tokens that the next pass may verify: the draft worker's, or of a text that promises more.
+        """Return the tokens that the next pass may verify: the draft worker's, or looked-up ones that promise more.
 
         Args:
             room: as in `limit`.
@@ -96,9 +96,9 @@ class Drafted:
         """
         limit, is_alone = self.limit(room), self.help is None or is_held
         path = [] if is_alone else self.sources.tree.path(limit)
-        guided = self.sources.guided(limit, len(path) or (0 if is_alone else limit))
-        self.is_lookup = bool(guided)
-        return guided or path
+        preferred = self.sources.preferred(limit, len(path) or (0 if is_alone else limit))
+        self.is_lookup = bool(preferred)
+        return preferred or path
 
     def looked_up(self, room: int) -> list[int]:
         """Return draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""

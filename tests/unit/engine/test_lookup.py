@@ -1,4 +1,4 @@
-"""Prompt lookup in a target changes no token, gives way to a worker's proposals, and is counted separately."""
+"""Prompt lookup in a target changes no token, stands beside no proposal of a worker, and is counted separately."""
 
 from __future__ import annotations
 

@@ -87,8 +87,6 @@ GAINING = {
     "a slow stop": Scenario(gpu, streams(4), alpha=0.75, stop_s=0.2),
     "lookup on changing text": Scenario(cpu, streams(4), alpha=0.8, text=changing),
 }
-KEPT = {"lookup on changing text": 0.85}
-"""Share of a gain that is kept where it is less than the goal of 0.97: each change of the text takes new tries."""
 QUICK = {"one core, 4 streams", "two sessions of an edge", "2 streams"}
 
 
@@ -113,7 +111,7 @@ def test_a_loss_is_found_and_drafting_stops(name: str) -> None:
 @pytest.mark.parametrize("name", cases(GAINING))
 def test_a_gain_is_kept(name: str) -> None:
     today, ours = run(GAINING[name], ALWAYS), run(GAINING[name], MEASURED)
-    assert ours.num_tokens() >= KEPT.get(name, 0.97) * today.num_tokens()
+    assert ours.num_tokens() >= 0.97 * today.num_tokens()
 
 
 @pytest.mark.release

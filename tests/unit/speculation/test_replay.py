@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,20 @@ def replayed(text: list[int], limit: int, rng: random.Random) -> int:
         sources.record(Verdict(tuple(new), len(new), len(new) - 1), 0.0)
         counted += sources.num_plain
     return round(counted)
+
+
+def test_a_lookup_goes_before_draft_tokens_that_promise_less() -> None:
+    tokens = PROMPT * 4
+    sources = Sources(tokens, lookup_limit=8)
+    assert len(sources.preferred(8, 4)) == 0, "nothing is known of the text yet"
+    for _ in range(4):
+        proposal = sources.replay.propose(8)
+        tokens += [*proposal, PROMPT[len(tokens + proposal) % len(PROMPT)]]
+        verdict = Verdict((*proposal, tokens[-1]), len(proposal), len(proposal))
+        sources.record(replace(verdict, own=OwnDrafts(len(proposal), len(proposal))), 0.0)
+    assert len(sources.preferred(8, 4)) == 8
+    assert sources.preferred(1, 8) == [], "one token, beside eight"
+    assert Sources(tokens, lookup_limit=0).preferred(8, 4) == [], "lookup is off"
 
 
 @pytest.mark.parametrize("limit", [0, 1, 8])
