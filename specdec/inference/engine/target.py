@@ -209,7 +209,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return self._batching.narrowed(turns)
 
     def _passed(self, done: Sequence[tuple[TargetSession, Turn, _Timed]]) -> None:
-        if not done:
+        if not any(session.gamma for session, _, _ in done):  # what these passes take says nothing about drafts
             return
         verdicts = [verdict for _, _, (verdict, _, _) in done]
         decoding = [session for session, turn, _ in done if turn.num_unread == 1]

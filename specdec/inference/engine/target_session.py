@@ -123,6 +123,7 @@ class TargetSession:
 
     Attributes:
         drafting: switch of drafting, which the engine sets; while it is off, passes verify no draft worker's tokens.
+        gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
         schedule: SYNC: every pass waits for a proposal of the draft worker. ASYNC: a pass verifies the draft tokens
             that have arrived, or decodes if there are none. None: there is no draft worker.
 
@@ -164,7 +165,7 @@ class TargetSession:
         self.origin = Origin(owner, prompt, request.sampling.seed)
         lookup = looking.answers.lookup(self.origin, request.prediction, gamma if looking.in_own_text else 0)
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
-        self._gamma, self._width = gamma, looking.width if gamma else 0
+        self.gamma, self._width = gamma, looking.width if gamma else 0
         self.sources = Sources(self.token_ids, lookup, self._width)
         self._was_asked = False  # for the target's own token, by an empty proposal
         self.num_found = 0  # tokens that lookup has found for the next pass
@@ -254,7 +255,7 @@ class TargetSession:
     @property
     def _widest(self) -> int:
         """Return the most draft tokens that one pass may verify; the tree keeps the others for later passes."""
-        return self._adjusted(MAX_GAMMA if self._waits_for_draft else self._gamma)
+        return self._adjusted(MAX_GAMMA if self._waits_for_draft else self.gamma)
 
     def _adjusted(self, widest: int) -> int:
         sampling = self.request.sampling
@@ -383,7 +384,7 @@ class TargetSession:
             rejected_token_ids=rejected,
             num_received_tokens=num_received,
             hold_us=hold_us,
-            is_held=not self.drafting.is_on and self._gamma > 0,
+            is_held=not self.drafting.is_on and self.gamma > 0,
         )
         if position == len(self.request.prompt_token_ids):
             self.commits.put(Opened(self.num_cached_tokens, tuple(self._prompt_logprobs), tuple(self._audits)))

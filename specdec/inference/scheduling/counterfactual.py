@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 NUM_QUIET = 8
 """Quiet passes of a probe, and passes whose median is the quiet period of a number of sessions."""
 MIN_TRY, MAX_TRY = 4, 16
-"""Fewest and most passes of a try, apart from the first ones, in which drafts are not there yet."""
+"""Fewest and most passes of a try, unless it loses much, apart from the first ones, which have no drafts yet."""
 RECENT = 48
 """Passes with drafts that are remembered."""
 FIRST_CHECK = 12
@@ -32,9 +32,9 @@ HOLD_PASSES, LEAVE_PASSES = 8, 1
 """Passes for which a number of sessions must last before drafting goes on by its decision, or stops by it."""
 MARGIN = 0.01
 TRY_BUDGET = 0.015
-"""Share of the time that tries may lose."""
+"""Share of the time of passes that tries may lose."""
 CREDIT_S = 5.0
-"""Seconds whose share tries may lose in advance."""
+"""Seconds of passes whose share tries may lose in advance."""
 QUIET_SHARE = 0.02
 """Share of the time for quiet probes while drafting pays."""
 FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
@@ -45,7 +45,6 @@ _STALE = 0.85
 _NOISE = 0.05
 """Standard deviation of a period that is assumed at least, as a share of it."""
 _OUTLIER = 6.0
-_LEAST_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,8 @@ class _Decision:
 
     Attributes:
         due: time of the next try, while drafting is off.
-        interval_s: shortest time to the next try; doubles while tries agree.
+        lost_s: seconds that the latest try has cost; the next one may cost as many.
+        interval_s: shortest time to the next try; grows by a quarter while tries agree.
         is_tested: whether its own passes were compared.
         recent: latest passes with drafts.
     """
@@ -152,6 +152,7 @@ class _Decision:
     is_on: bool
     gain: float = 1.0
     due: float = 0.0
+    lost_s: float = 0.0
     interval_s: float = 0.0
     is_tested: bool = False
     recent: deque[Pass] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -177,7 +178,7 @@ class Counterfactual:
         self._octave, self._num_here = -1, 0
         self._probe: _Probe | None = None
         self._probed = _Decision(is_on)  # the decision that the probe is for
-        self._start = -1.0
+        self._busy_s = 0.0
         self._began, self._num_probed = 0.0, 0
         self._tried: list[Pass] = []
         self._since, self._num_since, self._has_drafts = 0.0, 0, False
@@ -205,7 +206,7 @@ class Counterfactual:
         """
         decision = self._here(each.num_sessions)
         before = decision, decision.is_on, self._probed, self._probed.is_on
-        self._start = now if self._start < 0 else self._start
+        self._busy_s += each.seconds
         if is_quiet and self.is_on:  # there is no worker
             if not self._is_first(each):
                 self.quiet.record(each)
@@ -238,7 +239,7 @@ class Counterfactual:
             near = min(tested, key=lambda key: abs(key - octave), default=octave)
             known = self._decisions.get(near, _Decision(self.begins_on))
             is_near = abs(near - octave) <= 1  # else it begins with quiet passes, which cost nothing, and a try
-            self._decisions[octave] = _Decision(known.is_on and is_near, known.gain, known.due * is_near)
+            self._decisions[octave] = _Decision(known.is_on and is_near, known.gain, known.due * is_near, known.lost_s)
         return self._decisions[octave]
 
     def _is_first(self, each: Pass) -> bool:
@@ -270,7 +271,8 @@ class Counterfactual:
         if self._probe is _Probe.TRY:
             self._tried.append(each)
             gain, error = self._gain(self._tried)
-            is_loss = gain + error < 1 and len(self._tried) >= MIN_TRY
+            num_errors = 1 if len(self._tried) >= MIN_TRY else 3  # a large loss is clear sooner
+            is_loss = gain + num_errors * error < 1 and len(self._tried) > 1
             is_gain = gain - 2 * error > 1 + MARGIN and self._lasts(self._tried, MIN_TRY, 1)
             if is_loss or is_gain or self._lasts(self._tried, MAX_TRY, 3):
                 self._probe = None
@@ -303,7 +305,7 @@ class Counterfactual:
     def _take_quiet(self, each: Pass, now: float) -> None:
         if not self._num_since:  # the first one since the switch
             self._settle_s = now - each.seconds - self._since
-            self._settle(now)
+            self._settle()
         self._num_since += 1
         if self._is_first(each):
             return
@@ -320,8 +322,7 @@ class Counterfactual:
             is_due = now >= self._quiet_due and len(decision.recent) >= (MIN_TRY if period_s is None else 1)
             self._probe = _Probe.QUIET if is_due else None
         elif period_s is not None and now >= decision.due and self._has_settled(now):
-            expected_s = MIN_TRY * period_s * max(0.0, 1 / max(_LEAST_GAIN, decision.gain) - 1)
-            is_cheap = self.lost_s + expected_s <= TRY_BUDGET * (now - self._start + CREDIT_S) or not self.lost_s
+            is_cheap = self.lost_s + decision.lost_s <= TRY_BUDGET * (self._busy_s + CREDIT_S) or not self.lost_s
             self._probe = _Probe.TRY if is_cheap else None
         if self._probe is not None:
             self._probed, self._began, self._num_probed, self._loss_s = decision, now, 0, 0.0
@@ -346,12 +347,12 @@ class Counterfactual:
                 lost = [each.seconds - plain_s for each in passes if (plain_s := self.quiet.plain_s(each))]
                 self._loss_s = (self._loss_s or 0.0) + sum(lost)
             self._decide(decision, decision.gain, not is_losing, now)
-            self._settle(now)
+            self._settle()
 
     def _decide(self, decision: _Decision, gain: float, is_on: bool, now: float) -> None:
         if is_on and not decision.is_on:  # soon, since the quiet passes may have been unusual
             self._quiet_interval_s, self._quiet_due = FIRST_INTERVAL_S / 2, now + FIRST_INTERVAL_S
-        decision.interval_s = 0.0 if is_on else min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, 2 * decision.interval_s))
+        decision.interval_s = 0.0 if is_on else min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, 1.25 * decision.interval_s))
         if not is_on:
             decision.due = now + decision.interval_s
             decision.recent.clear()
@@ -362,13 +363,12 @@ class Counterfactual:
             octave: each for octave, each in self._decisions.items() if each.is_tested
         }  # others follow it
 
-    def _settle(self, now: float) -> None:
+    def _settle(self) -> None:
         """Account for the loss of a try that has ended, once no worker computes."""
         if self._loss_s is None or self._probed.is_on or self._probe is not None:
             return
-        lost_s, self._loss_s = max(0.0, self._loss_s), None
-        self.lost_s += lost_s
-        self._probed.due = max(self._probed.due, now + lost_s / TRY_BUDGET)
+        self._probed.lost_s, self._loss_s = max(0.0, self._loss_s), None
+        self.lost_s += self._probed.lost_s
 
     def _switch(self, is_on: bool, now: float) -> None:
         self.is_on, self._since, self._num_since, self._has_drafts = is_on, now, 0, False

@@ -115,6 +115,16 @@ def test_a_gain_is_kept(name: str) -> None:
 
 
 @pytest.mark.release
+def test_idle_time_earns_no_tries() -> None:
+    """Regression: tries could lose a share of all time, so a server with little work lost far more of its work."""
+    scenario = Scenario(
+        large_cpu, lambda now: 64 * (now % 20 < 4), always(0.6), alpha=0.55, shares=True, length=SHORT, seconds=60.0
+    )
+    plain, ours = run(scenario, None), run(scenario, MEASURED)
+    assert ours.num_tokens() >= 0.97 * plain.num_tokens()
+
+
+@pytest.mark.release
 def test_drafting_comes_and_goes_with_a_neighbour() -> None:
     """Drafting stops while a neighbour takes the cores, and goes on afterwards."""
     scenario = Scenario(cpu, streams(4), lambda now: 1.4 if 4 < now < 8 else 0.0, alpha=0.75)
@@ -155,3 +165,10 @@ def test_a_useless_prediction_costs_a_fiftieth_at_most() -> None:
 def test_a_right_prediction_gains() -> None:
     right = replace(ANSWERS, predicted=ANSWERS.text)
     assert run(right, None).num_tokens() >= 6 * run(ANSWERS, None).num_tokens()
+
+
+def test_requests_without_drafts_decide_nothing() -> None:
+    """Regression: beside an idle worker, requests with gamma 0 had drafting switched off for those that want it."""
+    outcome = outcome_of(Scenario(cpu, streams(4), gamma=0, seconds=3.0), MEASURED)
+    assert outcome.num_tokens() > 0
+    assert outcome.drafting.num_switches == 0
