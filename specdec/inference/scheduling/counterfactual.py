@@ -217,7 +217,7 @@ class Counterfactual:
             self._take(each, decision, now)
         self._begin_probe(each, decision, now)
         is_on = decision.is_on if self._probe is None else self._probe is _Probe.TRY
-        is_decided = self._probe is not None or decision is self._probed
+        is_decided = self._probe is not None or self._probed.is_on == is_on
         if is_on != self.is_on and (is_decided or self._num_here >= (HOLD_PASSES if is_on else LEAVE_PASSES)):
             self._switch(is_on, now)
         return self._change(before[:2]) or self._change(before[2:])

@@ -1,0 +1,105 @@
+"""Wrong variants of the rule of `--drafting measured` lose speed that the real one keeps, in a scenario for each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from specdec.inference.config import MEASURED
+from specdec.inference.scheduling.counterfactual import Change, Counterfactual, Pass, Quiet
+from specdec.inference.speculation.replay import Replay
+from tests.support.virtual import outcome_of
+from tests.unit.engine.test_never_slower import LOSING
+from tests.unit.scheduling.test_counterfactual import Machine, steady
+
+
+class DueByOctave(Counterfactual):
+    """Rule in which each number of sessions has its own time of the next quiet probe."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self._dues: dict[int, float] = {}
+        super().__init__(is_on=is_on)
+
+    @property
+    def _quiet_due(self) -> float:
+        return self._dues.get(self._octave, 0.0)
+
+    @_quiet_due.setter
+    def _quiet_due(self, due: float) -> None:
+        self._dues[self._octave] = due
+
+
+class NeverRescaled(Quiet):
+    """Quiet periods of which those over other numbers of sessions stay as they were."""
+
+    def record(self, each: Pass) -> None:
+        before = {place: [*recent] for place, recent in self._recent.items()}
+        super().record(each)
+        own = round(2 * math.log2(each.num_sessions))
+        for place, seconds in before.items():
+            if place != own:
+                self._recent[place].extend(seconds)
+
+
+class NoQuietPasses(Counterfactual):
+    """Rule that compares passes with drafts alone."""
+
+    def passed(self, each: Pass, *, is_quiet: bool, now: float) -> Change | None:
+        return super().passed(each, is_quiet=False, now=now)
+
+
+def gain_kept(rule: Counterfactual) -> float:
+    """Return the share of a gain of 2 that is left while the number of sessions changes every twelve passes."""
+    machine = Machine(rule, plain_s=lambda _: 0.005, tokens=2.0, factor=1.0)
+    plain = sum(machine.step((1, 3, 7, 15, 30, 60)[number // 12 % 6]) for number in range(2000))
+    return plain / machine.now / 2.0
+
+
+def speed_after_a_busy_time(quiet: Quiet) -> float:
+    """Return the speed over plain where drafts cost too much over 11 sessions, last measured on a busy machine."""
+    pace, rule = [2.0], Counterfactual(is_on=True)
+    rule.quiet = quiet
+    machine = Machine(rule, plain_s=lambda n: pace[0] * steady(n), tokens=2.0, factor=1.0)
+    machine.run(10.0, 11)
+    machine.run(10.0, 6)
+    pace[0], machine.factor = 1.0, 1.6
+    machine.run(10.0, 6)
+    machine.factor = 2.9
+    return machine.run(5.0, 11)
+
+
+def test_a_due_time_by_octave_gives_up_a_gain() -> None:
+    assert gain_kept(Counterfactual(is_on=True)) >= 0.97
+    assert gain_kept(DueByOctave(is_on=True)) < 0.9
+
+
+def test_quiet_periods_that_are_never_rescaled_hide_a_loss() -> None:
+    assert speed_after_a_busy_time(Quiet()) >= 0.95
+    assert speed_after_a_busy_time(NeverRescaled()) < 0.9
+
+
+def test_a_rule_without_quiet_passes_sees_no_loss() -> None:
+    machines = [
+        Machine(rule(is_on=True), plain_s=steady, tokens=1.2, factor=2.0) for rule in (Counterfactual, NoQuietPasses)
+    ]
+    right, wrong = (machine.run(10.0) for machine in machines)
+    assert right >= 0.97
+    assert wrong < 0.7
+
+
+@pytest.mark.release
+def test_tokens_that_are_credited_without_lookup_hide_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding looks tokens up too: a rule that takes one pass for each token of a draft keeps a losing draft."""
+    scenario = replace(LOSING["lookup on changing text"], seconds=6.0)
+    plain, right = (outcome_of(scenario, mode).num_tokens() for mode in (None, MEASURED))
+    monkeypatch.setattr(Replay, "record", without_lookup)
+    assert right >= 0.97 * plain
+    assert outcome_of(scenario, MEASURED).num_tokens() < 0.95 * plain
+
+
+def without_lookup(replay: Replay, num_tokens: int, verified: tuple[int, int] | None, share: float) -> int:
+    """Return each token as a pass, unless the pass had no draft."""
+    replay.skip()
+    return num_tokens if verified is None else 1
