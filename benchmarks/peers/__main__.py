@@ -31,7 +31,17 @@ from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import BESIDE_VLLM, OURS, OVER_VLLM, PEERS, Engine, Peer
 from benchmarks.peers.environment import FOLDER, UnavailableError
 from benchmarks.peers.race import Plan, race
-from benchmarks.peers.tables import FILE, SERVE, SERVE_DEFAULTS, VLLM, VLLM_110M, goals_of, joined, rates_table
+from benchmarks.peers.tables import (
+    FILE,
+    SERVE,
+    SERVE_DEFAULTS,
+    VLLM,
+    VLLM_110M,
+    goals_of,
+    joined,
+    rates_table,
+    thirds_table,
+)
 from benchmarks.peers.walk import DRAFTS, walking_pair
 from benchmarks.report import machine, print_json, print_table, write
 from benchmarks.wide_heads import widen
@@ -90,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, help="of an answer (default: by shape)")
     parser.add_argument("--streams", help="prompts at once, one number or several with commas (default: by shape)")
     parser.add_argument("--rounds", type=int, help="over all prompts (default: by shape)")
+    parser.add_argument(
+        "--neighbours", type=int, default=0, help="busy processes in the middle third of the rounds (%(default)s)"
+    )
     return parser
 
 
@@ -97,7 +110,7 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
     """Race all programs on one shape; after each arithmetic, add the results to `content` and write it to the file."""
     plan = PLANS[shape]
     counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
-    plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
+    plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts, args.neighbours)
     found: dict[str, Any] = {
         "command": shlex.join(
             ["python", "-m", "benchmarks.peers", *(each for each in sys.argv[1:] if each != str(args.file))]
@@ -117,6 +130,8 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
         write(content, args.file)
     print_table(shape, *rates_table(found["rows"]))
     print_table(f"{shape}, ours against each peer's", *goals_of(shape)(found["rows"]))
+    if args.neighbours:
+        print_table(f"{shape}, over plain before, beside and after the neighbours", *thirds_table(found["rows"]))
 
 
 def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, content: dict[str, Any]) -> None:

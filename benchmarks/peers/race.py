@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,11 +28,16 @@ class Racer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Size of a race: tokens of an answer, rounds over all prompts, and the numbers of streams to race with."""
+    """Size of a race: tokens of an answer, rounds over all prompts, and the numbers of streams to race with.
+
+    Attributes:
+        num_neighbours: processes that compute during the middle third of the rounds.
+    """
 
     num_tokens: int
     num_rounds: int
     num_streams: tuple[int, ...] = (1, 4, 16)
+    num_neighbours: int = 0
 
 
 @dataclass(slots=True)
@@ -109,11 +117,24 @@ def _raced(engines: Sequence[Racer], turns: Sequence[list[list[int]]], count: in
         entry.run(0, turns[0], plan.num_tokens)
         entry.seconds.clear()
     for number in range(plan.num_rounds):
-        for turn, prompts in enumerate(turns):
-            first = (number * len(turns) + turn) % len(entries)
-            for entry in (*entries[first:], *entries[:first]):
-                entry.run(turn, prompts, plan.num_tokens)
+        with _neighbours(plan.num_neighbours * (3 * number // plan.num_rounds == 1)):
+            for turn, prompts in enumerate(turns):
+                first = (number * len(turns) + turn) % len(entries)
+                for entry in (*entries[first:], *entries[:first]):
+                    entry.run(turn, prompts, plan.num_tokens)
     return entries
+
+
+@contextmanager
+def _neighbours(number: int) -> Iterator[None]:
+    """Keep so many cores busy with other processes during the block."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _rows(entries: Sequence[Entry], count: int, num_tokens: int, dtype: str) -> Iterator[Row]:

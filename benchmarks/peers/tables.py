@@ -134,6 +134,20 @@ def rates_table(rows: Sequence[Row]) -> Table:
     return header, [[", ".join(variant), *line] for variant, line in zip(variants, cells, strict=True)]
 
 
+def thirds_table(rows: Sequence[Row]) -> Table:
+    """Return the speed over plain decoding of the same program, by thirds of the rounds; rows of several streams."""
+    plain = {(row["engine"], *_place(row)): row for row in rows if row["variant"] == PLAIN and row["num_streams"] > 1}
+    lines = []
+    for row in rows:
+        if row["variant"] != PLAIN and (base := plain.get((row["engine"], *_place(row)))) is not None:
+            size = len(row["tokens_per_s"]) / 3
+            parts = [slice(round(third * size), round((third + 1) * size)) for third in range(3)]
+            thirds = [[{"tokens_per_s": each["tokens_per_s"][part]} for each in (row, base)] for part in parts]
+            names = [row["engine"], row["variant"], str(row["num_streams"])]
+            lines.append([*names, *(f"{ratio(*third):.2f}" for third in thirds)])
+    return ["engine", "variant", "streams", "before", "beside", "after"], lines
+
+
 def texts_sentence(rows: Sequence[Row]) -> str:
     """Return a sentence on how many answers of each program, in each dtype, equal this project's."""
     known = [row for row in rows if row["engine"] != OURS and row["same_as_ours"] is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import pytest
@@ -25,6 +26,7 @@ from benchmarks.peers.tables import (
     rates_table,
     rows_of,
     texts_sentence,
+    thirds_table,
 )
 from benchmarks.peers.vllm import usable
 from benchmarks.peers.walk import CLOSE, UNSURE, steps
@@ -67,6 +69,20 @@ def test_a_race_has_the_rate_of_every_variant() -> None:
     assert rates[OURS, "draft 4", 4] == [200.0] * 2, "a figure for each round"
     assert ("slow", "plain", 4) not in rates, "it takes one prompt at a time"
     assert failures == {"slow, broken (float32, 1 streams)": "it broke"}
+
+
+def test_neighbours_compute_in_the_middle_third_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+
+    def neighbours(number: int) -> nullcontext[None]:
+        numbers.append(number)
+        return nullcontext()
+
+    monkeypatch.setattr("benchmarks.peers.race._neighbours", neighbours)
+    engine = Clockwork(Peer(OURS, "ours"), 100.0, ["plain", "draft 4"])
+    rows, _ = race([engine], [[1], [2]], Plan(8, 6, (2,), num_neighbours=3), "float32", 1)
+    assert numbers == [0, 0, 3, 3, 0, 0]
+    assert thirds_table(as_stored(rows))[1] == [[OURS, "draft 4", "2", "2.00", "2.00", "2.00"]]
 
 
 def test_tables_mark_missed_goals_and_missing_figures() -> None:
