@@ -181,7 +181,8 @@ class Drafts:
         """
         with self._news:
             own_limit = gamma if self._looks_up else 0
-            lookup = None if origin is None else self._answers.lookup(origin, prediction, own_limit)
+            of_answers = origin and self._answers.lookup(origin, prediction, own_limit)
+            lookup = of_answers or Lookup(own_limit=own_limit)
             self._requests[name] = Drafted(name, list(token_ids), gamma, wanted, lookup, origin)
             return self._requests[name].has()
 
