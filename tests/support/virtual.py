@@ -120,7 +120,6 @@ class Scenario:
         first_s: seconds that the first pass with drafts takes in addition, and the first one without.
         noise: relative deviation of a pass.
         window: most draft tokens past the committed ones.
-        gamma: most draft tokens of a pass, as each request asks for.
         seconds: length of the run.
         is_private: the clients have draft workers of their own.
     """
@@ -143,7 +142,6 @@ class Scenario:
     noise: float = 0.08
     is_private: bool = False
     window: int = WINDOW
-    gamma: int = WINDOW
     seconds: float = 12.0
 
 
