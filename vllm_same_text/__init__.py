@@ -17,10 +17,10 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ENABLED, LIMITS = "SAME_TEXT", "SAME_TEXT_LIMITS"
 """Environment variables: "0" leaves vLLM as it is; "0" draws drafts without the target's penalties and truncation."""
@@ -55,6 +55,7 @@ def choose(
     Returns:
         Tokens, int64 [num_requests, num_speculative_steps + 1], and how many of each row count, int32 [num_requests].
     """
+    import torch
     from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
     target = (target_logits, expanded_idx_mapping, temperature, seed, pos)
@@ -104,6 +105,7 @@ def _limited(speculator: Any, logits: Tensor, positions: Tensor, idx_mapping: Te
     states = sampler.sampling_states
     if logits.shape[-1] != states.vocab_size or not sampler.needs_logits_processing[slots].any():
         return logits, True
+    import torch
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
 
     zeros, lengths = torch.zeros_like(idx_mapping), batch.seq_lens_cpu_upper_bound.numpy()[: len(slots)]
@@ -169,34 +171,47 @@ def register() -> None:
         install()
 
 
-def _adopt(config: Any) -> None:
-    """Check a new configuration and allow `min_p` and `logit_bias` beside its speculation, or log why not."""
+def permit() -> None:
+    """Allow `min_p` and `logit_bias` beside speculation, which this process of vLLM refuses otherwise."""
     from vllm.sampling_params import SamplingParams
 
+    SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+
+
+def _adopt(config: Any) -> None:
+    """Check a new configuration and allow `min_p` and `logit_bias` beside its speculation, or log why not."""
     if config.speculative_config is None:
         log.info("same_text stands back: no speculation is asked for")
     elif "specdec." in str(config.scheduler_config.scheduler_cls):
+        permit()
         log.info("same_text stands back: specdec's scheduler is configured, and specdec has this rule itself")
     else:
         require_usable(config)
-        SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+        permit()
         log.info("same_text: seeded texts are those without speculation; %s", "; ".join(notes(config)))
 
 
 def require_usable(config: Any) -> None:
     """Raise ValueError, with the way out, if a text could follow from its drafts with this configuration of vLLM."""
+    for fault in faults(config):
+        raise ValueError(f"{fault}, or set {ENABLED}=0, and texts follow from the drafts too")
+
+
+def faults(config: Any) -> Iterator[str]:
+    """Yield why a text could follow from its drafts with this configuration of vLLM, each with what to do."""
     asked, missing = config.speculative_config, ", ".join(unknown())
     method, sampling = asked.method, asked.rejection_sample_method
-    faults = {
-        f"same_text does not know this vLLM, which lacks {missing}: update it": missing,
-        f"method {method!r} would run on vLLM's runner V1, and same_text needs V2: take a method and a model that V2 "
-        "supports, set VLLM_USE_V2_MODEL_RUNNER=1": not config.use_v2_model_runner,
-        f"rejection_sample_method {sampling!r} must be 'standard', which same_text replaces": sampling != "standard",
-        "a watermark chooses tokens, as same_text does: serve without it": getattr(config, "watermark_config", None),
-    }
-    for fault, is_found in faults.items():
-        if is_found:
-            raise ValueError(f"{fault}, or set {ENABLED}=0, and texts follow from the drafts too")
+    if missing:
+        yield f"same_text does not know this vLLM, which lacks {missing}: update it"
+    if not config.use_v2_model_runner:
+        yield (
+            f"method {method!r} would run on vLLM's runner V1, and same_text needs V2: take a method and a model that "
+            "V2 supports, set VLLM_USE_V2_MODEL_RUNNER=1"
+        )
+    if sampling != "standard":
+        yield f"rejection_sample_method {sampling!r} must be 'standard', which same_text replaces"
+    if getattr(config, "watermark_config", None):
+        yield "a watermark chooses tokens, as same_text does: serve without it"
 
 
 def notes(config: Any) -> Iterator[str]:
@@ -238,22 +253,26 @@ def place() -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-def unknown() -> Iterator[str]:
-    """Yield each name in `NAMES` that the installed vLLM lacks or that has other parameters, as read in its sources."""
+def unknown(folder: Path | None = None) -> Iterator[str]:
+    """Yield each name in `NAMES` that a vLLM lacks or that has other parameters, as read in its sources.
+
+    Args:
+        folder: folder of that vLLM; None: the installed one.
+    """
+    folder = folder or place() or Path()
     for key, first in NAMES.items():
         file, name = key.split(":")
         wanted = first.split() if isinstance(first, str) else list(inspect.signature(first).parameters)[:-1]
-        found = _bound(file).get(name)
+        found = _bound(folder / file).get(name)
         if found is None or found[: len(wanted)] != wanted:
             yield f"{name}({', '.join(wanted)}) in {file}"
 
 
 @functools.cache
-def _bound(file: str) -> dict[str, list[str]]:
+def _bound(file: Path) -> dict[str, list[str]]:
     """Return what a file of vLLM defines and imports: functions with their parameters, classes with their fields."""
     found: dict[str, list[str]] = {}
-    path = (place() or Path()) / file
-    queue: list[tuple[str, ast.AST]] = [("", ast.parse(path.read_bytes()))] if path.is_file() else []
+    queue: list[tuple[str, ast.AST]] = [("", ast.parse(file.read_bytes()))] if file.is_file() else []
     for prefix, parent in queue:
         for node in ast.iter_child_nodes(parent):
             if isinstance(node, ast.ImportFrom):

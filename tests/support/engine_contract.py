@@ -23,7 +23,7 @@ from specdec.inference.engine.contract import VerificationSession
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError, UnavailableError
-from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, Noise, SamplingParams, Schedule
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
 from specdec.inference.text.grammar import GrammarCompiler
@@ -32,11 +32,11 @@ from tests.support.models import EOS_TOKEN_ID
 from tests.support.scripted import until
 
 
-def onnx_engine(path: Path, max_length: int) -> TargetEngine:
+def onnx_engine(path: Path, max_length: int, noise: Noise = Noise.SPECDEC) -> TargetEngine:
     """Return an engine on backend onnx with four slots and a queue of two requests; the caller starts it."""
     config = ModelConfig(path, backend="onnx", sequence_length=max_length, num_slots=4, num_threads=1)
     backend, tokenizer = load_backend(config), Tokenizer.load(path)
-    limits = EngineLimits(max_waiting=2, eos_token_ids=tokenizer.eos_token_ids, lookup=False)
+    limits = EngineLimits(max_waiting=2, eos_token_ids=tokenizer.eos_token_ids, lookup=False, noise=noise)
     return TargetEngine(SlotDecoder(backend), limits, Grammars(GrammarCompiler(tokenizer, backend.vocab_size)))
 
 

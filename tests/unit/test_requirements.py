@@ -27,7 +27,7 @@ TESTED = CONTENT["dependency-groups"]["tested"]
 ELSEWHERE = (
     *("torch_neuronx", "neuronx_distributed", "neuronx_distributed_inference", "transformers_neuronx"),
     *("locust", "gevent"),
-    *("vllm", "msgspec", "triton"),
+    *("vllm", "vllm_same_text", "msgspec", "triton"),
 )
 """Packages that are imported only with an extra that the tests' environment lacks."""
 

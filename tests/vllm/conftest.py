@@ -15,6 +15,7 @@ pytest.importorskip("vllm", reason="make test-vllm has an environment with it")
 import pytest_asyncio
 
 from specdec.inference.config import ROOT, ServerConfig
+from specdec.inference.request import Noise
 from specdec.inference.vllm.hooks import VARIABLE
 from specdec.inference.vllm.options import VllmModel, prepare_environment
 
@@ -29,6 +30,8 @@ INTERPRETED = {
 }
 """Environment in which vLLM takes runner V2 without a device."""
 
+LAW = Noise.VLLM if os.environ.get(VARIABLE) == "1" else Noise.SPECDEC
+"""Noise of the runner that vLLM takes in this environment."""
 MAX_LENGTH = 128
 FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4", "--max-model-len", str(MAX_LENGTH)),

@@ -17,14 +17,14 @@ from specdec.inference.errors import InternalError
 from specdec.inference.serving.assembly import running
 from specdec.inference.vllm.options import VllmModel
 from tests.support.engine_contract import PROMPT, Drafting, completed, onnx_engine, wanted
-from tests.vllm.conftest import MAX_LENGTH, Pair
+from tests.vllm.conftest import LAW, MAX_LENGTH, Pair
 
 pytestmark = [pytest.mark.release, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def onnx(pair: Pair) -> AsyncGenerator[TargetEngine, None]:
-    async with running(onnx_engine(pair.target, MAX_LENGTH)) as engine:
+    async with running(onnx_engine(pair.target, MAX_LENGTH, LAW)) as engine:
         yield engine
 
 
@@ -43,7 +43,7 @@ async def test_an_adapter_has_the_tokens_of_merged_weights(vllm: Any, onnx: Targ
 
     Requests with and without the adapter run together and share no prefix. Drafts of the plain model help both.
     """
-    async with running(onnx_engine(pair.merged, MAX_LENGTH)) as merged:
+    async with running(onnx_engine(pair.merged, MAX_LENGTH, LAW)) as merged:
         for mode in ("greedy", "noise", "penalties"):
             request = wanted(mode, prompt=PROMPT, max_new_tokens=28)
             base, other = [(await completed(engine, request))[0] for engine in (onnx, merged)]

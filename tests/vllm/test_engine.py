@@ -27,7 +27,7 @@ from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.engine import VllmMetrics
 from specdec.inference.vllm.group import members
 from tests.support.engine_contract import MODES, PROMPT, REGEX, Drafting, EngineContract, completed, onnx_engine, wanted
-from tests.vllm.conftest import MAX_LENGTH, Pair
+from tests.vllm.conftest import LAW, MAX_LENGTH, Pair
 from tests.vllm.test_servers import command_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,7 +40,7 @@ LONG = tuple((PROMPT * 4)[:100])
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def onnx(pair: Pair) -> AsyncGenerator[TargetEngine, None]:
-    async with running(onnx_engine(pair.target, MAX_LENGTH)) as engine:
+    async with running(onnx_engine(pair.target, MAX_LENGTH, LAW)) as engine:
         yield engine
 
 

@@ -11,7 +11,7 @@ from specdec.inference.config import ServerConfig
 from specdec.inference.serving.assembly import running
 from specdec.inference.vllm.options import VllmModel
 from tests.support.engine_contract import MODES, PROMPT, Drafting, completed, onnx_engine, wanted
-from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
+from tests.vllm.conftest import FLAGS, LAW, MAX_LENGTH, Pair
 
 pytestmark = pytest.mark.release
 
@@ -25,7 +25,7 @@ async def test_two_workers_or_two_cores_have_the_tokens_of_one(pair: Pair, flag:
     from specdec.inference.serving.vllm_target import vllm_engine
 
     requests = [wanted(mode, prompt=PROMPT[number:]) for number, mode in enumerate([*MODES][:4])]
-    async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
+    async with running(onnx_engine(pair.target, MAX_LENGTH, LAW)) as onnx:
         right = [(await completed(onnx, request))[0] for request in requests]
     model = VllmModel(pair.target, (*FLAGS, flag, "2"), gamma=16)
     async with vllm_engine(model, ServerConfig(max_waiting=2, lookup=False)) as (held, _):

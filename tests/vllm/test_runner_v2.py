@@ -6,11 +6,14 @@ import asyncio
 import os
 import random
 import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from specdec.inference.config import ROOT, ServerConfig
+from specdec.inference.request import GenerationRequest, Noise
 from specdec.inference.serving.assembly import running
 from specdec.inference.vllm.hooks import installed, read_hooks
 from specdec.inference.vllm.options import VllmModel
@@ -28,23 +31,45 @@ def test_this_vllm_has_every_name_that_both_runners_need() -> None:
     assert hooks.missing == {"V1": [], "V2": []}
 
 
-async def test_an_engine_has_the_tokens_of_our_own(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine core on runner V2 has the tokens of our own engine; this process itself needs no interpreter."""
+SMOKE = ("noise", "penalties of the output")
+
+
+async def right_tokens(pair: Pair, requests: Mapping[str, GenerationRequest]) -> dict[str, list[int]]:
+    """Return the tokens of requests by this project's engine with stock vLLM's noise."""
+    async with running(onnx_engine(pair.target, MAX_LENGTH, Noise.VLLM)) as onnx:
+        return {name: (await completed(onnx, request))[0] for name, request in requests.items()}
+
+
+@asynccontextmanager
+async def engine_on_v2(pair: Pair, monkeypatch: pytest.MonkeyPatch, **server: Any) -> AsyncGenerator[Any, None]:
+    """Run an engine on runner V2, in Triton's interpreter; this process itself needs none."""
+    from vllm.sampling_params import SamplingParams
+
     from specdec.inference.serving.vllm_target import vllm_engine
 
-    modes = ("noise", "penalties of the output")
-    async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
-        right = {mode: (await completed(onnx, wanted(mode, max_new_tokens=28)))[0] for mode in modes}
+    kept = SamplingParams._validate_spec_decode  # which is replaced, but not for tests after this one
+    monkeypatch.setattr(SamplingParams, "_validate_spec_decode", kept)
     for name, value in INTERPRETED.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)  # as this process would find, had it the environment
-    async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2)) as (held, _):
-        engine: Any = held.engine
-        assert engine._llm.vllm_config.use_v2_model_runner
-        for mode, tokens in right.items():
-            request = wanted(mode, max_new_tokens=28)
+    async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2, **server)) as (held, _):
+        assert held.noise is Noise.VLLM
+        assert held.engine._llm.vllm_config.use_v2_model_runner
+        yield held.engine
+
+
+async def test_an_engine_has_the_tokens_of_vllms_law(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without drafts, with some that are wrong and after a resume, tokens are those of our own engine by vLLM's law."""
+    requests = {mode: wanted(mode, max_new_tokens=28) for mode in SMOKE}
+    right = await right_tokens(pair, requests)
+    async with engine_on_v2(pair, monkeypatch) as engine:
+        for mode, request in requests.items():
+            tokens = right[mode]
             assert (await completed(engine, request))[0] == tokens
-            assert (await completed(engine, request, Drafting(tokens, 0.3, random.Random(1))))[0] == tokens
+            drafted, commits = await completed(engine, request, Drafting(tokens, 0.3, random.Random(1)))
+            assert drafted == tokens
+            assert sum(commit.num_accepted_tokens for commit in commits) > 0
+            assert (await completed(engine, request.resumed(tokens[:10])))[0] == tokens[10:]
 
 
 @pytest.mark.release

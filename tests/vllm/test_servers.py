@@ -39,7 +39,7 @@ from tests.support.engine_contract import PROMPT, completed, onnx_engine, wanted
 from tests.support.models import save_tiny_model
 from tests.support.raw_worker import RawWorker, after, below, end_of, proposing, raw_worker
 from tests.support.servers import until_pooled
-from tests.vllm.conftest import FLAGS, MAX_LENGTH, WORKER_PROCESS, Pair
+from tests.vllm.conftest import FLAGS, LAW, MAX_LENGTH, WORKER_PROCESS, Pair
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -205,7 +205,7 @@ async def site(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncGen
     (folder / "auth.toml").write_text(f'[[token]]\nname = "tests"\nsha256 = "{digest}"\nroles = {roles}\n')
     prompts = [PROMPT[number : number + 20] for number in range(6)]
     answers = []
-    async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
+    async with running(onnx_engine(pair.target, MAX_LENGTH, LAW)) as onnx:
         for seed, prompt in enumerate(prompts):
             sampling = SamplingParams(temperature=0.8, presence_penalty=0.5 * (seed % 2), seed=seed)
             request = wanted(prompt=prompt, max_new_tokens=NUM_TOKENS)

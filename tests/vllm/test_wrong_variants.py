@@ -20,7 +20,7 @@ from specdec.inference.vllm.options import VllmModel
 from specdec.inference.vllm.translation import KEY, extra_args
 from specdec.inference.vllm.worker import Worker
 from tests.support.engine_contract import Drafting, completed, onnx_engine, wanted
-from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
+from tests.vllm.conftest import FLAGS, LAW, MAX_LENGTH, Pair
 
 pytestmark = pytest.mark.release
 
@@ -88,7 +88,7 @@ async def test_a_wrong_variant_is_noticed(
 ) -> None:
     from specdec.inference.serving.vllm_target import vllm_engine
 
-    async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
+    async with running(onnx_engine(pair.target, MAX_LENGTH, LAW)) as onnx:
         right = {mode: (await completed(onnx, wanted(mode)))[0] for mode in ("noise", PENALTIES)}
     monkeypatch.setattr(module, name, variant)
     async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2, lookup=False)) as (

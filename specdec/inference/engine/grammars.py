@@ -32,7 +32,7 @@ class Grammars:
     """
 
     def __init__(self, compiler: GrammarCompiler, num_places: int = MAX_WAITING) -> None:
-        self._compiler = compiler
+        self._compiler, self.source = compiler, compiler.source
         self._known: dict[Grammar, _Trial] = {}
         self._trials = Threads("new grammars", num_threads=1, num_places=num_places)
         self._others = Threads("grammars", num_threads=1, num_places=num_places)

@@ -203,13 +203,13 @@ class TargetModel(OneModel):
         engine: specdec: our own; vllm: vLLM, in its own environment, with its flags after -- at the end
             (docs/vllm.md).
         engine_flags: one of vLLM's own flags, or its value; everything after -- is read so.
-        noise: noise by which a seed chooses tokens. vllm, with --engine vllm: that of stock vLLM, for its text at the
-            same seed (docs/noise.md).
+        noise: noise by which a seed chooses tokens: our own, or that of stock vLLM, for its text at the same seed
+            (docs/noise.md) (default: vllm on runner V2 of vLLM, which has no other; else specdec).
     """
 
     engine: str = setting("specdec", "--engine", choices=("specdec", VLLM))
     engine_flags: tuple[str, ...] = setting((), "--engine_flag FLAG")
-    noise: str = setting(Noise.SPECDEC.value, "--noise", choices=tuple(each.value for each in Noise))
+    noise: str | None = setting(None, "--noise", choices=tuple(each.value for each in Noise))
 
     def require_readable(self) -> None:
         """Raise ConfigError if the model's files show that its engine does not read it; loads nothing."""
@@ -225,7 +225,7 @@ class TargetModel(OneModel):
         """Raise ConfigError for settings that belong to the other engine."""
         if self.engine != VLLM and self.engine_flags:
             raise ConfigError(f"{self.engine_flags[0]} after --: --engine {VLLM} takes flags of vLLM there")
-        if self.engine != VLLM and self.noise != Noise.SPECDEC:
+        if self.engine != VLLM and self.noise == Noise.VLLM:
             raise ConfigError(f"--noise {self.noise} draws as stock vLLM does: it needs --engine {VLLM}")
         for each in fields(LoadingSettings):
             if self.engine == VLLM and each.name in THEIRS and getattr(self.loading, each.name) != each.default:

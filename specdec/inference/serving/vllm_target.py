@@ -39,7 +39,7 @@ from specdec.inference.vllm.group import end_members, leads_group
 from specdec.inference.vllm.hooks import installed
 from specdec.inference.vllm.link import Place
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.options import VllmModel, adapters_of, engine_config, is_invariant
+from specdec.inference.vllm.options import VllmModel, adapters_of, engine_config, is_invariant, noise_of
 from specdec.inference.vllm.refusals import FIRST_ERROR, cause_of, refusals
 from specdec.inference.vllm.translation import KEY
 from specdec.inference.workers.completing.remote import TARGET
@@ -72,9 +72,10 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     """Start vLLM, and an engine of this project in front of it; yield that engine, warmed up, and the model's id."""
     tokenizer = Tokenizer.load(model.path)
     config = await asyncio.to_thread(engine_config, model)
-    eos, words = tokenizer.eos_token_ids, config.model_config
-    ends = f"{sorted(eos)} {words.max_model_len}" + ("" if model.noise is Noise.SPECDEC else f" {model.noise}")
+    eos, words, noise = tokenizer.eos_token_ids, config.model_config, noise_of(config, model.noise)
+    ends = f"{sorted(eos)} {words.max_model_len}" + ("" if noise is Noise.SPECDEC else f" {noise}")
     arithmetic = f"vllm {installed()} {words.dtype} {words.quantization}" + " invariant" * is_invariant()
+    arithmetic += " V2" * config.use_v2_model_runner  # whose choice is vLLM's
     model_id = await asyncio.to_thread(model_id_of, model.path, arithmetic, ends)
     mailbox = Mailbox(model_id)
     await mailbox.open()
@@ -84,7 +85,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     rules = replace(Place(str(mailbox.path), model_id), group=group, lookup=server.lookup)
     config.additional_config = {KEY: asdict(replace(rules, answers_bytes=int(server.replay * 2**20)))}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
-    limits = replace(limits, noise=model.noise, drafting=server.drafting)
+    limits = replace(limits, noise=noise, drafting=server.drafting)
     try:
         async with _llm(config, model.flags) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)
@@ -95,7 +96,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
             engine = VllmEngine(llm, mailbox, limits, grammars)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
             engine.adapters, digests = await _adapters(llm, model)
-            running = RunningTarget(engine, tokenizer, collectors=(VllmMetrics,), adapters=digests, noise=model.noise)
+            running = RunningTarget(engine, tokenizer, collectors=(VllmMetrics,), adapters=digests, noise=noise)
             yield running, model_id
     finally:
         await mailbox.close()

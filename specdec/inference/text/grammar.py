@@ -81,8 +81,11 @@ class GrammarCompiler:
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher
 
-        source = with_tokens(source_of(grammar), self._tokenizer.markers)
-        return LLMatcher(self._words, source, log_level=0, limits=parser_limits())
+        return LLMatcher(self._words, self.source(grammar), log_level=0, limits=parser_limits())
+
+    def source(self, grammar: Grammar) -> str:
+        """Return a grammar that `compile` has accepted in llguidance's own form, with this tokenizer's markers."""
+        return with_tokens(source_of(grammar), self._tokenizer.markers)
 
     @cached_property
     def _words(self) -> LLTokenizer:

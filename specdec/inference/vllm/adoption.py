@@ -1,90 +1,69 @@
-"""Requests of vLLM's own clients, changed so that vLLM decodes greedily and this project's code samples the tokens.
-
-Penalties, seeds and limits come from vLLM's fields. Parameters that vLLM refuses with speculation come in `vllm_xargs`.
-"""
+"""Requests of vLLM's own clients, prepared for draft workers: on runner V2 they stay what they are, on V1 we sample."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
 from specdec.inference.errors import InvalidRequestError
-from specdec.inference.request import (
-    GAMMA,
-    MAX_SEED,
-    RANGES,
-    GenerationRequest,
-    Noise,
-    SamplingParams,
-    check_logit_bias,
-)
+from specdec.inference.request import GAMMA, MAX_SEED, RANGES, GenerationRequest, Noise, SamplingParams
 from specdec.inference.vllm.frames import Wanted
-from specdec.inference.vllm.translation import extra_args
+from specdec.inference.vllm.translation import KEY, carried, extra_args, sampling_fields, signed
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Xargs:
-    """This project's fields in the `vllm_xargs` of a request to vLLM's own server.
+def gamma_of(xargs: Mapping[str, Any]) -> int | None:
+    """Return the field `gamma` in the `vllm_xargs` of a request, most draft tokens of a pass; None if it has none.
 
-    Attributes:
-        gamma: most draft tokens of a pass; None leaves it to the server, 0 switches drafts off.
-        min_p: keep only tokens with at least this share of the best token's probability.
-        logit_bias: (token id, bias) pairs, added to the logits; in the request they are the text of a JSON object.
+    Raises:
+        InvalidRequestError: it has a wrong value.
     """
-
-    gamma: int | None = None
-    min_p: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any], vocab_size: int) -> Self:
-        """Read the fields from a request's `vllm_xargs`; other fields are ignored.
-
-        Raises:
-            InvalidRequestError: one has a wrong value, which the message names with the limit.
-        """
-        gamma, min_p = values.get("gamma"), values.get("min_p", 0.0)
-        if gamma is not None and (type(gamma) is not int or gamma not in GAMMA):
-            raise InvalidRequestError(f"vllm_xargs.gamma {gamma!r} must be an integer in {GAMMA}", field="gamma")
-        if not isinstance(min_p, (int, float)) or min_p not in RANGES["min_p"]:
-            raise InvalidRequestError(f"vllm_xargs.min_p {min_p!r} must be in {RANGES['min_p']}", field="min_p")
-        bias = values.get("logit_bias", "{}")
-        try:
-            pairs = tuple((int(token), float(bias)) for token, bias in json.loads(bias).items())
-        except (TypeError, ValueError, AttributeError, RecursionError) as exc:
-            fault = f"vllm_xargs.logit_bias {bias!r:.80} must be a JSON object's text, such as '{{\"50256\": -100}}'"
-            raise InvalidRequestError(fault, field="logit_bias") from exc
-        check_logit_bias(SamplingParams(logit_bias=pairs), vocab_size=vocab_size)
-        return cls(gamma, float(min_p), pairs)
+    gamma: Any = xargs.get("gamma")
+    if gamma is not None and (type(gamma) is not int or gamma not in GAMMA):
+        raise InvalidRequestError(f"vllm_xargs.gamma {gamma!r} must be an integer in {GAMMA}", field="gamma")
+    return gamma
 
 
-def adopted(request: Any, name: str, gamma: int, vocab_size: int, noise: Noise = Noise.SPECDEC) -> None:
-    """Make the request of a vLLM client greedy, in place; this project's code in vLLM's workers samples instead.
+def adopted(request: Any, noise: Noise, name: str, gamma: int, *, chooses: bool = False) -> Wanted | None:
+    """Prepare the request of a vLLM client, in place; return what a pool's draft workers need of it.
 
     Args:
         gamma: most draft tokens of a pass.
+        chooses: True on runner V1, where this project's code samples, so that the request becomes greedy for vLLM.
+
+    Returns:
+        None if drafts cannot help the request.
     """
     params = request.sampling_params = copy.copy(request.sampling_params)
     extra = params.extra_args or {}
     try:
-        asked = _asked(request, Xargs.read(extra, vocab_size), noise)
-    except InvalidRequestError as exc:  # `Door` refuses it before, in vLLM's own server; an error here would end vLLM
-        logger.warning("request %s gets the greedy choice: %s", request.request_id, exc)
-        asked = GenerationRequest(tuple(request.all_token_ids))
-    params.temperature, params.top_k, params.top_p, params.seed = 0.0, 0, 1.0, None
-    params.presence_penalty, params.frequency_penalty, params.repetition_penalty = 0.0, 0.0, 1.0
+        asked = _asked(request, noise, gamma_of(extra))
+    except InvalidRequestError as exc:  # an error here would end vLLM
+        logger.warning("request %s is served without its gamma and logit_bias: %s", request.request_id, exc)
+        params.logit_bias = None
+        asked = _asked(request, noise)
+    if chooses:
+        params.temperature, params.top_k, params.top_p, params.min_p, params.seed = 0.0, 0, 1.0, 0.0, None
+        params.presence_penalty, params.frequency_penalty, params.repetition_penalty = 0.0, 0.0, 1.0
+        params.logit_bias, ours = None, extra_args(asked, name, gamma)
+    else:
+        params.seed = signed(asked.sampling.seed)  # workers cannot draw with a seed that they do not have
+        ours = {KEY: carried(asked, name, gamma)}
     params.__dict__.clear()  # of values that vLLM has derived from these
-    params.extra_args = {**extra, **extra_args(asked, name, gamma)}
+    params.extra_args = {**extra, **ours}
+    limit = ours[KEY]["gamma"]
+    if not limit or request.prompt_embeds is not None or request.resumable:
+        return None
+    tokens = list(request.all_token_ids)
+    return Wanted(tokens, len(tokens), max(1, request.max_tokens), limit, sampling_fields(asked.sampling))
 
 
-def _asked(request: Any, xargs: Xargs, noise: Noise) -> GenerationRequest:
+def _asked(request: Any, noise: Noise, gamma: int | None = None) -> GenerationRequest:
     """Return the vLLM request as a `GenerationRequest` with its sampling parameters.
 
     A request without a seed gets one made from its id. Tokens that may not end the output yet are held back.
@@ -95,23 +74,15 @@ def _asked(request: Any, xargs: Xargs, noise: Noise) -> GenerationRequest:
         temperature=min(params.temperature, RANGES["temperature"].high),
         top_k=max(0, params.top_k),
         top_p=params.top_p,
-        min_p=xargs.min_p,
+        min_p=params.min_p,
         seed=(int.from_bytes(digest[:8], "little") if params.seed is None else params.seed) & MAX_SEED,
         repetition_penalty=min(params.repetition_penalty, RANGES["repetition_penalty"].high),
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        logit_bias=xargs.logit_bias,
+        logit_bias=tuple((params.logit_bias or {}).items()),
         noise=noise,
     )
     asked = GenerationRequest(
-        tuple(request.all_token_ids), sampling, stop_at_eos=True, min_new_tokens=params.min_tokens, gamma=xargs.gamma
+        tuple(request.all_token_ids), sampling, stop_at_eos=True, min_new_tokens=params.min_tokens, gamma=gamma
     )
     return replace(asked, sampling=asked.effective_sampling(frozenset(params.all_stop_token_ids)))
-
-
-def wanted(request: Any, ours: Mapping[str, Any]) -> Wanted | None:
-    """Return what a pool's draft workers need of a request changed by `adopted`; None if drafts cannot help it."""
-    if not ours["gamma"] or request.prompt_embeds is not None or request.resumable:
-        return None
-    tokens, sampling = list(request.all_token_ids), ours["sampling"] or {}
-    return Wanted(tokens, ours["output_start"], max(1, request.max_tokens), ours["gamma"], sampling)

@@ -1,30 +1,29 @@
-"""Middleware of vLLM's HTTP server (`--middleware`): it refuses wrong values of this project's fields by their names.
+"""Middleware of vLLM's HTTP server (`--middleware`): it refuses a wrong `gamma` by its name, and lets `min_p` pass.
 
-vLLM checks none of `vllm_xargs`, and its engine core cannot refuse a request. Fields that vLLM refuses beside
-speculation go there, where this project's choice of tokens reads them.
+vLLM checks none of `vllm_xargs`, and its engine core cannot refuse a request. It refuses `min_p` and `logit_bias`
+beside speculation, by which its own texts would be others.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.inference.errors import InvalidRequestError
-from specdec.inference.vllm.adoption import Xargs
-
-REFUSED = ("min_p", "logit_bias")
-"""Fields of completions and chats that vLLM refuses beside speculation."""
+from specdec.inference.vllm.adoption import gamma_of
 
 
 class Door:
     """ASGI middleware before vLLM's application: it answers 400 to wrong `vllm_xargs`, and passes on all else."""
 
     def __init__(self, app: ASGIApp) -> None:
+        from vllm.sampling_params import SamplingParams
+
         self._app = app
+        SamplingParams._validate_spec_decode = lambda self, speculative_config: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; read the body of a POST first, and drop the request if its client hangs up meanwhile."""
@@ -35,9 +34,7 @@ class Door:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return
-        if scope["path"].endswith("/completions") and any(name.encode() in body for name in REFUSED):
-            body = _moved(body)
-        if b"vllm_xargs" in body and (fault := _fault(body, scope["app"].state.vllm_config)) is not None:
+        if b"vllm_xargs" in body and (fault := _fault(body)) is not None:
             error = {"message": fault, "type": "BadRequestError", "param": "vllm_xargs", "code": 400}
             await JSONResponse({"error": error}, 400)(scope, receive, send)
             return
@@ -49,24 +46,10 @@ class Door:
         await self._app(scope, again, send)
 
 
-def _moved(body: bytes) -> bytes:
-    """Return the body with the `REFUSED` fields in its `vllm_xargs`, as far as it is JSON; others there come first."""
+def _fault(body: bytes) -> str | None:
+    """Return what is wrong with `gamma` in a body's `vllm_xargs`; None if nothing is."""
     try:
-        document = json.loads(body)
-        found = {name: document[name] for name in REFUSED if document.get(name) is not None}
-        if "logit_bias" in found:
-            found["logit_bias"] = json.dumps(found["logit_bias"])  # vLLM takes no object there
-        xargs = {**found, **(document.get("vllm_xargs") or {})}
-        document |= {"min_p": 0, "logit_bias": None, "vllm_xargs": xargs}  # 0: else a model's own default counts
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return body
-    return json.dumps(document).encode() if found else body
-
-
-def _fault(body: bytes, config: Any) -> str | None:
-    """Return what is wrong with this project's fields in a body's `vllm_xargs`; None if nothing is."""
-    try:
-        Xargs.read(json.loads(body).get("vllm_xargs") or {}, config.model_config.get_vocab_size())
+        gamma_of(json.loads(body).get("vllm_xargs") or {})
     except InvalidRequestError as exc:
         return str(exc)
     except (ValueError, AttributeError, RecursionError):

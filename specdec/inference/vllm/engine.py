@@ -19,7 +19,7 @@ from vllm import SamplingParams as VllmParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from specdec.inference.commit import Opened, TokenEvent
@@ -31,7 +31,7 @@ from specdec.inference.request import GenerationRequest
 from specdec.inference.vllm.frames import FromCore, Has, Passed
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.session import Sessions, VllmSession
-from specdec.inference.vllm.translation import extra_args, scores
+from specdec.inference.vllm.translation import KEY, OWN_FORM, carried, extra_args, own_fields, scores
 
 HOOKS = {
     "vllm.v1.engine.async_llm:AsyncLLM": ("from_vllm_config generate errored shutdown vllm_config model_config"),
@@ -84,6 +84,7 @@ class VllmEngine(Sessions):
         self._idle = asyncio.Event()
         self.adapters: Mapping[str, LoRARequest] = {}
         config, model = llm.vllm_config, llm.model_config
+        self._chooses = not config.use_v2_model_runner  # on V2 vLLM does
         self.max_length, self.vocab_size = model.max_model_len, model.get_vocab_size()
         self.num_slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
 
@@ -187,9 +188,9 @@ class VllmEngine(Sessions):
         request = session.request
         prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)
         adapter = self.adapters[request.adapter] if request.adapter else None
-        outputs = self._llm.generate(prompt, self._params(request, session.id), session.id, lora_request=adapter)
         try:
-            async with aclosing(outputs):
+            params = self._params(request, session.id)
+            async with aclosing(self._llm.generate(prompt, params, session.id, lora_request=adapter)) as outputs:
                 is_first = True
                 while (output := await self._next(session, outputs)) is not None:
                     if is_first:
@@ -209,16 +210,24 @@ class VllmEngine(Sessions):
             self.close(session)
 
     def _params(self, request: GenerationRequest, name: str) -> VllmParams:
+        max_tokens = min(request.max_new_tokens, self.max_length - len(request.prompt_token_ids))
+        choice: dict[str, Any] = {"temperature": 0.0, "prompt_logprobs": request.prompt_logprobs}
+        if self._chooses:
+            choice["extra_args"] = extra_args(request, name, self._limits.gamma)
+        else:
+            choice = own_fields(request, max_tokens)
+            choice["extra_args"] = {KEY: carried(request, name, self._limits.gamma)}
+            if request.grammar is not None:
+                source = OWN_FORM + self._grammars.source(request.grammar)
+                choice["structured_outputs"] = StructuredOutputsParams(grammar=source)
         return VllmParams(
-            temperature=0.0,
-            max_tokens=min(request.max_new_tokens, self.max_length - len(request.prompt_token_ids)),
+            max_tokens=max_tokens,
             stop_token_ids=sorted(request.stop_token_ids),
             ignore_eos=True,  # all ends are named: vLLM would add those of generation_config.json
             detokenize=False,
             logprobs=request.logprobs,
-            prompt_logprobs=request.prompt_logprobs,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=extra_args(request, name, self._limits.gamma),
+            **choice,
         )
 
     async def _next(self, session: VllmSession, outputs: AsyncGenerator[Any, None]) -> Any:
@@ -262,8 +271,8 @@ def _opened(session: VllmSession, output: Any) -> Opened:
     """Return the first event of a request, with the log-probabilities of its prompt if the request asks for them."""
     request, count = session.request, session.request.prompt_logprobs
     session.num_cached_tokens = output.num_cached_tokens or 0
-    if count is None:
+    if count is None or not output.prompt_logprobs:
         return Opened(session.num_cached_tokens)
-    given = zip(request.prompt_token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
+    given = zip(request.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
     scored = tuple(scores(token_id, entries, count) for token_id, entries in given)
     return Opened(session.num_cached_tokens, scored[: request.output_start - 1])

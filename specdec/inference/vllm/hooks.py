@@ -62,8 +62,18 @@ def read_hooks(place: Path | None = None) -> Hooks | None:
         runner: sorted({lost for hook in (*common, *_hooks_of(_OURS / file)) if (lost := sources.missing(hook))})
         for runner, file in RUNNERS.items()
     }
+    missing["V2"] += _lost_by_rule(place)
     value = os.environ.get(VARIABLE, "").strip().lower()
     return Hooks(place, missing, None if not value else "V2" if value in ("1", "true") else "V1")
+
+
+def _lost_by_rule(place: Path) -> list[str]:
+    """Return what the rule of `vllm_same_text`, by which runner V2 chooses tokens, lacks in a vLLM."""
+    if find_spec("vllm_same_text") is None:
+        return ["vllm_same_text, a distribution of its own in our clone: pip install ./vllm_same_text"]
+    import vllm_same_text
+
+    return list(vllm_same_text.unknown(place))
 
 
 def _place() -> Path | None:

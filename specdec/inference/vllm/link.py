@@ -55,7 +55,8 @@ class Place:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
         owned: True if a front has started the core, which then ends with the front; else the core dials for ever.
-        noise: rule by which a seed gives random numbers (docs/noise.md), for a core that vLLM's own server started.
+        noise: rule by which a seed gives random numbers (docs/noise.md), for a core that vLLM's own server started;
+            None: that of vLLM's runner.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
         lookup: True if passes without a worker's tokens verify tokens that the core looks up in the request.
         answers_bytes: memory for answers that were given before.
@@ -64,7 +65,7 @@ class Place:
     path: str
     model_id: str = ""
     owned: bool = True
-    noise: str = Noise.SPECDEC.value
+    noise: Noise | None = None
     group: int = 0
     lookup: bool = False
     answers_bytes: int = 0
@@ -76,7 +77,7 @@ class Place:
         """
         digest = hashlib.sha256(served.tokenizer).hexdigest()[:32]
         path = self.path or str(default_folder() / SOCKET)
-        return replace(self, path=path, model_id=f"{digest} {served.vocab_size} {self.noise}")
+        return replace(self, path=path, model_id=f"{digest} {served.vocab_size} {served.noise}")
 
 
 def default_folder() -> Path:

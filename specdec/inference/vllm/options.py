@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,11 +29,14 @@ logger = logging.getLogger(__name__)
 
 HOOKS = {
     "vllm.engine.arg_utils:AsyncEngineArgs": (
-        "add_cli_args from_cli_args create_engine_config skip_tokenizer_init async_scheduling "
+        "add_cli_args from_cli_args create_engine_config async_scheduling "
         "scheduler_cls worker_cls speculative_config generation_config served_model_name"
     ),
-    "vllm.config.vllm:VllmConfig": "use_v2_model_runner additional_config model_config parallel_config device_config",
-    "vllm.config.model:ModelConfig": "logits_processors logprobs_mode is_hybrid is_attention_free",
+    "vllm.config.vllm:VllmConfig": (
+        "use_v2_model_runner additional_config model_config parallel_config device_config structured_outputs_config"
+    ),
+    "vllm.config.model:ModelConfig": "logprobs_mode skip_tokenizer_init is_hybrid is_attention_free",
+    "vllm.config.structured_outputs:StructuredOutputsConfig": "backend",
 }
 """Fields of vLLM's configuration that are set or read."""
 OURS: Mapping[str, str] = {
@@ -75,13 +78,14 @@ class VllmModel:
         path: directory of the model.
         flags: vLLM's own flags.
         gamma: most draft tokens of a request in a pass, which vLLM makes room for.
-        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests;
+            None: that of vLLM's runner, see `noise_of`.
     """
 
     path: Path
     flags: Sequence[str] = ()
     gamma: int = DEFAULT_GAMMA
-    noise: Noise = Noise.SPECDEC
+    noise: Noise | None = None
 
 
 def check_flags(flags: Sequence[str]) -> None:
@@ -186,14 +190,38 @@ def engine_config(model: VllmModel) -> Any:
     args = AsyncEngineArgs.from_cli_args(parsed)
     if adapters and not args.enable_lora:
         raise ConfigError(f"{ADAPTERS}: adapters need --enable-lora too")
-    args.skip_tokenizer_init, args.generation_config = True, "vllm"
+    args.generation_config = "vllm"
     args.served_model_name = model_name(model.path)  # in vLLM's metrics, as in ours
     for name, value in parts(model.gamma).items():
         setattr(args, name, value)
     with refusals(flags):
         config = args.create_engine_config()
     require_kept(config)
+    noise_of(config, model.noise)
+    if config.use_v2_model_runner:
+        import vllm_same_text
+        from specdec.inference.vllm.runner_v2 import take_own_grammars
+
+        vllm_same_text.permit()
+        take_own_grammars()
+        config.structured_outputs_config.backend = "guidance"
+    else:
+        config.model_config.skip_tokenizer_init = True
     return config
+
+
+def noise_of(config: Any, asked: Noise | None) -> Noise:
+    """Return the noise of vLLM's runner: V2 has its own alone; V1 has none that fits, so that either is computed here.
+
+    Raises:
+        ConfigError: another one is asked for on runner V2.
+    """
+    if not config.use_v2_model_runner:
+        return asked or Noise.SPECDEC
+    if asked is Noise.SPECDEC:
+        way = f"leave it out, or set {VARIABLE}=0 for runner V1"
+        raise ConfigError(f"--noise {asked} is not valid on vLLM's runner V2, which draws by its own: {way}")
+    return Noise.VLLM
 
 
 def require_usable(config: Any) -> None:
@@ -219,14 +247,16 @@ def parts(gamma: int) -> dict[str, Any]:
     }
 
 
-def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.value) -> dict[str, Any]:
+def serve_parts(gamma: int, mailbox: Path | None, noise: str | None = None) -> dict[str, Any]:
     """Return settings with which vLLM's own server uses a pool's draft workers: `parts`, and the pool's mailbox.
 
     Args:
         mailbox: folder in which the pool is found; None: that of the server's user.
-        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests;
+            None: that of vLLM's runner.
     """
-    place = {"owned": False, "noise": noise} | ({} if mailbox is None else {"path": str(mailbox.absolute() / SOCKET)})
+    place = {"owned": False, "path": "" if mailbox is None else str(mailbox.absolute() / SOCKET)}
+    place |= {} if noise is None else {"noise": noise}
     return {**parts(gamma), "additional_config": {KEY: place}}
 
 
@@ -244,16 +274,29 @@ def require_kept(config: Any) -> None:
         f"model {model.model}: layers with a state (Mamba and others) give wrong text on V1, and are untried on V2": (
             model.is_hybrid or model.is_attention_free
         ),
-        f"--logprobs-mode {model.logprobs_mode}: take raw_logprobs": model.logprobs_mode != "raw_logprobs",
         "async scheduling: --no-async-scheduling after --": config.scheduler_config.async_scheduling,
-        "a watermark: it is vLLM's own choice of tokens": getattr(config, "watermark_config", None) is not None,
         "a model that writes no text by decoding": model.runner_type != "generate",
         f"{INVARIANT}=1 on a CPU, where every pass fails with it: unset it": is_cpu and is_invariant(),
     }
     for fault, is_found in faults.items():
         if is_found:
             raise ConfigError(f"vLLM {installed()} would run {fault}")
+    for fault in _faults_of_choice(config):
+        raise ConfigError(f"vLLM {installed()}: {fault}")
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype in ("bfloat16", "float16") and not is_invariant():
         lost = "tokens may depend on drafts and on other requests by rounding"
         logger.warning("%s in %s: %s; on a GPU --exact always prevents it (docs/vllm.md)", model.model, dtype, lost)
+
+
+def _faults_of_choice(config: Any) -> Iterator[str]:
+    """Yield what would make the choice of tokens another one: on V2 by the rule of `vllm_same_text`, on V1 by ours."""
+    if config.use_v2_model_runner:
+        import vllm_same_text
+
+        yield from vllm_same_text.faults(config)
+        return
+    if (mode := config.model_config.logprobs_mode) != "raw_logprobs":
+        yield f"--logprobs-mode {mode} would show the one token that has won on runner V1: take raw_logprobs"
+    if getattr(config, "watermark_config", None) is not None:
+        yield "a watermark is a choice of tokens of vLLM's own: serve without it"

@@ -146,7 +146,7 @@ def spare_others() -> None:
         setattr(punica_cpu, name, spared)
 
 
-def install_choice(runner: Any) -> None:
+def install(runner: Any) -> None:
     """Replace a runner's sampler and verifier by those of this module, once the runner has loaded its model."""
     if runner.device.type == "cpu" and runner.lora_config is not None:
         spare_others()

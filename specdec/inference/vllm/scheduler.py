@@ -19,11 +19,12 @@ from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
 from specdec.inference.speculation.answers import Origin
 from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
-from specdec.inference.vllm.adoption import adopted, wanted
+from specdec.inference.vllm.adoption import adopted
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import Gone, Passed, Row, Served
 from specdec.inference.vllm.link import Link, Place
-from specdec.inference.vllm.options import require_kept
+from specdec.inference.vllm.options import noise_of, require_kept
+from specdec.inference.vllm.runner_v2 import count_output_from, feed_grammar, take_own_grammars
 from specdec.inference.vllm.translation import KEY
 
 HOOKS = {
@@ -33,10 +34,10 @@ HOOKS = {
     ),
     "vllm.v1.request:Request": (
         "request_id sampling_params all_token_ids spec_token_ids max_tokens num_tokens num_output_tokens "
-        "num_computed_tokens is_prefill_chunk"
+        "num_computed_tokens num_prompt_tokens is_prefill_chunk use_structured_output"
     ),
     "vllm.v1.executor.abstract:Executor": "get_class take_draft_token_ids",
-    "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_spec_decode_tokens num_scheduled_tokens",
+    "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_spec_decode_tokens num_scheduled_tokens scheduled_new_reqs",
 }
 """Names of vLLM: methods that this module overrides, and attributes that it reads or sets."""
 
@@ -49,14 +50,16 @@ class DraftScheduler(Scheduler):
         self._names: dict[str, str] = {}  # of our requests, by vLLM's id
         self._began = 0.0
         self._ended: float | None = None  # of the latest pass, if there was work ever since
-        self._vocab_size = self.vllm_config.model_config.get_vocab_size()
         parallel = self.vllm_config.parallel_config
         self._waits = parallel.data_parallel_size == 1  # ranks of experts run in step: one that waits holds up all
         self._place, served = Place(**self.vllm_config.additional_config[KEY]), None
-        self._is_owned = self._place.owned
+        self._is_owned, self._is_v2 = self._place.owned, self.vllm_config.use_v2_model_runner
+        if self._is_owned and self._is_v2:
+            take_own_grammars()
         if not self._is_owned:
             require_kept(self.vllm_config)
-            served = _served(self.vllm_config, Noise(self._place.noise))
+            self._noise = noise_of(self.vllm_config, self._place.noise and Noise(self._place.noise))
+            served = _served(self.vllm_config, self._noise)
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
         self._drafts = Drafts(looks_up=self._place.lookup, num_bytes=self._place.answers_bytes)
@@ -66,20 +69,23 @@ class DraftScheduler(Scheduler):
 
     def add_request(self, request: Any) -> None:
         """Queue a request, and announce it to this project's server or pool, which then sends draft tokens for it."""
+        asked = None
         if not self._is_owned and request.sampling_params is not None:
-            noise = Noise(self._place.noise)
-            adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size, noise)
+            name, limit = next(self._own_names), self.num_spec_tokens
+            asked = adopted(request, self._noise, name, limit, chooses=not self._is_v2)
         self._ended = self._ended if self.running or self.waiting else None
-        super().add_request(request)
         ours = _ours(request)
-        asked = None if ours is None or self._is_owned else wanted(request, ours)
+        start = _moved_from(request) if self._is_v2 else None
+        if start is not None and request.use_structured_output:
+            feed_grammar(self.structured_output_manager, request, start)
+        super().add_request(request)
         if ours is None or request.request_id not in self.requests or not (self._is_owned or asked):
             return
         name = ours["name"]
         self._names[request.request_id] = name
         gamma = min(ours["gamma"], self.num_spec_tokens)
-        prompt, seed = list(request.all_token_ids)[: ours["output_start"]], (ours["sampling"] or {}).get("seed")
-        beside = {"origin": Origin(ours["owner"], prompt, seed), "prediction": ours["prediction"]}
+        prompt = list(request.all_token_ids)[: ours["output_start"]]
+        beside = {"origin": Origin(ours["owner"], prompt, ours["seed"]), "prediction": ours["prediction"]}
         self._link.send(self._drafts.enter(name, request.all_token_ids, gamma, asked, **beside))
 
     def schedule(self, *arguments: Any, **options: Any) -> Any:
@@ -90,7 +96,11 @@ class DraftScheduler(Scheduler):
         for request, proposal in zip(ready, self._drafts.proposals(rooms, may_wait=self._waits and alone), strict=True):
             request.spec_token_ids = self._allowed(request, proposal)
         self._began = time.monotonic()
-        return super().schedule(*arguments, **options)
+        scheduled = super().schedule(*arguments, **options)
+        for entered in scheduled.scheduled_new_reqs if self._is_v2 else ():
+            if (start := _moved_from(self.requests[entered.req_id])) is not None:
+                count_output_from(entered, start)
+        return scheduled
 
     def _allowed(self, request: Any, proposal: list[int]) -> list[int]:
         """Return the draft tokens before the first that vLLM's own grammar refuses: vLLM cannot take that one back."""
@@ -161,6 +171,13 @@ def _ours(request: Any) -> dict[str, Any] | None:
     """Return this project's parameters in a request's `extra_args`; None if it has none."""
     params = request.sampling_params
     return ((params.extra_args or {}) if params is not None else {}).get(KEY)
+
+
+def _moved_from(request: Any) -> int | None:
+    """Return where the output of a stream began that another server has begun; None for all other requests."""
+    ours = _ours(request)
+    start: int | None = None if ours is None else ours["output_start"]
+    return None if start == request.num_prompt_tokens else start
 
 
 def _served(config: Any, noise: Noise) -> Served:

@@ -1,7 +1,7 @@
-"""Translation of requests to vLLM's and of results back: greedy for vLLM; `extra_args` has this project's parameters.
+"""Translation of requests to vLLM's and of results back; `extra_args` has what vLLM has no field for.
 
-vLLM's own sampling is not used: it counts penalties, minimum lengths and grammars from the start of its output. The
-prompt of a resumed request ends with output, so those must count from `output_start`, or the text would be another.
+On runner V2 vLLM's own parameters have all that they can. On V1 a request is greedy for vLLM, and `extra_args` has its
+sampling parameters too, by which this project's workers choose.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 from specdec.inference.caller import caller
 from specdec.inference.commit import FinishReason, TokenLogprobs
 from specdec.inference.engine.target_session import MAX_ADJUSTED_GAMMA
+from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import (
+    MAX_SEED,
     GenerationRequest,
     Grammar,
     GrammarKind,
@@ -27,6 +29,10 @@ KEY = "specdec"
 """Key of this project's entries in a request's `extra_args`, and in vLLM's `additional_config`."""
 SOCKET = "core"
 """Name of the socket in a mailbox's folder."""
+OWN_FORM = "specdec "
+"""Beginning of a grammar in llguidance's own form, in the field in which vLLM expects Lark or GBNF."""
+MAX_HELD_BACK = 127
+"""Most tokens that may not end an output yet in vLLM's runner V2, which adds one; more of them would end its core."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -70,22 +76,68 @@ def _grammar(parts: Sequence[str] | None) -> Grammar | None:
     return Grammar(GrammarKind(kind), text, Preamble(preamble))
 
 
+def carried(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
+    """Return what vLLM's core needs of a request, and vLLM has no field for.
+
+    Args:
+        gamma: most draft tokens of a pass.
+    """
+    return {
+        "name": name,
+        "gamma": gamma if request.gamma is None else min(gamma, request.gamma),
+        "output_start": request.output_start,
+        "seed": None if request.sampling.greedy else request.sampling.seed,  # for answers that repeat
+        "prediction": request.prediction,
+        "owner": caller().owner(request.cache_salt),
+    }
+
+
 def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
-    """Return the `extra_args` of a request, for vLLM's core and workers; their sampling is None for greedy choice."""
+    """Return the `extra_args` of a request on runner V1; their sampling is None for greedy choice."""
     sampling, grammar = request.sampling, request.grammar
     adjusts = sampling.penalizes or bool(sampling.logit_bias)
     is_plain = sampling.greedy and not adjusts and grammar is None and not isinstance(sampling, MinLengthSampling)
-    limit = min(gamma, MAX_ADJUSTED_GAMMA) if adjusts else gamma
     ours = {
-        "name": name,
-        "gamma": limit if request.gamma is None else min(limit, request.gamma),
-        "sampling": None if is_plain else {each.name: getattr(sampling, each.name) for each in fields(sampling)},
-        "output_start": request.output_start,
-        "prediction": request.prediction,
-        "owner": caller().owner(request.cache_salt),
+        **carried(request, name, min(gamma, MAX_ADJUSTED_GAMMA) if adjusts else gamma),
+        "sampling": None if is_plain else sampling_fields(sampling),
         "grammar": None if grammar is None else (grammar.kind.value, grammar.text, grammar.preamble.value),
     }
     return {KEY: ours}
+
+
+def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """Return sampling parameters as `sampling_of` reads them."""
+    return {each.name: getattr(sampling, each.name) for each in fields(sampling)}
+
+
+def own_fields(request: GenerationRequest, max_tokens: int) -> dict[str, Any]:
+    """Return vLLM's own fields for a request on runner V2, except that for its grammar.
+
+    Raises:
+        InvalidRequestError: vLLM has no such seed, or cannot hold back so many tokens.
+    """
+    sampling = request.sampling
+    if sampling.seed == MAX_SEED:
+        raise InvalidRequestError(f"seed {sampling.seed} is not valid: to vLLM it is none; take another", field="seed")
+    left = max(0, request.min_new_tokens - request.num_committed_tokens)
+    if left and len(request.stop_token_ids) > MAX_HELD_BACK:
+        fault = (
+            f"{len(request.stop_token_ids)} stop_token_ids exceed {MAX_HELD_BACK}, vLLM's limit beside min_new_tokens"
+        )
+        raise InvalidRequestError(fault, field="stop_token_ids")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    own = {name: getattr(sampling, name) for name in names}
+    return own | {
+        "seed": signed(sampling.seed),
+        "min_tokens": min(left, max_tokens),
+        "logit_bias": dict(sampling.logit_bias) or None,
+        "prompt_logprobs": None if request.num_committed_tokens else request.prompt_logprobs,
+    }
+
+
+def signed(seed: int) -> int:
+    """Return a seed as vLLM's number, which has a sign, and the same 64 bits."""
+    return seed - 2**64 * (seed >= 2**63)
 
 
 def scores(token_id: int, entries: Mapping[int, Any], count: int) -> TokenLogprobs:

@@ -1,4 +1,4 @@
-"""vLLM's worker on this platform, with this project's choice of tokens in its runner."""
+"""vLLM's worker on this platform, with a rule by which texts do not follow from drafts: V2's or V1's runner has it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _of_platform() -> Any:
 
 
 class Worker(_of_platform()):  # type: ignore[misc]
-    """vLLM's worker, with a runner in which this project chooses the tokens."""
+    """vLLM's worker, whose runner has that rule."""
 
     def __init__(self, vllm_config: Any, *arguments: Any, **options: Any) -> None:
         require_usable(vllm_config)
@@ -30,19 +30,19 @@ class Worker(_of_platform()):  # type: ignore[misc]
         super().__init__(vllm_config, *arguments, **options)
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        """Load the model, and install this project's choice of tokens in the runner."""
+        """Load the model, and prepare the runner, which then is complete."""
         super().load_model(*arguments, **options)
-        self._ours.install_choice(self.model_runner)
+        self._ours.install(self.model_runner)
 
 
 def _runner_of(config: Any) -> ModuleType:
-    """Return the module for the runner that vLLM has chosen; for V2, also name `WinningProcessor` in `config`."""
+    """Return the module for the runner that vLLM has chosen; V2's rule is installed in this process at once."""
     if not config.use_v2_model_runner:
         from specdec.inference.vllm import runner_v1
 
         return runner_v1
+    import vllm_same_text
     from specdec.inference.vllm import runner_v2
 
-    processor = runner_v2.WinningProcessor
-    config.model_config.logits_processors = [f"{processor.__module__}:{processor.__qualname__}"]
+    vllm_same_text.install()
     return runner_v2

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -14,8 +15,10 @@ import pytest
 
 from specdec.inference.cli.roles.registry import settings_of
 from specdec.inference.cli.roles.vllm_check import run
+from specdec.inference.vllm import hooks
 from specdec.inference.vllm.hooks import VARIABLE, Hooks, read_hooks
 
+LOST_BY_RULE = hooks._lost_by_rule
 OWNER = "vllm.v1.worker.gpu.states:RequestState"
 """Class that only vLLM's model runner V2 needs, with its attributes `draft_tokens` and `req_id_to_index`."""
 
@@ -49,7 +52,15 @@ def read(place: Path) -> Hooks:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def without_rule() -> Iterator[None]:
+    """Skip the names that the rule of runner V2 needs: a package of its own, with a test of its own, has those."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hooks, "_lost_by_rule", lambda place: [])
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, without_rule: None) -> Path:
     return grown(tmp_path_factory.mktemp("whole"))
 
 
@@ -166,6 +177,17 @@ async def test_without_vllm_there_is_a_way_out(
     code, shown = await checked(capsys)
     assert code == 1
     assert "not installed" in shown
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_runner_v2_needs_the_rule_of_the_plug_in(
+    is_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the distribution `vllm_same_text`, or with a vLLM that its rule does not fit, runner V2 is not usable."""
+    monkeypatch.setattr(hooks, "find_spec", lambda name: is_installed or None)
+    lost = LOST_BY_RULE(tmp_path)
+    assert lost[0].startswith("EngineArgs.create_engine_config(self) in" if is_installed else "vllm_same_text, a distr")
+    assert is_installed or lost[0].endswith("pip install ./vllm_same_text")
 
 
 @pytest.mark.release

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import vllm_same_text
 from specdec.inference.errors import ConfigError
+from specdec.inference.request import Noise
 from specdec.inference.vllm import options
 from specdec.inference.vllm.hooks import VARIABLE, Hooks
 
@@ -43,6 +45,7 @@ def kept(dtype: str = "float32", device: str = "cuda", **others: object) -> Simp
     device_config = SimpleNamespace(device_type=device)
     scheduler_config = SimpleNamespace(async_scheduling=False)
     fields = {"model_config": model, "device_config": device_config, "scheduler_config": scheduler_config}
+    fields |= {"use_v2_model_runner": False}
     ours = SimpleNamespace(**options.parts(8)["speculative_config"])
     return SimpleNamespace(**{**fields, "speculative_config": ours, **others})
 
@@ -82,3 +85,32 @@ def test_another_method_of_speculation_is_refused(speculation: SimpleNamespace |
     options.require_kept(kept())
     with pytest.raises(ConfigError, match=f"speculation method {getattr(speculation, 'method', None)}"):
         options.require_kept(kept(speculative_config=speculation))
+
+
+def test_each_runner_has_its_noise() -> None:
+    """Runner V2 draws by vLLM's law alone, so another one is refused with the way out; V1 leaves both to us."""
+    v1, v2 = (SimpleNamespace(use_v2_model_runner=is_v2) for is_v2 in (False, True))
+    assert [options.noise_of(v1, asked) for asked in (None, *Noise)] == [Noise.SPECDEC, *Noise]
+    assert [options.noise_of(v2, asked) for asked in (None, Noise.VLLM)] == [Noise.VLLM, Noise.VLLM]
+    with pytest.raises(ConfigError, match=f"--noise specdec is not valid on vLLM's runner V2.*{VARIABLE}=0"):
+        options.noise_of(v2, Noise.SPECDEC)
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "changes", "message"),
+    [
+        (True, {}, "the rule does not fit"),
+        (False, {"watermark_config": object()}, "a watermark"),
+        (False, {"logprobs_mode": "processed_logprobs"}, "take raw_logprobs"),
+    ],
+    ids=["V2", "watermark on V1", "log-probabilities on V1"],
+)
+def test_another_choice_of_tokens_is_refused(
+    is_v2: bool, changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On V2 the rule of `vllm_same_text` says what it does not fit; on V1 log-probabilities show our own choice."""
+    monkeypatch.setattr(vllm_same_text, "faults", lambda config: iter(["the rule does not fit"]))
+    config = kept(use_v2_model_runner=is_v2, **changes)
+    config.model_config.logprobs_mode = changes.get("logprobs_mode", "raw_logprobs")
+    with pytest.raises(ConfigError, match=message):
+        options.require_kept(config)

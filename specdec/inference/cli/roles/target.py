@@ -58,7 +58,8 @@ async def _run_vllm(settings: TargetSettings) -> int:
 
     error = None
     try:
-        served = VllmModel(model, flags, settings.gamma, Noise(settings.model.noise))
+        noise = None if settings.model.noise is None else Noise(settings.model.noise)
+        served = VllmModel(model, flags, settings.gamma, noise)
         await serve_vllm(served, server, settings.http, settings.observe)
     except SpecDecError as exc:
         error = exc

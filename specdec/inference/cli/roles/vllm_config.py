@@ -27,15 +27,15 @@ class VllmConfigSettings:
     Attributes:
         gamma: most draft tokens of a request in a pass.
         mailbox: folder, of this user alone, in which pool and vLLM find each other (default: /tmp/specdec-UID).
-        noise: noise by which a seed chooses tokens. vllm: that of stock vLLM, for the text of its runner V2 at the
-            same seed (docs/noise.md).
+        noise: noise by which a seed chooses tokens: our own, or that of stock vLLM (docs/noise.md) (default: vllm on
+            vLLM's runner V2, which has no other; else specdec).
         flags: print flags for a command, not the YAML of `--config`.
         ray: print the JSON object of `engine_kwargs` in Ray Serve LLM.
     """
 
     gamma: int = setting(DEFAULT_GAMMA, "--gamma N", within=GAMMA, section=SECTION)
     mailbox: Path | None = same(PoolSettings, "mailbox")
-    noise: str = same(TargetModel, "noise", help="", section=SECTION)
+    noise: str | None = same(TargetModel, "noise", help="", section=SECTION)
     flags: bool = setting(False, "--flags", section=SECTION)
     ray: bool = setting(False, "--ray", section=SECTION)
     observe: ObserveConfig = group(ObserveConfig, role="vllm_config", without=(*SERVICE_FLAGS, "trace", "profile"))
