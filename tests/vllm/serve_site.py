@@ -30,7 +30,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 LETTERS = list(range(66, 92))
 """Tokens of one letter each."""
 OWN_FIELDS: dict[str, dict[str, Any]] = {
-    "minimum length": {"min_tokens": 12, "stop_token_ids": list(range(200)), "ignore_eos": False},
+    "minimum length": {"min_tokens": 12, "stop_token_ids": list(range(100)), "ignore_eos": False},
     "allowed tokens": {"allowed_token_ids": LETTERS},
     "words that may not be": {"bad_words": ["n", "k"]},
     "regular expression": {"structured_outputs": {"regex": "[a-z ]{12,30}"}, "ignore_eos": False},

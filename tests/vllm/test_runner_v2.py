@@ -17,7 +17,7 @@ from specdec.inference.request import GenerationRequest, Noise
 from specdec.inference.serving.assembly import running
 from specdec.inference.vllm.hooks import installed, read_hooks
 from specdec.inference.vllm.options import VllmModel
-from tests.support.engine_contract import Drafting, completed, onnx_engine, wanted
+from tests.support.engine_contract import MODES, REGEX, Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, INTERPRETED, MAX_LENGTH, Pair
 
 pytestmark = pytest.mark.skipif(
@@ -41,8 +41,12 @@ async def right_tokens(pair: Pair, requests: Mapping[str, GenerationRequest]) ->
 
 
 @asynccontextmanager
-async def engine_on_v2(pair: Pair, monkeypatch: pytest.MonkeyPatch, **server: Any) -> AsyncGenerator[Any, None]:
-    """Run an engine on runner V2, in Triton's interpreter; this process itself needs none."""
+async def engine_on_v2(pair: Pair, monkeypatch: pytest.MonkeyPatch, **model: Any) -> AsyncGenerator[Any, None]:
+    """Run an engine on runner V2, in Triton's interpreter; this process itself needs none.
+
+    Args:
+        model: fields of `VllmModel`.
+    """
     from vllm.sampling_params import SamplingParams
 
     from specdec.inference.serving.vllm_target import vllm_engine
@@ -52,10 +56,12 @@ async def engine_on_v2(pair: Pair, monkeypatch: pytest.MonkeyPatch, **server: An
     for name, value in INTERPRETED.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)  # as this process would find, had it the environment
-    async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2, **server)) as (held, _):
+    asked = VllmModel(pair.target, **{"flags": FLAGS, "gamma": 16, **model})
+    async with vllm_engine(asked, ServerConfig(max_waiting=2)) as (held, _):
+        engine: Any = held.engine
         assert held.noise is Noise.VLLM
-        assert held.engine._llm.vllm_config.use_v2_model_runner
-        yield held.engine
+        assert engine._llm.vllm_config.use_v2_model_runner
+        yield engine
 
 
 async def test_an_engine_has_the_tokens_of_vllms_law(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +76,28 @@ async def test_an_engine_has_the_tokens_of_vllms_law(pair: Pair, monkeypatch: py
             assert drafted == tokens
             assert sum(commit.num_accepted_tokens for commit in commits) > 0
             assert (await completed(engine, request.resumed(tokens[:10])))[0] == tokens[10:]
+
+
+FUSED: dict[str, Any] = {"gamma": 3, "flags": (*FLAGS, "--num-gpu-blocks-override", "40")}
+
+
+@pytest.mark.release
+async def test_a_draft_model_in_vllm_changes_no_text(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With vLLM's own speculator tokens are those without, in all modes, beside each other and after a resume."""
+    requests = {mode: wanted(mode, max_new_tokens=28) for mode in MODES}
+    requests["grammar"] = wanted(grammar=REGEX, stop_at_eos=True)
+    right = await right_tokens(pair, requests)
+    async with engine_on_v2(pair, monkeypatch, draft=str(pair.draft), method="draft_model", **FUSED) as engine:
+        answers = await asyncio.gather(*(completed(engine, request) for request in [*requests.values()][:4]))
+        answers += await asyncio.gather(*(completed(engine, request) for request in [*requests.values()][4:]))
+        assert dict(zip(requests, (tokens for tokens, _ in answers), strict=True)) == right
+        commits = [commit for _, each in answers for commit in each]
+        assert 0 < sum(each.num_accepted_tokens for each in commits) < sum(each.num_draft_tokens for each in commits)
+        for mode in ("penalties of the output", "grammar"):
+            tokens = right[mode]
+            assert (await completed(engine, requests[mode].resumed(tokens[:10])))[0] == tokens[10:]
+        _, plain = await completed(engine, wanted(gamma=0))
+        assert sum(commit.num_draft_tokens for commit in plain) == 0
 
 
 @pytest.mark.release

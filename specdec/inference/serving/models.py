@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 SettingsT = TypeVar("SettingsT", bound=Any)
 NGRAM = "ngram"
 """Name of a draft "model" that looks drafts up in the sequence itself."""
+VLLM, MTP = "vllm", "mtp"
+"""Names of an engine, and of its method of speculation that needs no draft model."""
 NO_DRAFT = "none"
 """Name with which users ask for a target without a draft."""
 DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
@@ -61,11 +63,14 @@ class LoadingSettings(Loading):
             one of the two; target:25ms+1ms/session+0.1ms/token grows with the sessions and, beyond 250 tokens, with
             the tokens of a pass.
         speculation_method: vanilla (default): any sampling; others: NxDI's graph drafts and verifies (default of
-            fused_target: fused); medusa: needs no draft model.
+            fused_target: fused); medusa: needs no draft model. With --engine vllm its own speculators: fused (default
+            where there is a --draft_model), eagle, eagle3, mtp.
     """
 
     emulation: Emulation = setting(NOT_EMULATED, "--emulate PASSES")
-    speculation_method: str | None = setting(None, "--speculation_method", choices=SPECULATION_METHODS, section=NEURON)
+    speculation_method: str | None = setting(
+        None, "--speculation_method", choices=(*SPECULATION_METHODS, MTP), section=NEURON
+    )
 
     def target(self, path: Path, *, num_threads: int, neuron: NeuronOptions) -> ModelConfig:
         """Return the configuration of a model; `num_threads` applies unless the settings have a number."""
@@ -178,7 +183,6 @@ class OneModel(Models):
         return self.loading.target(self.path, num_threads=num_threads, neuron=self.loading.neuron_options(gamma=gamma))
 
 
-VLLM = "vllm"
 THEIRS = {
     "backend": "no flag: vLLM is the backend",
     "device": "no flag: vLLM's platform is the device",
@@ -190,7 +194,6 @@ THEIRS = {
     "prefix_caching": "--no-enable-prefix-caching",
     "compile_policy": "--enforce-eager, or none",
     "emulation": "none",
-    "speculation_method": "none",
 }
 """Settings for loading that our own engine has, each with vLLM's flag for the same."""
 
@@ -205,11 +208,13 @@ class TargetModel(OneModel):
         engine_flags: one of vLLM's own flags, or its value; everything after -- is read so.
         noise: noise by which a seed chooses tokens: our own, or that of stock vLLM, for its text at the same seed
             (docs/noise.md) (default: vllm on runner V2 of vLLM, which has no other; else specdec).
+        draft: with --engine vllm: a draft model or head in vLLM itself, in the place of draft workers.
     """
 
     engine: str = setting("specdec", "--engine", choices=("specdec", VLLM))
     engine_flags: tuple[str, ...] = setting((), "--engine_flag FLAG")
     noise: str | None = setting(None, "--noise", choices=tuple(each.value for each in Noise))
+    draft: str | None = setting(None, "--draft_model DIR")
 
     def require_readable(self) -> None:
         """Raise ConfigError if the model's files show that its engine does not read it; loads nothing."""
@@ -221,12 +226,24 @@ class TargetModel(OneModel):
         files.require_whole()
         files.require_tokenizer()
 
+    @property
+    def own_method(self) -> str | None:
+        """Return the method of vLLM's own speculator; None if draft workers propose."""
+        asked = self.loading.speculation_method
+        return "draft_model" if self.draft and asked in (None, "fused") else asked
+
     def check_engine(self) -> None:
         """Raise ConfigError for settings that belong to the other engine."""
         if self.engine != VLLM and self.engine_flags:
             raise ConfigError(f"{self.engine_flags[0]} after --: --engine {VLLM} takes flags of vLLM there")
         if self.engine != VLLM and self.noise == Noise.VLLM:
             raise ConfigError(f"--noise {self.noise} draws as stock vLLM does: it needs --engine {VLLM}")
+        if self.engine != VLLM and self.draft is not None:
+            raise ConfigError(f"--draft_model {self.draft} is for role fused_target, or for --engine {VLLM}")
+        lacks_draft = self.own_method not in (None, MTP) and self.draft is None
+        if self.engine == VLLM and (lacks_draft or self.own_method in ("vanilla", "medusa")):
+            ways = "fused, eagle and eagle3 with --draft_model DIR, or mtp"
+            raise ConfigError(f"--speculation_method {self.own_method} is not valid for --engine {VLLM}: take {ways}")
         for each in fields(LoadingSettings):
             if self.engine == VLLM and each.name in THEIRS and getattr(self.loading, each.name) != each.default:
                 flag = described(LoadingSettings, each.name, each).key

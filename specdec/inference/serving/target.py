@@ -16,7 +16,7 @@ from specdec.inference.serving.observers import Observers, observed, timeline
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.completing.generation import GenerationServicer, Operation
 from specdec.inference.workers.completing.local import LocalCompleter
-from specdec.inference.workers.completing.remote import TARGET
+from specdec.inference.workers.completing.remote import FUSED, TARGET
 from specdec.inference.workers.drafting.service import VerificationServicer
 
 
@@ -30,7 +30,7 @@ async def serve_target(
         IncompatibleDraftError: the models of a pair do not share a vocabulary.
     """
     ports = Ports(server, observe, http)
-    topology = "fused" if isinstance(config, FusedConfig) else TARGET
+    topology = FUSED if isinstance(config, FusedConfig) else TARGET
     with observed(observe) as observers:
         async with target_engine(
             config,

@@ -22,7 +22,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from specdec.inference.backends.identity import model_id_of
-from specdec.inference.config import HttpConfig, ObserveConfig, ServerConfig, model_name
+from specdec.inference.config import ALWAYS, HttpConfig, ObserveConfig, ServerConfig, model_name
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits
 from specdec.inference.errors import ConfigError, SpecDecError
@@ -41,8 +41,8 @@ from specdec.inference.vllm.link import Place
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.options import VllmModel, adapters_of, engine_config, is_invariant, noise_of
 from specdec.inference.vllm.refusals import FIRST_ERROR, cause_of, refusals
-from specdec.inference.vllm.translation import KEY
-from specdec.inference.workers.completing.remote import TARGET
+from specdec.inference.vllm.translation import KEY, METHOD
+from specdec.inference.workers.completing.remote import FUSED, TARGET
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | 
     ports = Ports(server, observe, http)
     with observed(observe) as observers:
         async with vllm_engine(model, server) as (running, model_id):
-            host = host_of(running, model_name(model.path), model_id, TARGET, ports, observers)
+            topology = TARGET if model.method == METHOD else FUSED
+            host = host_of(running, model_name(model.path), model_id, topology, ports, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
@@ -85,7 +86,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     rules = replace(Place(str(mailbox.path), model_id), group=group, lookup=server.lookup)
     config.additional_config = {KEY: asdict(replace(rules, answers_bytes=int(server.replay * 2**20)))}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
-    limits = replace(limits, noise=noise, drafting=server.drafting)
+    limits = replace(limits, noise=noise, drafting=server.drafting if model.method == METHOD else ALWAYS)
     try:
         async with _llm(config, model.flags) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)

@@ -124,12 +124,13 @@ class Drafted:
         self.since, position = time.monotonic(), len(self.token_ids)
         self.token_ids.extend(token_ids)
         told = [] if self.wanted is None else list(token_ids)
-        if -1 in proposal:  # vLLM's padding of a request that waited
-            proposal = ()
         if self.help is None and not proposal and not self.is_lookup:
             self.sources.replay.skip()
             return Row(self.name, position, len(token_ids), is_finite=is_finite, token_ids=told)
-        num_drafts, rejected = len(proposal), list(proposal[num_accepted:])
+        num_drafts, rejected = (
+            len(proposal),
+            [each for each in proposal[num_accepted:] if each >= 0],
+        )  # -1: unknown here
         if len(token_ids) <= num_accepted:  # a token ended the sequence: drafts after it do not count
             num_drafts = num_accepted = len(token_ids)
             rejected = []

@@ -23,7 +23,7 @@ from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
 from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
 from specdec.inference.vllm.refusals import in_brief, refusals
-from specdec.inference.vllm.translation import KEY, SOCKET
+from specdec.inference.vllm.translation import KEY, METHOD, SOCKET
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,6 @@ ADAPTERS = "--lora-modules"
 INVARIANT = "VLLM_BATCH_INVARIANT"
 """Variable that lets vLLM compute a row with the same bits whatever else its pass has."""
 PACKAGE = __name__.rpartition(".")[0]
-METHOD = "ngram"
-"""Speculation method in vLLM's configuration, whose lookup this project switches off."""
 WORKER = f"{PACKAGE}.worker.Worker"
 """Class of this project for vLLM's workers, which extends vLLM's own class for the platform."""
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
@@ -80,12 +78,22 @@ class VllmModel:
         gamma: most draft tokens of a request in a pass, which vLLM makes room for.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests;
             None: that of vLLM's runner, see `noise_of`.
+        draft: draft model or head of vLLM's own speculator, in the place of draft workers; None without one.
+        method: method of that speculator.
     """
 
     path: Path
     flags: Sequence[str] = ()
     gamma: int = DEFAULT_GAMMA
     noise: Noise | None = None
+    draft: str | None = None
+    method: str = METHOD
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """Return vLLM's `speculative_config`."""
+        own = {} if self.draft is None else {"model": self.draft}
+        return {"method": self.method, "num_speculative_tokens": max(1, self.gamma), **own}
 
 
 def check_flags(flags: Sequence[str]) -> None:
@@ -161,8 +169,8 @@ def prepare_environment(log_level: str, exact: str = "auto") -> None:
     hooks = read_hooks()
     if hooks is not None and hooks.usable == ["V1"]:
         os.environ[VARIABLE] = "0"
+        logger.warning("vLLM's runner V1 is taken, since V2 lacks %s", hooks.missing["V2"][0])
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would copy this process's open sockets
-    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     os.environ["VLLM_LOGGING_STREAM"] = f"ext://{PACKAGE}.refusals.log"
     if sys.stderr.isatty():
         os.environ.setdefault("VLLM_LOGGING_COLOR", "1")
@@ -194,9 +202,10 @@ def engine_config(model: VllmModel) -> Any:
     args.served_model_name = model_name(model.path)  # in vLLM's metrics, as in ours
     for name, value in parts(model.gamma).items():
         setattr(args, name, value)
+    args.speculative_config = model.speculation
     with refusals(flags):
         config = args.create_engine_config()
-    require_kept(config)
+    require_kept(config, model.method)
     noise_of(config, model.noise)
     if config.use_v2_model_runner:
         import vllm_same_text
@@ -207,6 +216,7 @@ def engine_config(model: VllmModel) -> Any:
         config.structured_outputs_config.backend = "guidance"
     else:
         config.model_config.skip_tokenizer_init = True
+        os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     return config
 
 
@@ -260,16 +270,19 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str | None = None) -> d
     return {**parts(gamma), "additional_config": {KEY: place}}
 
 
-def require_kept(config: Any) -> None:
+def require_kept(config: Any, wanted: str = METHOD) -> None:
     """Raise ConfigError, which names the setting, if vLLM would use a feature that makes its answers inexact.
 
     It logs a warning if rounding does.
+
+    Args:
+        wanted: the speculation method.
     """
     model, speculation = config.model_config, config.speculative_config
     method, is_cpu = None if speculation is None else speculation.method, config.device_config.device_type == "cpu"
     faults = {
         f"speculation method {method}: its drafts would never be asked for; leave --speculative-config to us": (
-            method != METHOD
+            method != wanted
         ),
         f"model {model.model}: layers with a state (Mamba and others) give wrong text on V1, and are untried on V2": (
             model.is_hybrid or model.is_attention_free
@@ -291,7 +304,7 @@ def require_kept(config: Any) -> None:
 
 def _faults_of_choice(config: Any) -> Iterator[str]:
     """Yield what would make the choice of tokens another one: on V2 by the rule of `vllm_same_text`, on V1 by ours."""
-    if config.use_v2_model_runner:
+    if config.use_v2_model_runner or config.speculative_config.method != METHOD:
         import vllm_same_text
 
         yield from vllm_same_text.faults(config)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from specdec.inference.vllm.translation import OWN_FORM
+from specdec.inference.vllm.translation import METHOD, OWN_FORM
 
 HOOKS = {
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": "update_requests req_states speculator",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": "update_requests req_states speculator speculative_config",
     "vllm.v1.worker.gpu.states:RequestState": "req_id_to_index draft_tokens",
     "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramGPUSpeculator": "propose",
     "vllm.v1.core.sched.output:NewRequestData": "prompt_token_ids prefill_token_ids sampling_params",
@@ -27,10 +27,12 @@ HOOKS = {
 
 
 def install(runner: Any) -> None:
-    """Let the scheduler's draft tokens reach the device before each pass, on every rank of a pipeline.
+    """Let the scheduler's draft tokens reach the device before each pass, unless vLLM has a speculator of its own.
 
     The runner has loaded its model. vLLM's lookup, without which it has no room for draft tokens, looks nothing up.
     """
+    if runner.speculative_config.method != METHOD:
+        return
     update = runner.update_requests
 
     def update_requests(scheduler_output: Any) -> None:
@@ -38,7 +40,7 @@ def install(runner: Any) -> None:
         write_drafts(runner.req_states, scheduler_output.scheduled_spec_decode_tokens)
 
     runner.update_requests = update_requests
-    if runner.speculator is not None:  # the last rank of a pipeline has one
+    if runner.speculator is not None:  # only the last rank of a pipeline has one
         runner.speculator.propose = partial(runner.speculator.propose, dummy_run=True)
 
 

@@ -25,7 +25,7 @@ from specdec.inference.vllm.frames import Gone, Passed, Row, Served
 from specdec.inference.vllm.link import Link, Place
 from specdec.inference.vllm.options import noise_of, require_kept
 from specdec.inference.vllm.runner_v2 import count_output_from, feed_grammar, take_own_grammars
-from specdec.inference.vllm.translation import KEY
+from specdec.inference.vllm.translation import KEY, METHOD
 
 HOOKS = {
     "vllm.v1.core.sched.scheduler:Scheduler": (
@@ -63,7 +63,9 @@ class DraftScheduler(Scheduler):
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
         self._drafts = Drafts(looks_up=self._place.lookup, num_bytes=self._place.answers_bytes)
-        _ask_no_worker_for_drafts(self.vllm_config)
+        self._speculates = self.vllm_config.speculative_config.method != METHOD  # vLLM itself does
+        if not self._speculates:
+            _ask_no_worker_for_drafts(self.vllm_config)
         rank = parallel.data_parallel_index
         self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
 
@@ -90,17 +92,25 @@ class DraftScheduler(Scheduler):
 
     def schedule(self, *arguments: Any, **options: Any) -> Any:
         """Assign draft tokens to each request that is decoding, then let vLLM schedule the pass."""
-        ready = [each for each in self.running if _decodes(each) and each.request_id in self._names]
-        alone = len(ready) == len(self.running) and not self.waiting
-        rooms = {self._names[each.request_id]: self._room(each) for each in ready}
-        for request, proposal in zip(ready, self._drafts.proposals(rooms, may_wait=self._waits and alone), strict=True):
-            request.spec_token_ids = self._allowed(request, proposal)
+        self._propose()
         self._began = time.monotonic()
         scheduled = super().schedule(*arguments, **options)
         for entered in scheduled.scheduled_new_reqs if self._is_v2 else ():
             if (start := _moved_from(self.requests[entered.req_id])) is not None:
                 count_output_from(entered, start)
         return scheduled
+
+    def _propose(self) -> None:
+        if self._speculates:
+            for request in self.running:
+                if (ours := _ours(request)) is not None:
+                    del request.spec_token_ids[ours["gamma"] :]
+            return
+        ready = [each for each in self.running if _decodes(each) and each.request_id in self._names]
+        alone = len(ready) == len(self.running) and not self.waiting
+        rooms = {self._names[each.request_id]: self._room(each) for each in ready}
+        for request, proposal in zip(ready, self._drafts.proposals(rooms, may_wait=self._waits and alone), strict=True):
+            request.spec_token_ids = self._allowed(request, proposal)
 
     def _allowed(self, request: Any, proposal: list[int]) -> list[int]:
         """Return the draft tokens before the first that vLLM's own grammar refuses: vLLM cannot take that one back."""
@@ -118,11 +128,14 @@ class DraftScheduler(Scheduler):
         """Let vLLM commit a pass; report the counts of its draft tokens before vLLM sends its tokens."""
         ended, drafts = time.monotonic(), scheduler_output.scheduled_spec_decode_tokens
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        rows, finished, broken = [], [], model_runner_output.num_nans_in_logits or {}
+        # V2 counts them by row, and names requests by the numbers of rows: another request could fail.
+        rows, finished, broken = [], [], {} if self._is_v2 else model_runner_output.num_nans_in_logits or {}
         chosen, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
         for output in [output for client in outputs.values() for output in client.outputs]:
             request_id = output.request_id
             name, proposal = self._names.get(request_id), drafts.get(request_id, ())
+            if -1 in proposal and not self._speculates:
+                proposal = ()  # vLLM's padding of a request that waited
             if name is not None and output.new_token_ids:
                 accepted, is_finite = len(chosen[places[request_id]]) - 1, request_id not in broken
                 rows.append(self._drafts.passed(name, output.new_token_ids, proposal, accepted, is_finite=is_finite))

@@ -25,7 +25,7 @@ from specdec.inference.config import ALWAYS
 from specdec.inference.engine.contract import VerificationEngine
 from specdec.inference.engine.drafting import Drafting
 from specdec.inference.engine.target import check_token_ids
-from specdec.inference.errors import InvalidRequestError
+from specdec.inference.errors import InternalError, InvalidRequestError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest, Schedule
@@ -115,7 +115,10 @@ class VllmSession:
             logprobs = [scores(token_id, each, count) for token_id, each in zip(token_ids, part.logprobs, strict=True)]
         end = REASONS[part.finish_reason] if part.finish_reason else None
         if end is FinishReason.STOP and self.grammar is not None:  # the end of a mask, or for want of one
-            self.grammar.masks([*self.token_ids, *token_ids][self.request.output_start : -1], ())
+            try:
+                self.grammar.masks([*self.token_ids, *token_ids][self.request.output_start : -1], ())
+            except InternalError as exc:  # vLLM's own matcher gave up, and then had no masks
+                raise InvalidRequestError(f"grammar: it became too complex ({exc})", field="grammar") from exc
         while token_ids or end is not None:
             size = self.rows[0][0].num_tokens if self.rows else len(token_ids)
             reason = end if size >= len(token_ids) else None

@@ -27,6 +27,8 @@ from specdec.inference.request import (
 
 KEY = "specdec"
 """Key of this project's entries in a request's `extra_args`, and in vLLM's `additional_config`."""
+METHOD = "ngram"
+"""Speculation method in vLLM's configuration, beside which draft workers propose: its lookup is switched off."""
 SOCKET = "core"
 """Name of the socket in a mailbox's folder."""
 OWN_FORM = "specdec "

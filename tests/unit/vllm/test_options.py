@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,9 @@ def kept(dtype: str = "float32", device: str = "cuda", **others: object) -> Simp
     )
     device_config = SimpleNamespace(device_type=device)
     scheduler_config = SimpleNamespace(async_scheduling=False)
-    fields = {"model_config": model, "device_config": device_config, "scheduler_config": scheduler_config}
-    fields |= {"use_v2_model_runner": False}
+    fields: dict[str, Any] = {"model_config": model, "device_config": device_config, "use_v2_model_runner": False}
+
+    fields["scheduler_config"] = scheduler_config
     ours = SimpleNamespace(**options.parts(8)["speculative_config"])
     return SimpleNamespace(**{**fields, "speculative_config": ours, **others})
 
@@ -106,7 +108,7 @@ def test_each_runner_has_its_noise() -> None:
     ids=["V2", "watermark on V1", "log-probabilities on V1"],
 )
 def test_another_choice_of_tokens_is_refused(
-    is_v2: bool, changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+    is_v2: bool, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On V2 the rule of `vllm_same_text` says what it does not fit; on V1 log-probabilities show our own choice."""
     monkeypatch.setattr(vllm_same_text, "faults", lambda config: iter(["the rule does not fit"]))

@@ -46,6 +46,7 @@ async def _run_vllm(settings: TargetSettings) -> int:
     from specdec.inference.serving.fronts import check_ports
     from specdec.inference.vllm.group import in_own_group, leads_group, leave
     from specdec.inference.vllm.options import VllmModel, check_flags, prepare_environment
+    from specdec.inference.vllm.translation import METHOD
 
     model, flags = settings.model.path, settings.model.engine_flags
     server = replace(settings.server, defaults=settings.defaults.of(model))
@@ -59,7 +60,8 @@ async def _run_vllm(settings: TargetSettings) -> int:
     error = None
     try:
         noise = None if settings.model.noise is None else Noise(settings.model.noise)
-        served = VllmModel(model, flags, settings.gamma, noise)
+        method = settings.model.own_method or METHOD
+        served = VllmModel(model, flags, settings.gamma, noise, settings.model.draft, method)
         await serve_vllm(served, server, settings.http, settings.observe)
     except SpecDecError as exc:
         error = exc

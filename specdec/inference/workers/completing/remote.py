@@ -25,9 +25,9 @@ from specdec.inference.workers.completing.output import Output
 from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 CARD_TIMEOUT_S = 5.0
-TARGET, DISTRIBUTED, GATEWAY = "target", "distributed", "gateway"
-"""Values of `ModelCard.topology`, beside fused: a server that draft workers can help, a draft worker that serves
-clients, and a process that passes requests on."""
+TARGET, FUSED, DISTRIBUTED, GATEWAY = "target", "fused", "distributed", "gateway"
+"""Values of `ModelCard.topology`: a server that draft workers can help, a target with its draft, a draft worker that
+serves clients, and a process that passes requests on."""
 MAX_DEADLINE_S = 1e8
 """Longest deadline in seconds; gRPC takes much longer ones for times in the past."""
 
