@@ -1,4 +1,4 @@
-"""Benchmark of this project's choice of tokens in vLLM's workers, and of a plain argmax: `python -m benchmarks.choice`.
+"""Benchmark of this project's choice of tokens on vLLM's runner V1, and of an argmax: `python -m benchmarks.choice`.
 
 Each request has 8 draft tokens, and therefore 9 rows of logits. The logits are on the GPU if there is one.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
 from specdec.inference.request import GenerationRequest, SamplingParams
-from specdec.inference.vllm.choice import Choice, Span
+from specdec.inference.vllm.choice import Span, winners
 from specdec.inference.vllm.translation import extra_args
 
 GAMMA = 8
@@ -47,11 +46,10 @@ def _argmax(logits: torch.Tensor) -> list[int]:
 
 def _choose(sampling: SamplingParams, logits: torch.Tensor) -> Sequence[object]:
     """Choose a token for each row of logits. The requests are new in each call, so penalties count all their tokens."""
-    choice = Choice(Path(), logits.shape[1])
     prompt, proposal = tuple(range(64)), tuple(range(GAMMA))
     count = len(logits) // (GAMMA + 1)
     asked = extra_args(GenerationRequest(prompt, sampling, 64), "0", GAMMA)
-    return choice.winners([Span(str(n), prompt, proposal, asked) for n in range(count)], lambda _: logits)
+    return winners([Span(prompt, proposal, asked)] * count, lambda _: logits)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,8 +14,8 @@ from specdec.inference.config import ServerConfig
 from specdec.inference.model.decoder import Turn
 from specdec.inference.request import GenerationRequest
 from specdec.inference.serving.assembly import running
-from specdec.inference.vllm import engine, options
-from specdec.inference.vllm.choice import Choice, Span, Winners
+from specdec.inference.vllm import choice, engine, options
+from specdec.inference.vllm.choice import Span, Winners
 from specdec.inference.vllm.options import VllmModel
 from specdec.inference.vllm.translation import KEY, extra_args
 from specdec.inference.vllm.worker import Worker
@@ -31,13 +31,13 @@ class NoiseOneOff(Worker):
     """Wrong worker: the noise of a position is that of the position before."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        turn_of = Choice._turn
+        turn_of = choice._turn
 
-        def shifted(choice: Choice, span: Span) -> Turn | None:
-            turn = turn_of(choice, span)
-            return None if turn is None else replace(turn, token_ids=turn.token_ids[:-1])
+        def shifted(span: Span, extra_args: Any) -> Turn:
+            turn = turn_of(span, extra_args)
+            return replace(turn, token_ids=turn.token_ids[:-1])
 
-        Choice._turn = shifted  # type: ignore[method-assign, assignment]
+        choice._turn = shifted
         super().load_model(*arguments, **options)
 
 
@@ -45,13 +45,13 @@ class Believing(Worker):
     """Wrong worker: draft tokens are accepted without verification."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        winners_of = Choice.winners
+        winners_of = choice.winners
 
-        def believing(choice: Choice, spans: Sequence[Span], rows_of: Any) -> list[Winners]:
-            won = winners_of(choice, spans, rows_of)
+        def believing(spans: Sequence[Span], rows_of: Any) -> list[Winners]:
+            won = winners_of(spans, rows_of)
             return [replace(each, token_ids=[*spans[each.place].proposal, each.token_ids[-1]]) for each in won]
 
-        Choice.winners = believing  # type: ignore[method-assign, assignment]
+        choice.winners = believing
         super().load_model(*arguments, **options)
 
 

@@ -59,24 +59,16 @@ class GrammarCompiler:
             raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
         try:
             try_out(source_of(grammar), is_awaited)
-            compiled = self.another(grammar)
+            matcher = self._matcher(grammar)
+            if matcher.is_error():
+                raise ValueError(matcher.get_error())
+            compiled = GrammarMatcher(matcher, self.eos_token_ids, lambda: self._matcher(grammar))
             compiled.masks((), ())
         except (ValueError, RecursionError) as exc:
             path = _path(grammar)
             message = f"{grammar.kind.value}: {path and f'{path}: '}{brief(str(exc))}"
             raise InvalidRequestError(message, field="grammar") from exc
         return compiled
-
-    def another(self, grammar: Grammar) -> GrammarMatcher:
-        """Return a further matcher of a grammar that `compile` has accepted, here or in another process.
-
-        Raises:
-            ValueError: the grammar has a fault.
-        """
-        matcher = self._matcher(grammar)
-        if matcher.is_error():
-            raise ValueError(matcher.get_error())
-        return GrammarMatcher(matcher, self.eos_token_ids, lambda: self._matcher(grammar))
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher

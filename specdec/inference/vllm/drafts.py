@@ -150,10 +150,11 @@ class Drafts:
     Args:
         looks_up: passes without a worker's tokens verify tokens found by prompt lookup.
         num_bytes: memory for answers that were given before.
+        is_hidden: draft tokens are known on the device alone, and stand as -1 here.
     """
 
-    def __init__(self, *, looks_up: bool = False, num_bytes: int = 0) -> None:
-        self._looks_up, self._answers = looks_up, KeptAnswers(num_bytes)
+    def __init__(self, *, looks_up: bool = False, num_bytes: int = 0, is_hidden: bool = False) -> None:
+        self._looks_up, self._is_hidden, self._answers = looks_up, is_hidden, KeptAnswers(num_bytes)
         self._requests: dict[str, Drafted] = {}
         self._is_held, self._lookup_share = False, 1.0
         self._news = threading.Condition()
@@ -244,6 +245,8 @@ class Drafts:
         is_finite: bool = True,
     ) -> Row:
         """Apply the tokens that a pass committed for a request; return its row of the report."""
+        if -1 in proposal and not self._is_hidden:  # vLLM's padding of a request that waited
+            proposal = ()
         with self._news:
             return self._requests[name].commit(token_ids, proposal, num_accepted, is_finite, self._lookup_share)
 

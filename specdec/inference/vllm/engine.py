@@ -29,9 +29,10 @@ from specdec.inference.errors import CapacityError, InternalError, InvalidReques
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.request import GenerationRequest
 from specdec.inference.vllm.frames import FromCore, Has, Passed
+from specdec.inference.vllm.grammars import OWN_FORM
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.session import Sessions, VllmSession
-from specdec.inference.vllm.translation import KEY, OWN_FORM, carried, extra_args, own_fields, scores
+from specdec.inference.vllm.translation import KEY, carried, extra_args, own_fields, scores
 
 HOOKS = {
     "vllm.v1.engine.async_llm:AsyncLLM": ("from_vllm_config generate errored shutdown vllm_config model_config"),
@@ -131,7 +132,7 @@ class VllmEngine(Sessions):
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled; None if it has none.
 
-        vLLM's workers compile it once more, in processes of their own.
+        vLLM's cores compile it once more, in processes of their own.
         """
         return None if request.grammar is None else await self._grammars.matcher(request.grammar)
 
@@ -217,9 +218,9 @@ class VllmEngine(Sessions):
         else:
             choice = own_fields(request, max_tokens)
             choice["extra_args"] = {KEY: carried(request, name, self._limits.gamma)}
-            if request.grammar is not None:
-                source = OWN_FORM + self._grammars.source(request.grammar)
-                choice["structured_outputs"] = StructuredOutputsParams(grammar=source)
+        if request.grammar is not None:
+            source = OWN_FORM + self._grammars.source(request.grammar)
+            choice["structured_outputs"] = StructuredOutputsParams(grammar=source)
         return VllmParams(
             max_tokens=max_tokens,
             stop_token_ids=sorted(request.stop_token_ids),
@@ -261,8 +262,10 @@ class VllmEngine(Sessions):
 
 
 def _require_finite(session: VllmSession) -> None:
-    """Raise InternalError if a reported pass of the session had logits that were not finite."""
+    """Raise an error if a reported pass of the session had logits that were not finite, or a grammar without a mask."""
     for row, _ in session.rows:
+        if not row.is_finite and session.grammar is not None:
+            raise InvalidRequestError("grammar: it became too complex: no token may follow", field="grammar")
         if not row.is_finite:
             raise InternalError(f"the model's logits are not finite at position {row.position} or soon after")
 

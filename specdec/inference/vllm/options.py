@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from specdec.inference.config import DEFAULT_GAMMA, model_name
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
+from specdec.inference.vllm.grammars import take_own_grammars
 from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
 from specdec.inference.vllm.refusals import in_brief, refusals
 from specdec.inference.vllm.translation import KEY, METHOD, SOCKET
@@ -35,7 +36,7 @@ HOOKS = {
     "vllm.config.vllm:VllmConfig": (
         "use_v2_model_runner additional_config model_config parallel_config device_config structured_outputs_config"
     ),
-    "vllm.config.model:ModelConfig": "logprobs_mode skip_tokenizer_init is_hybrid is_attention_free",
+    "vllm.config.model:ModelConfig": "logprobs_mode is_hybrid is_attention_free",
     "vllm.config.structured_outputs:StructuredOutputsConfig": "backend",
 }
 """Fields of vLLM's configuration that are set or read."""
@@ -207,15 +208,13 @@ def engine_config(model: VllmModel) -> Any:
         config = args.create_engine_config()
     require_kept(config, model.method)
     noise_of(config, model.noise)
+    take_own_grammars()
+    config.structured_outputs_config.backend = "guidance"
     if config.use_v2_model_runner:
         import vllm_same_text
-        from specdec.inference.vllm.runner_v2 import take_own_grammars
 
         vllm_same_text.permit()
-        take_own_grammars()
-        config.structured_outputs_config.backend = "guidance"
     else:
-        config.model_config.skip_tokenizer_init = True
         os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     return config
 

@@ -1,20 +1,21 @@
-"""Choice of tokens in vLLM's model runner V1: this project forces a token per row, vLLM chooses and verifies greedily.
+"""vLLM's model runner V1: this project forces a token per row (`choice.py`), vLLM chooses and verifies greedily.
 
-All private names of that runner that this project depends on are in this file; `HOOKS` lists them for `hooks.py`.
+It is for a CPU, on which vLLM does not take runner V2, and for what V2 lacks. All private names of
+that runner that this project depends on are in this file; `HOOKS` lists them for `hooks.py`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
-from specdec.inference.vllm.choice import Choice, Span, Winners, crown, names_not_finite
+from specdec.inference.vllm import choice
+from specdec.inference.vllm.choice import Span, Winners, crown, names_not_finite
 from specdec.inference.vllm.translation import chooses
 
 HOOKS = {
@@ -30,10 +31,9 @@ HOOKS = {
 class WinningSampler(Sampler):
     """Sampler of each request's token in a pass without draft tokens, else of the token after its draft tokens."""
 
-    def __init__(self, runner: Any, choice: Choice) -> None:
+    def __init__(self, runner: Any) -> None:
         super().__init__(logprobs_mode=runner.model_config.logprobs_mode)
         self._runner = runner
-        self._choice = choice
         self.broken: list[str] = []  # requests without finite logits in the latest pass
         self.last: list[tuple[int, int]] | None = None  # winners of the rows that the verifier asks about, by request
 
@@ -50,7 +50,7 @@ class WinningSampler(Sampler):
         return crown(logits, [(each.place, each.token_ids[0]) for each in won])
 
     def winners(self, proposals: Sequence[Sequence[int]], logits: torch.Tensor, rows_of: Any) -> list[Winners]:
-        """Choose the tokens of a pass over all requests of the batch; see `Choice.winners`.
+        """Choose the tokens of a pass over all requests of the batch; see `choice.winners`.
 
         Args:
             logits: float [num_rows, vocab_size]: the rows of one request after another. Each request has a row after
@@ -59,17 +59,11 @@ class WinningSampler(Sampler):
         batch, requests = self._runner.input_batch, self._runner.requests
         names = batch.req_ids[: len(proposals)]
         self.broken = names_not_finite(logits, names, [len(proposal) + 1 for proposal in proposals])
-        self._choice.forget(requests)
         extra_args = [params and params.extra_args for params in (requests[name].sampling_params for name in names)]
         if not any(map(chooses, extra_args)):
             return []
-        spans = [
-            Span(
-                name, batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]], proposals[place], extra_args[place]
-            )
-            for place, name in enumerate(names)
-        ]
-        return self._choice.winners(spans, rows_of)
+        tokens = (batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]].tolist() for place in range(len(names)))
+        return choice.winners([Span(*each) for each in zip(tokens, proposals, extra_args, strict=True)], rows_of)
 
 
 class WinningVerifier(RejectionSampler):
@@ -150,8 +144,7 @@ def install(runner: Any) -> None:
     """Replace a runner's sampler and verifier by those of this module, once the runner has loaded its model."""
     if runner.device.type == "cpu" and runner.lora_config is not None:
         spare_others()
-    choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())
-    runner.sampler = sampler = WinningSampler(runner, choice)
+    runner.sampler = sampler = WinningSampler(runner)
     runner.propose_draft_token_ids = lambda *arguments: []  # the scheduler does, in the core
     runner._get_nans_in_logits = lambda logits: dict.fromkeys(sampler.broken, 1)
     if hasattr(runner, "rejection_sampler"):  # the last rank of a pipeline has one

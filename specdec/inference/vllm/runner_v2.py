@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 
-from specdec.inference.vllm.translation import METHOD, OWN_FORM
+from specdec.inference.vllm.translation import METHOD
 
 HOOKS = {
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner": "update_requests req_states speculator speculative_config",
     "vllm.v1.worker.gpu.states:RequestState": "req_id_to_index draft_tokens",
     "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramGPUSpeculator": "propose",
     "vllm.v1.core.sched.output:NewRequestData": "prompt_token_ids prefill_token_ids sampling_params",
-    "vllm.v1.structured_output.request:StructuredOutputRequest": "grammar _grammar",
-    "vllm.v1.structured_output:StructuredOutputManager": "executor",
 }
 """Names of vLLM: attributes that this module reads or sets, and methods that it wraps."""
 
@@ -70,30 +68,3 @@ def count_output_from(entered: Any, output_start: int) -> None:
     params.max_tokens += num_moved
     params.min_tokens += num_moved if params.min_tokens else 0
     entered.prompt_token_ids = entered.prompt_token_ids[:output_start]
-
-
-def take_own_grammars() -> None:
-    """Let this process of vLLM take grammars in llguidance's own form, marked by `OWN_FORM`, beside those of others."""
-    from vllm.v1.structured_output import backend_guidance
-    from vllm.v1.structured_output.backend_guidance import serialize_guidance_grammar as serialize
-
-    def serialized(kind: Any, text: Any, *others: Any) -> str:
-        is_own = isinstance(text, str) and text.startswith(OWN_FORM)
-        own: str = text.removeprefix(OWN_FORM) if is_own else serialize(kind, text, *others)
-        return own
-
-    backend_guidance.serialize_guidance_grammar = serialized
-
-
-def feed_grammar(manager: Any, request: Any, output_start: int) -> None:
-    """Let the grammar of a resumed request, which vLLM still compiles, begin after the output in the prompt."""
-    asked, token_ids = request.structured_output_request, request.prompt_token_ids[output_start:]
-    compiled = asked._grammar
-
-    def fed() -> Any:
-        grammar = compiled.result()
-        if not grammar.accept_tokens(request.request_id, token_ids):
-            raise ValueError("the grammar refuses the output before the resume")
-        return grammar
-
-    asked.grammar = manager.executor.submit(fed)

@@ -22,9 +22,10 @@ from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from specdec.inference.vllm.adoption import adopted
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import Gone, Passed, Row, Served
+from specdec.inference.vllm.grammars import feed_grammar, take_own_grammars
 from specdec.inference.vllm.link import Link, Place
 from specdec.inference.vllm.options import noise_of, require_kept
-from specdec.inference.vllm.runner_v2 import count_output_from, feed_grammar, take_own_grammars
+from specdec.inference.vllm.runner_v2 import count_output_from
 from specdec.inference.vllm.translation import KEY, METHOD
 
 HOOKS = {
@@ -54,7 +55,7 @@ class DraftScheduler(Scheduler):
         self._waits = parallel.data_parallel_size == 1  # ranks of experts run in step: one that waits holds up all
         self._place, served = Place(**self.vllm_config.additional_config[KEY]), None
         self._is_owned, self._is_v2 = self._place.owned, self.vllm_config.use_v2_model_runner
-        if self._is_owned and self._is_v2:
+        if self._is_owned:
             take_own_grammars()
         if not self._is_owned:
             require_kept(self.vllm_config)
@@ -62,8 +63,9 @@ class DraftScheduler(Scheduler):
             served = _served(self.vllm_config, self._noise)
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
-        self._drafts = Drafts(looks_up=self._place.lookup, num_bytes=self._place.answers_bytes)
         self._speculates = self.vllm_config.speculative_config.method != METHOD  # vLLM itself does
+        rules = {"looks_up": self._place.lookup, "num_bytes": self._place.answers_bytes}
+        self._drafts = Drafts(**rules, is_hidden=self._speculates)
         if not self._speculates:
             _ask_no_worker_for_drafts(self.vllm_config)
         rank = parallel.data_parallel_index
@@ -77,8 +79,7 @@ class DraftScheduler(Scheduler):
             asked = adopted(request, self._noise, name, limit, chooses=not self._is_v2)
         self._ended = self._ended if self.running or self.waiting else None
         ours = _ours(request)
-        start = _moved_from(request) if self._is_v2 else None
-        if start is not None and request.use_structured_output:
+        if request.use_structured_output and (start := _moved_from(request)) is not None:
             feed_grammar(self.structured_output_manager, request, start)
         super().add_request(request)
         if ours is None or request.request_id not in self.requests or not (self._is_owned or asked):
@@ -134,8 +135,6 @@ class DraftScheduler(Scheduler):
         for output in [output for client in outputs.values() for output in client.outputs]:
             request_id = output.request_id
             name, proposal = self._names.get(request_id), drafts.get(request_id, ())
-            if -1 in proposal and not self._speculates:
-                proposal = ()  # vLLM's padding of a request that waited
             if name is not None and output.new_token_ids:
                 accepted, is_finite = len(chosen[places[request_id]]) - 1, request_id not in broken
                 rows.append(self._drafts.passed(name, output.new_token_ids, proposal, accepted, is_finite=is_finite))

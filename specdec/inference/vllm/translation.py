@@ -6,8 +6,8 @@ sampling parameters too, by which this project's workers choose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from specdec.inference.caller import caller
@@ -17,11 +17,8 @@ from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import (
     MAX_SEED,
     GenerationRequest,
-    Grammar,
-    GrammarKind,
     MinLengthSampling,
     Noise,
-    Preamble,
     SamplingParams,
 )
 
@@ -31,28 +28,9 @@ METHOD = "ngram"
 """Speculation method in vLLM's configuration, beside which draft workers propose: its lookup is switched off."""
 SOCKET = "core"
 """Name of the socket in a mailbox's folder."""
-OWN_FORM = "specdec "
-"""Beginning of a grammar in llguidance's own form, in the field in which vLLM expects Lark or GBNF."""
 MAX_HELD_BACK = 127
 """Most tokens that may not end an output yet in vLLM's runner V2, which adds one; more of them would end its core."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Parameters by which a worker of vLLM chooses a request's tokens."""
-
-    sampling: SamplingParams
-    output_start: int
-    grammar: Grammar | None
-
-    @classmethod
-    def read(cls, extra_args: Mapping[str, Any] | None) -> Asked | None:
-        """Read a request's `extra_args`; return None if the choice is greedy or our parameters are missing."""
-        if extra_args is None or not chooses(extra_args):
-            return None
-        ours = extra_args[KEY]
-        return cls(sampling_of(ours["sampling"]), ours["output_start"], _grammar(ours["grammar"]))
 
 
 def chooses(extra_args: Mapping[str, Any] | None) -> bool:
@@ -69,13 +47,6 @@ def sampling_of(values: Mapping[str, Any]) -> SamplingParams:
     if "held_back" in values:
         kind, values["held_back"] = MinLengthSampling, tuple(values["held_back"])
     return kind(**values)
-
-
-def _grammar(parts: Sequence[str] | None) -> Grammar | None:
-    if parts is None:
-        return None
-    kind, text, preamble = parts
-    return Grammar(GrammarKind(kind), text, Preamble(preamble))
 
 
 def carried(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
@@ -96,13 +67,12 @@ def carried(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]
 
 def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
     """Return the `extra_args` of a request on runner V1; their sampling is None for greedy choice."""
-    sampling, grammar = request.sampling, request.grammar
+    sampling = request.sampling
     adjusts = sampling.penalizes or bool(sampling.logit_bias)
-    is_plain = sampling.greedy and not adjusts and grammar is None and not isinstance(sampling, MinLengthSampling)
+    is_plain = sampling.greedy and not adjusts and not isinstance(sampling, MinLengthSampling)
     ours = {
         **carried(request, name, min(gamma, MAX_ADJUSTED_GAMMA) if adjusts else gamma),
         "sampling": None if is_plain else sampling_fields(sampling),
-        "grammar": None if grammar is None else (grammar.kind.value, grammar.text, grammar.preamble.value),
     }
     return {KEY: ours}
 
