@@ -20,9 +20,10 @@ WORKDIR /app
 # The constraints keep BASE's own versions: a package of ours that does not fit them ends the build.
 ARG INSTALL="python3 -m pip install --no-cache-dir --disable-pip-version-check --constraint kept.txt"
 COPY pyproject.toml ./
+COPY vllm_same_text vllm_same_text
 RUN python3 -c "import importlib.metadata as m; print(*{f'{d.name}=={d.version}' for d in m.distributions()}, sep='\n')" > kept.txt \
     && python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > runtime.txt \
-    && ${INSTALL} --requirement runtime.txt \
+    && ${INSTALL} --requirement runtime.txt ./vllm_same_text \
     && rm kept.txt
 COPY main.py LICENSE ./
 COPY specdec specdec

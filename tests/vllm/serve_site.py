@@ -79,7 +79,8 @@ class Site:
         module = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(self.pair.target))
         names = ("--served-model-name", "target", "--host", "127.0.0.1", "--port", str(self.http_port))
         arguments = (*module, *names, *FLAGS, *flags, *await self._file())
-        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        plugin = _registered(self.folder / "plugin")
+        paths = os.pathsep.join(filter(None, (str(ROOT), str(plugin), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": paths, VARIABLE: os.environ.get(VARIABLE, "0")}
         self.vllm = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, env=environment, start_new_session=True
@@ -188,6 +189,15 @@ class Site:
         async with asyncio.timeout(START_S):
             while await self.num_accepted() == before:
                 assert await self.answers() == right
+
+
+def _registered(folder: Path) -> Path:
+    """Write the metadata by which vLLM finds the plug-in `vllm_same_text`, as its distribution has it."""
+    info = folder / "vllm_same_text-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-same-text\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nsame_text = vllm_same_text:register\n")
+    return folder
 
 
 @asynccontextmanager

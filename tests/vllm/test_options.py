@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from specdec.inference.errors import ConfigError
+from specdec.inference.errors import ConfigError, IncompatibleDraftError
+from specdec.inference.request import Noise, Provenance
 from specdec.inference.vllm.options import VllmModel, check_flags, engine_config
 from tests.support.models import tiny_tokenizer
 from tests.vllm.conftest import FLAGS, Pair
@@ -66,3 +68,22 @@ def test_a_hybrid_model_is_refused(tmp_path: Path) -> None:
 def test_vllms_metrics_have_the_name_that_ours_have(pair: Pair) -> None:
     """Regression: vLLM's figures had a path as `model_name`, so that panels by name lost half of them."""
     assert engine_config(VllmModel(pair.target, FLAGS)).model_config.served_model_name == pair.target.name
+
+
+def test_no_stream_goes_on_by_another_law() -> None:
+    """Runner V1 with either noise and runner V2 are three models for a stream that moves: each refuses the others'."""
+    from specdec.inference.serving.vllm_target import laws
+
+    words = SimpleNamespace(dtype="torch.float32", quantization=None, max_model_len=128)
+    found = [
+        Provenance(
+            "/".join(laws(SimpleNamespace(model_config=words, use_v2_model_runner=is_v2), frozenset({1}), noise))
+        )
+        for is_v2, noise in ((False, Noise.SPECDEC), (False, Noise.VLLM), (True, Noise.VLLM))
+    ]
+    for begun in found:
+        begun.require_same(begun)
+        for here in found:
+            if here is not begun:
+                with pytest.raises(IncompatibleDraftError, match="cannot resume"):
+                    begun.require_same(here)

@@ -74,10 +74,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     tokenizer = Tokenizer.load(model.path)
     config = await asyncio.to_thread(engine_config, model)
     eos, words, noise = tokenizer.eos_token_ids, config.model_config, noise_of(config, model.noise)
-    ends = f"{sorted(eos)} {words.max_model_len}" + ("" if noise is Noise.SPECDEC else f" {noise}")
-    arithmetic = f"vllm {installed()} {words.dtype} {words.quantization}" + " invariant" * is_invariant()
-    arithmetic += " V2" * config.use_v2_model_runner  # whose choice is vLLM's
-    model_id = await asyncio.to_thread(model_id_of, model.path, arithmetic, ends)
+    model_id = await asyncio.to_thread(model_id_of, model.path, *laws(config, eos, noise))
     mailbox = Mailbox(model_id)
     await mailbox.open()
     os.register_at_fork(after_in_child=partial(_part, mailbox))
@@ -103,6 +100,18 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
         await mailbox.close()
         if leads_group():
             await asyncio.to_thread(end_members, os.getpgrp(), WAIT_S)
+
+
+def laws(config: Any, eos: frozenset[int], noise: Noise) -> tuple[str, str]:
+    """Return arithmetic and ends of a model on vLLM: all, beside its files, that a text follows from.
+
+    They are part of its id, by which a stream never goes on at a server with another choice of tokens.
+    """
+    words = config.model_config
+    arithmetic = f"vllm {installed()} {words.dtype} {words.quantization}" + " invariant" * is_invariant()
+    runner = " V2" * config.use_v2_model_runner  # where vLLM itself chooses
+    ends = f"{sorted(eos)} {words.max_model_len}" + ("" if noise is Noise.SPECDEC else f" {noise}")
+    return arithmetic + runner, ends
 
 
 def _part(mailbox: Mailbox) -> None:

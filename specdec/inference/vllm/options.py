@@ -45,8 +45,8 @@ OURS: Mapping[str, str] = {
     "--tokenizer": "the model's own tokenizer is read",
     "--skip-tokenizer-init": "text is made outside of vLLM",
     "--served-model-name": "--served_model_name of the gateway names it",
-    "--speculative-config": "draft workers of ours propose; another method cannot stand beside them",
-    "--spec-method": "draft workers of ours propose; another method cannot stand beside them",
+    "--speculative-config": "draft workers of ours propose, or --draft_model before the `--`",
+    "--spec-method": "draft workers of ours propose, or --draft_model before the `--`",
     "--scheduler-cls": "the scheduler is ours",
     "--worker-cls": "the worker is ours",
     "--worker-extension-cls": "the worker is ours",
@@ -89,12 +89,6 @@ class VllmModel:
     noise: Noise | None = None
     draft: str | None = None
     method: str = METHOD
-
-    @property
-    def speculation(self) -> dict[str, Any]:
-        """Return vLLM's `speculative_config`."""
-        own = {} if self.draft is None else {"model": self.draft}
-        return {"method": self.method, "num_speculative_tokens": max(1, self.gamma), **own}
 
 
 def check_flags(flags: Sequence[str]) -> None:
@@ -201,9 +195,8 @@ def engine_config(model: VllmModel) -> Any:
         raise ConfigError(f"{ADAPTERS}: adapters need --enable-lora too")
     args.generation_config = "vllm"
     args.served_model_name = model_name(model.path)  # in vLLM's metrics, as in ours
-    for name, value in parts(model.gamma).items():
+    for name, value in parts(model.gamma, model.method, model.draft).items():
         setattr(args, name, value)
-    args.speculative_config = model.speculation
     with refusals(flags):
         config = args.create_engine_config()
     require_kept(config, model.method)
@@ -225,12 +218,11 @@ def noise_of(config: Any, asked: Noise | None) -> Noise:
     Raises:
         ConfigError: another one is asked for on runner V2.
     """
-    if not config.use_v2_model_runner:
-        return asked or Noise.SPECDEC
-    if asked is Noise.SPECDEC:
+    law = Noise.VLLM if config.use_v2_model_runner else asked or Noise.SPECDEC
+    if asked not in (None, law):
         way = f"leave it out, or set {VARIABLE}=0 for runner V1"
         raise ConfigError(f"--noise {asked} is not valid on vLLM's runner V2, which draws by its own: {way}")
-    return Noise.VLLM
+    return law
 
 
 def require_usable(config: Any) -> None:
@@ -241,18 +233,20 @@ def require_usable(config: Any) -> None:
         raise ConfigError(f"vLLM {installed()} lacks names of its runner {runner} that specdec needs: {way}")
 
 
-def parts(gamma: int) -> dict[str, Any]:
+def parts(gamma: int, method: str = METHOD, draft: str | None = None) -> dict[str, Any]:
     """Return the fields of vLLM's configuration that put this package's scheduler and worker into its engine.
 
     Args:
         gamma: most draft tokens of a request in a pass.
+        method: speculation method. Without one a runner verifies nothing; with `METHOD` draft workers propose.
+        draft: draft model or head of another method.
     """
+    own = {} if draft is None else {"model": draft}
     return {
         "async_scheduling": False,
         "scheduler_cls": f"{PACKAGE}.scheduler.DraftScheduler",
         "worker_cls": WORKER,
-        # Without a method a runner verifies nothing. Both runners know this one, whose lookup we switch off.
-        "speculative_config": {"method": METHOD, "num_speculative_tokens": max(1, gamma)},
+        "speculative_config": {"method": method, "num_speculative_tokens": max(1, gamma), **own},
     }
 
 

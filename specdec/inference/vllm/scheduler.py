@@ -64,8 +64,8 @@ class DraftScheduler(Scheduler):
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
         self._speculates = self.vllm_config.speculative_config.method != METHOD  # vLLM itself does
-        rules = {"looks_up": self._place.lookup, "num_bytes": self._place.answers_bytes}
-        self._drafts = Drafts(**rules, is_hidden=self._speculates)
+        looks_up, num_bytes = self._place.lookup, self._place.answers_bytes
+        self._drafts = Drafts(looks_up=looks_up, num_bytes=num_bytes, is_hidden=self._speculates)
         if not self._speculates:
             _ask_no_worker_for_drafts(self.vllm_config)
         rank = parallel.data_parallel_index

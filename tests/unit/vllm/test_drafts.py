@@ -68,6 +68,13 @@ def test_padding_of_vllm_counts_as_no_draft_token() -> None:
     assert from_core(packed(Passed(1, 0, 1, [row]))[LENGTH.size :]) == Passed(1, 0, 1, [row])
 
 
+def test_draft_tokens_that_only_the_device_knows_are_counted() -> None:
+    drafts = Drafts(is_hidden=True)
+    drafts.enter("a", PROMPT, gamma=4)
+    row = drafts.passed("a", [4, 5, 9], [-1, -1, -1], 2)
+    assert (row.num_drafts, row.num_accepted, row.rejected) == (3, 2, [])
+
+
 def test_a_hold_keeps_the_tree_and_ends_with_its_link() -> None:
     drafts = Drafts()
     drafts.enter("a", PROMPT, gamma=4)

@@ -17,7 +17,6 @@ from specdec.inference.serving.models import TargetModel
 from specdec.inference.settings import group, same, setting
 
 SECTION = "vLLM"
-DOOR = "specdec.inference.vllm.door.Door"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,6 @@ async def run(settings: VllmConfigSettings) -> int:
     if settings.ray:
         print(json.dumps(parts, indent=2))
         return 0
-    parts["middleware"] = DOOR  # of vLLM's server, which Ray Serve does not take
     if settings.flags:
         print(shlex.join(word for name, value in _named(parts) for word in (f"--{name}", *_words(value))))
     else:
