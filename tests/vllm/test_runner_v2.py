@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from specdec.inference.config import ROOT, ServerConfig
-from specdec.inference.request import GenerationRequest, Noise
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import GenerationRequest, Noise, SamplingParams
 from specdec.inference.serving.assembly import running
 from specdec.inference.vllm.hooks import installed, read_hooks
 from specdec.inference.vllm.options import VllmModel
+from specdec.inference.vllm.translation import own_fields
 from tests.support.engine_contract import MODES, REGEX, Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, INTERPRETED, MAX_LENGTH, Pair
 
@@ -101,13 +103,37 @@ async def test_a_draft_model_in_vllm_changes_no_text(pair: Pair, monkeypatch: py
 
 
 @pytest.mark.release
+async def test_a_resumed_grammar_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream with a grammar, moved at any token, has the rest of its text: the matcher is fed the output so far."""
+    request = wanted(grammar=REGEX, stop_at_eos=True)
+    tokens = (await right_tokens(pair, {"": request}))[""]
+    async with engine_on_v2(pair, monkeypatch) as engine:
+        assert (await completed(engine, request))[0] == tokens
+        for num_moved in range(1, len(tokens), 5):
+            assert (await completed(engine, request.resumed(tokens[:num_moved])))[0] == tokens[num_moved:]
+        minimum = wanted("greedy", min_new_tokens=12, stop_token_ids=frozenset(range(97, 123)))
+        whole, _ = await completed(engine, minimum)
+        assert (await completed(engine, minimum.resumed(whole[:5])))[0] == whole[5:]
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 2.5}, {"temperature": 1.0, "seed": 2**64 - 1}])
+async def test_what_vllm_lacks_is_refused_by_name(fields: dict[str, Any]) -> None:
+    from vllm import SamplingParams as VllmParams
+    from vllm.exceptions import VLLMValidationError
+
+    request = GenerationRequest((1, 2), SamplingParams(**fields))
+    with pytest.raises((InvalidRequestError, VLLMValidationError), match=r"temperature must be|seed \d+ is not valid"):
+        VllmParams(**own_fields(request, 10))
+
+
+@pytest.mark.release
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "tests",
     [
         ("test_engine.py",),
         ("test_servers.py", "-k", "draft_worker or lost_core"),
-        ("test_serve_several.py", "-m", "release", "-k", "noise"),
+        ("test_serve_several.py", "-m", "release", "-k", "runner_v2"),
     ],
     ids=["engine", "servers", "pool beside vLLM"],
 )

@@ -36,6 +36,7 @@ SEEDED: list[dict[str, Any]] = [
     {"temperature": 0.8, "seed": 7},
     {"temperature": 1.0, "seed": -3, "top_k": 9},
     {"temperature": 0.9, "seed": 5, "top_p": 0.7},
+    {"temperature": 1.0, "seed": 6, "min_p": 0.1, "logit_bias": {"70": 2.0}},
     {"temperature": 0.0},
 ]
 
@@ -108,8 +109,8 @@ async def _greedy(site: Site) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(os.environ.get(VARIABLE) != "1", reason="test_runner_v2.py has its environment")
-async def test_with_vllms_noise_seeded_text_is_that_of_vllm_without_our_file(pair: Pair, tmp_path: Path) -> None:
-    stock, ours = Site(tmp_path, pair, config=None), Site(tmp_path, pair, ("--gamma", "4", "--noise", "vllm"))
+async def test_on_runner_v2_seeded_text_is_that_of_vllm_without_our_file(pair: Pair, tmp_path: Path) -> None:
+    stock, ours = Site(tmp_path, pair, config=None), Site(tmp_path, pair, ("--gamma", "4"))
     async with sites(stock, ours):
         await asyncio.gather(stock.start_vllm(), ours.start_vllm())
         right = [await stock.ask(fields) for fields in SEEDED]

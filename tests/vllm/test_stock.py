@@ -1,4 +1,4 @@
-"""With `--noise vllm` servers give the texts of a stock vLLM server on runner V2 for the same seeds."""
+"""On runner V2 servers give the texts of a stock vLLM server for the same seeds."""
 
 from __future__ import annotations
 
@@ -36,16 +36,19 @@ WAYS: Sequence[tuple[int, dict[str, Any]]] = (
     (2**64 - 3, {"temperature": 0.005, "top_k": 5}),
     (5, {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.25}),
     (6, {"temperature": 0.0}),
+    (8, {"temperature": 1.0, "logit_bias": {5: 3.0, 100: 4.0, 70: -5.0}}),
+    (9, {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5}),
 )
-"""Seeds and sampling parameters."""
+"""Seeds and sampling parameters, in vLLM's form."""
 
 
 def requests() -> list[CompletionRequest]:
     """Return one request per combination of sampling parameters, each with its own prompt."""
     ends: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+    ours = [{**way, "logit_bias": tuple(way.get("logit_bias", {}).items())} for _, way in WAYS]
     return [
         CompletionRequest(PROMPT[number:], SamplingParams(**way), seed=seed, **ends)
-        for number, (seed, way) in enumerate(WAYS)
+        for number, (way, (seed, _)) in enumerate(zip(ours, WAYS, strict=True))
     ]
 
 
@@ -82,12 +85,10 @@ async def stock_answers(port: int) -> list[list[int]]:
 
 
 def our_server(pair: Pair) -> AbstractAsyncContextManager[ServerProcess]:
-    """Run a target over vLLM with vLLM's noise."""
+    """Run a target over vLLM."""
     port = free_port()
     ours = (
         "--engine",
-        "vllm",
-        "--noise",
         "vllm",
         "--model",
         str(pair.target),

@@ -17,10 +17,12 @@ from specdec.inference.serving.assembly import running
 from specdec.inference.vllm import choice, engine, options
 from specdec.inference.vllm.choice import Span, Winners
 from specdec.inference.vllm.options import VllmModel
-from specdec.inference.vllm.translation import KEY, extra_args
+from specdec.inference.vllm.translation import KEY, carried, extra_args
 from specdec.inference.vllm.worker import Worker
 from tests.support.engine_contract import Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, LAW, MAX_LENGTH, Pair
+from tests.vllm.same_text_run import believing, one_off
+from tests.vllm.test_runner_v2 import engine_on_v2, right_tokens
 
 pytestmark = pytest.mark.release
 
@@ -53,6 +55,31 @@ class Believing(Worker):
 
         choice.winners = believing
         super().load_model(*arguments, **options)
+
+
+class OneOffOnV2(Worker):
+    """Wrong worker on runner V2: in a pass with drafts the noise of a position is that of the next one."""
+
+    def load_model(self, *arguments: Any, **options: Any) -> None:
+        from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+        super().load_model(*arguments, **options)
+        rejection_sampler.rejection_sample = one_off(rejection_sampler.rejection_sample)
+
+
+class BelievingOnV2(Worker):
+    """Wrong worker on runner V2: draft tokens are accepted without verification."""
+
+    def load_model(self, *arguments: Any, **options: Any) -> None:
+        from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+        super().load_model(*arguments, **options)
+        rejection_sampler.rejection_sample = believing(rejection_sampler.rejection_sample)
+
+
+def restarted_on_v2(request: GenerationRequest, *others: Any) -> dict[str, Any]:
+    """Wrong variant of what rides beside a request: the output begins anew after a resume, so penalties differ."""
+    return carried(request, *others) | {"output_start": len(request.prompt_token_ids)}
 
 
 def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
@@ -96,3 +123,21 @@ async def test_a_wrong_variant_is_noticed(
         _,
     ):
         assert await differing(held.engine, right) >= noticed
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "variant", "noticed"),
+    [
+        (options, "WORKER", f"{__name__}.OneOffOnV2", {"drafted"}),
+        (options, "WORKER", f"{__name__}.BelievingOnV2", {"drafted"}),
+        (engine, "carried", restarted_on_v2, {"resumed"}),
+    ],
+    ids=["noise one position off", "drafts unverified", "penalties from the resumed start"],
+)
+async def test_a_wrong_variant_on_runner_v2_is_noticed(
+    module: ModuleType, name: str, variant: Any, noticed: set[str], pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = await right_tokens(pair, {mode: wanted(mode) for mode in ("noise", PENALTIES)})
+    monkeypatch.setattr(module, name, variant)
+    async with engine_on_v2(pair, monkeypatch) as held:
+        assert await differing(held, right) == noticed

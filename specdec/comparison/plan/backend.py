@@ -70,7 +70,7 @@ class BackendConfig:
         for name in ("compiled_model_path", "draft_tp_degree", "first_core", "neuron_config"):
             if getattr(self, name) is not None and NEURON not in (self.name, self.draft_name):
                 raise ConfigError(f"{name} needs backend {NEURON}, not {self.name}")
-        if self.method is not None and self.name != NEURON:
+        if self.method is not None and self.name != NEURON and self.engine != VLLM:
             raise ConfigError(f"speculation_method {self.method} needs backend {NEURON}, not {self.name}")
         if self.compile_policy != "auto" and NEURON not in (self.name, self.draft_name):
             raise ConfigError(f"compile {self.compile_policy} needs backend {NEURON}, not {self.name}")

@@ -339,9 +339,10 @@ class ComparisonConfig:
         _require(not self.workload.request_rates, "request_rate: --capacity keeps streams in flight")
 
     def _require_what_vllm_can(self) -> None:
-        """Raise ConfigError if the fused topology, which vLLM cannot serve, is to run on vLLM."""
+        """Raise ConfigError if prompt lookup, which is no draft model, is to be vLLM's own speculator."""
         is_fused = Topology.FUSED in self.topologies and self.backend.engine == VLLM
-        _require(not is_fused, f"engine {VLLM}: name --topologies target,distributed,pool; fused is our own engine's")
+        is_right = not is_fused or NGRAM not in self.draft_models
+        _require(is_right, f"engine {VLLM} has no draft {NGRAM} of its own: name --topologies target,distributed,pool")
 
     def _require_what_a_graph_can(self) -> None:
         """Raise ConfigError for gammas, seeds or topologies that compiled graphs on a device do not serve."""

@@ -70,7 +70,7 @@ class Deployment:
         """
         process = server_process(
             self._name(server),
-            server.role,
+            "target" if self._is_vllm(server) else server.role,
             *self._flags(server),
             port=self._ports[server],
             cores=self._cores(server),
@@ -98,7 +98,7 @@ class Deployment:
 
     def _flags(self, server: ServerPlan) -> list[str]:
         config = self._config
-        if server.role == "target" and config.backend.engine == VLLM:
+        if self._is_vllm(server):
             grace = ["--grace_s", str(SERVER_GRACE_S)]
             return [*self._role_flags(server), *grace, *vllm_flags(config.backend, config.workload.max_concurrency)]
         flags = [*self._role_flags(server), *server_flags(config.backend, server, config.servers, config.gammas)]
@@ -106,12 +106,20 @@ class Deployment:
         flags += ["--no-prefix_caching"]  # prompts repeat, and reading them is part of the comparison
         return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
 
+    def _is_vllm(self, server: ServerPlan) -> bool:
+        """Return whether vLLM is the server's engine; its role is then the target's, with or without a draft."""
+        return server.role in ("target", "fused_target") and self._config.backend.engine == VLLM
+
     def _role_flags(self, server: ServerPlan) -> list[str]:
         """Return the flags of main.py for a server, except the flags for backend and cores."""
         target, draft, port = str(self._config.target_model), server.draft or "", self._ports[server]
         gamma, drafting = ["--gamma", str(self._config.gammas[0])], ["--drafting", self._config.drafting]
         if server.role == "target":
             return ["--model", target, "--port", str(port), *drafting]
+        if server.role == "fused_target" and self._is_vllm(server):
+            method = [] if (asked := self._config.backend.method) is None else ["--speculation_method", asked]
+            most = ["--gamma", str(max(self._config.gammas))]
+            return ["--model", target, "--draft_model", draft, "--port", str(port), *most, *method, *drafting]
         if server.role == "fused_target":
             is_sweep = len(self._config.gammas) > 1  # over lengths, not limits
             fixed = ["--no-adaptive_gamma"] if is_sweep else []

@@ -303,6 +303,6 @@ def _faults_of_choice(config: Any) -> Iterator[str]:
         yield from vllm_same_text.faults(config)
         return
     if (mode := config.model_config.logprobs_mode) != "raw_logprobs":
-        yield f"--logprobs-mode {mode} would show the one token that has won on runner V1: take raw_logprobs"
+        yield f"--logprobs-mode {mode}: take raw_logprobs, since on runner V1 it would show the one token that has won"
     if getattr(config, "watermark_config", None) is not None:
         yield "a watermark is a choice of tokens of vLLM's own: serve without it"

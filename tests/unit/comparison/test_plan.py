@@ -98,7 +98,7 @@ REFUSED = {
     "--compile never": "compile never needs backend neuron, not auto",
     "--device_sampling": "device_sampling needs backend neuron, not auto",
     "--backend torch --speculation_method eagle": "eagle needs backend neuron, not torch",
-    "--engine vllm": "fused is our own engine's",
+    "--engine vllm --draft_models ngram": "engine vllm has no draft ngram of its own",
     "--engine vllm --topologies target --emulate target:25ms": "--emulate is not for --engine vllm",
     "--engine vllm --topologies target --dtype float32": "after --, vLLM has --dtype",
     "-- --seed 1": "--engine vllm takes flags of vLLM there",

@@ -13,7 +13,10 @@ import vllm_same_text
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
 from specdec.inference.vllm import options
+from specdec.inference.vllm.frames import Served
 from specdec.inference.vllm.hooks import VARIABLE, Hooks
+from specdec.inference.vllm.link import Place, default_folder
+from specdec.inference.vllm.translation import KEY
 
 
 @pytest.mark.parametrize(
@@ -116,3 +119,10 @@ def test_another_choice_of_tokens_is_refused(
     config.model_config.logprobs_mode = changes.get("logprobs_mode", "raw_logprobs")
     with pytest.raises(ConfigError, match=message):
         options.require_kept(config)
+
+
+@pytest.mark.parametrize("mailbox", [None, Path("/box")])
+def test_a_core_of_vllms_own_server_finds_its_pool(mailbox: Path | None) -> None:
+    """Regression: without a mailbox's name the configuration lacked its place, and vLLM did not start."""
+    place = Place(**options.serve_parts(8, mailbox)["additional_config"][KEY]).of_pool(Served("m", b"", [], 9, 9, 9))
+    assert place.path == str((mailbox or default_folder()) / "core")
