@@ -30,8 +30,12 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 """Arithmetics of a model; int8 is for linear layers only, in backend onnx."""
 
 COMPILE_POLICIES = ("auto", "never", "always", "only")
-SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
-"""Speculation methods on Neuron: with vanilla this project's engine drafts, with the others a graph of NxDI."""
+MTP = "mtp"
+SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa", MTP)
+"""Speculation methods on Neuron: with vanilla this project's engine drafts, with the others a graph of NxDI.
+
+vLLM as the engine has fused, eagle, eagle3 and mtp, and alone has the last one.
+"""
 
 DEFAULT_BRANCHES = 3
 DEFAULT_GAMMA = 8

@@ -18,11 +18,6 @@ from typing import Any, NoReturn
 
 from specdec.inference.errors import ConfigError
 
-WAYS = {
-    ("target", "--draft_model"): "a target has its draft workers in processes of their own: `specdec worker --attach "
-    "HOST:PORT`, whatever its engine; both in one process are `specdec fused_target`, on our own engine",
-}
-"""Hints by role and flag, for flags that only another role has: the way to the same result in this role."""
 OTHERS = "--engine_flag"
 """Flag in which each word after `--` is passed on: --engine_flag=WORD."""
 
@@ -66,9 +61,6 @@ class ConfigFileParser(argparse.ArgumentParser):
     def _meant(self, message: str) -> str:
         """Return a note for unknown flags in an error message: a way of `WAYS`, or the most similar flags."""
         unknown = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized") else []
-        for name in unknown:
-            if (way := WAYS.get((self._role, f"--{_alike(name[2:])}"))) is not None:
-                return f" ({way})"
         alike = [get_close_matches(name, self._option_string_actions, n=1) for name in unknown]
         found = " ".join(name for names in alike for name in names)
         return f" (did you mean {found}?)" if found else ""

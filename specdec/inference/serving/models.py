@@ -17,6 +17,7 @@ from specdec.inference.config import (
     COMPILE_POLICIES,
     DEFAULT_GAMMA,
     FUSED_GAMMA,
+    MTP,
     NEURON,
     NOT_EMULATED,
     SPECULATION_METHODS,
@@ -38,8 +39,7 @@ logger = logging.getLogger(__name__)
 SettingsT = TypeVar("SettingsT", bound=Any)
 NGRAM = "ngram"
 """Name of a draft "model" that looks drafts up in the sequence itself."""
-VLLM, MTP = "vllm", "mtp"
-"""Names of an engine, and of its method of speculation that needs no draft model."""
+VLLM = "vllm"
 NO_DRAFT = "none"
 """Name with which users ask for a target without a draft."""
 DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
@@ -68,9 +68,7 @@ class LoadingSettings(Loading):
     """
 
     emulation: Emulation = setting(NOT_EMULATED, "--emulate PASSES")
-    speculation_method: str | None = setting(
-        None, "--speculation_method", choices=(*SPECULATION_METHODS, MTP), section=NEURON
-    )
+    speculation_method: str | None = setting(None, "--speculation_method", choices=SPECULATION_METHODS, section=NEURON)
 
     def target(self, path: Path, *, num_threads: int, neuron: NeuronOptions) -> ModelConfig:
         """Return the configuration of a model; `num_threads` applies unless the settings have a number."""
@@ -96,6 +94,8 @@ class LoadingSettings(Loading):
             tp_degree: number of cores that replaces the settings'.
         """
         method = method or self.speculation_method or "vanilla"
+        if method == MTP:
+            raise ConfigError(f"--speculation_method {MTP} is not valid here: it needs --engine {VLLM}")
         options = replace(self.neuron, gamma=gamma, method=method, tp_degree=tp_degree or self.neuron.tp_degree)
         if "neuron" not in self.backend:
             self._check_other_backend(options)
@@ -239,7 +239,12 @@ class TargetModel(OneModel):
         if self.engine != VLLM and self.noise == Noise.VLLM:
             raise ConfigError(f"--noise {self.noise} draws as stock vLLM does: it needs --engine {VLLM}")
         if self.engine != VLLM and self.draft is not None:
-            raise ConfigError(f"--draft_model {self.draft} is for role fused_target, or for --engine {VLLM}")
+            ways = (
+                f"--engine {VLLM}, specdec fused_target, or draft workers beside this target (specdec worker --attach)"
+            )
+            raise ConfigError(
+                f"--draft_model {self.draft} is not valid for a target on our own engine: there are {ways}"
+            )
         lacks_draft = self.own_method not in (None, MTP) and self.draft is None
         if self.engine == VLLM and (lacks_draft or self.own_method in ("vanilla", "medusa")):
             ways = "fused, eagle and eagle3 with --draft_model DIR, or mtp"

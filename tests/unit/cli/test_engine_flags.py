@@ -26,6 +26,9 @@ def test_words_after_the_dashes_are_kept_as_they_are() -> None:
         (["--engine", "vllm", "--batch", "3"], "--max-num-seqs"),
         (["--engine", "vllm", "--sequence_length", "99"], "--max-model-len"),
         (["--engine", "vllm", "--backend", "torch"], "vLLM is the backend"),
+        (["--draft_model", "x"], "specdec worker --attach"),
+        (["--engine", "vllm", "--speculation_method", "eagle3"], "take fused, eagle and eagle3 with --draft_model DIR"),
+        (["--engine", "vllm", "--draft_model", "x", "--speculation_method", "medusa"], "medusa is not valid"),
     ],
 )
 async def test_what_belongs_to_the_other_engine_is_refused(arguments: list[str], part: str) -> None:
@@ -37,3 +40,19 @@ async def test_what_belongs_to_the_other_engine_is_refused(arguments: list[str],
 async def test_without_vllm_its_engine_is_refused() -> None:
     with pytest.raises(ConfigError, match="not installed here"):
         await run(settings_of("target", ["--engine", "vllm"]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "method"),
+    [
+        ([], None),
+        (["--draft_model", "x"], "draft_model"),
+        (["--draft_model", "x", "--speculation_method", "fused"], "draft_model"),
+        (["--draft_model", "x", "--speculation_method", "eagle3"], "eagle3"),
+        (["--speculation_method", "mtp"], "mtp"),
+    ],
+)
+def test_vllm_drafts_by_itself_where_its_own_speculator_is_asked_for(flags: list[str], method: str | None) -> None:
+    model = settings_of("target", ["--engine", "vllm", *flags]).model
+    model.check_engine()
+    assert model.own_method == method
