@@ -8,6 +8,8 @@ import random
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from specdec.inference.vllm.options import VllmModel
 from specdec.inference.vllm.translation import own_fields
 from tests.support.engine_contract import MODES, REGEX, Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, INTERPRETED, MAX_LENGTH, Pair
+from tests.vllm.heads import save_flat_target, save_head
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, installed().split(".")[:2])) < (0, 32), reason=f"runner V2 of vLLM {installed()} lacks names"
@@ -100,6 +103,21 @@ async def test_a_draft_model_in_vllm_changes_no_text(pair: Pair, monkeypatch: py
             assert (await completed(engine, requests[mode].resumed(tokens[:10])))[0] == tokens[10:]
         _, plain = await completed(engine, wanted(gamma=0))
         assert sum(commit.num_draft_tokens for commit in plain) == 0
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+async def test_a_head_in_vllm_changes_no_text(
+    method: str, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that knows nothing changes no token; some of its drafts are accepted, by the shared noise."""
+    flat, head = replace(pair, target=save_flat_target(tmp_path / "target")), save_head(tmp_path / method, method)
+    requests = {mode: wanted(mode, max_new_tokens=28) for mode in ("greedy", "noise", "penalties", "bias")}
+    right = await right_tokens(flat, requests)
+    async with engine_on_v2(flat, monkeypatch, draft=str(head), method=method, **FUSED) as engine:
+        answers = {mode: await completed(engine, request) for mode, request in requests.items()}
+    assert {mode: tokens for mode, (tokens, _) in answers.items()} == right
+    assert sum(commit.num_accepted_tokens for _, commits in answers.values() for commit in commits) > 0
 
 
 @pytest.mark.release
