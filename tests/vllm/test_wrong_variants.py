@@ -95,6 +95,8 @@ async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
     got = {
         "noise": (await completed(engine, wanted("noise")))[0] == right["noise"],
         "plain": (await completed(engine, request))[0] == tokens,
+        "drafted noise": (await completed(engine, wanted("noise"), Drafting(right["noise"], 0.3, random.Random(2))))[0]
+        == right["noise"],
         "drafted": (await completed(engine, request, Drafting(tokens, 0.3, random.Random(1))))[0] == tokens,
         "resumed": (await completed(engine, request.resumed(tokens[:20])))[0] == tokens[20:],
     }
@@ -128,8 +130,8 @@ async def test_a_wrong_variant_is_noticed(
 @pytest.mark.parametrize(
     ("module", "name", "variant", "noticed"),
     [
-        (options, "WORKER", f"{__name__}.OneOffOnV2", {"drafted"}),
-        (options, "WORKER", f"{__name__}.BelievingOnV2", {"drafted"}),
+        (options, "WORKER", f"{__name__}.OneOffOnV2", {"drafted noise"}),
+        (options, "WORKER", f"{__name__}.BelievingOnV2", {"drafted", "drafted noise"}),
         (engine, "carried", restarted_on_v2, {"resumed"}),
     ],
     ids=["noise one position off", "drafts unverified", "penalties from the resumed start"],
@@ -140,4 +142,4 @@ async def test_a_wrong_variant_on_runner_v2_is_noticed(
     right = await right_tokens(pair, {mode: wanted(mode) for mode in ("noise", PENALTIES)})
     monkeypatch.setattr(module, name, variant)
     async with engine_on_v2(pair, monkeypatch) as held:
-        assert await differing(held, right) == noticed
+        assert await differing(held, right) >= noticed
