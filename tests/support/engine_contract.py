@@ -99,6 +99,7 @@ async def completed(
     commits: list[Commit] = []
     if drafting is not None:
         engine.begin_help(session, Schedule.ASYNC)
+        engine.propose(session, [drafting.branch(session, start)])  # is there in time on any machine
     async with aclosing(engine.answer(session)) as events:
         async for event in events:
             if isinstance(event, Opened):
