@@ -138,7 +138,10 @@ class WorkloadConfig:
         near_tie: difference in log-probability up to which answers may part by rounding; 0.25 for bfloat16, 0 for none;
             needs --temperature 0.
         seed: key of the sampling noise, 0 .. 2^64-1.
-        concurrencies: requests in flight; above 1 needs Locust (requirements/loadtest.txt), except with --endpoint.
+        concurrencies: requests in flight; above 1 needs Locust (requirements/loadtest.txt), except with --endpoint and
+            --cell_s.
+        cell_s: seconds of each run of a closed loop, after half as long without measuring; 0: until all prompts are
+            answered.
         deadline_s: longest time that a request may take.
         request_rates: rates of an open loop, in requests per second at random times, measured beside --concurrency.
         num_arrivals: requests per run and rate of an open loop.
@@ -157,6 +160,7 @@ class WorkloadConfig:
     near_tie: float = setting(0.0, "--near_tie NATS", within=Range(0.0, 10.0))
     seed: int = setting(0, "--seed N", within=RANGES["seed"])
     concurrencies: tuple[int, ...] = setting((1,), "--concurrency LIST", kind=list_of(int), within=Range(1, 4096))
+    cell_s: float = setting(0.0, "--cell_s S", within=Range(0.0, 3600.0))
     deadline_s: float = setting(120.0, "--deadline_s S", within=SECONDS)
     request_rates: tuple[float, ...] = setting(
         (), "--request_rate LIST", kind=list_of(float), section=ARRIVALS, within=Range(0.0, 10_000.0, above=True)
@@ -441,10 +445,11 @@ class ComparisonConfig:
     def uses_locust(self) -> bool:
         """Return whether Locust sends concurrent requests. It cannot send conversations, nor to endpoints.
 
-        A search for capacities sends them itself, since Locust takes seconds to start.
+        A search for capacities sends them itself, since Locust takes seconds to start, and so do runs of a fixed time.
         """
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
-        return self.capacity is None and max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
+        by_count = self.capacity is None and not self.workload.cell_s
+        return by_count and max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
 
     @property
     def trusts_weights(self) -> bool:

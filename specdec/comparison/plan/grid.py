@@ -46,6 +46,7 @@ class Sample:
         records: one per answered request.
         failures: one per failed request.
         client_share: CPU time over wall time of the process that sent the requests, during this run.
+        counted_s: seconds in which its answers ended, if the run was of a fixed time.
     """
 
     cell: Cell
@@ -53,6 +54,7 @@ class Sample:
     records: tuple[RequestRecord, ...]
     failures: tuple[RequestRecord, ...] = field(default=())
     client_share: float = 0.0
+    counted_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -61,10 +63,12 @@ class Sample:
     @property
     def wall_s(self) -> float:
         """Seconds spent on requests, failed ones too: their sum at concurrency 1, else first sent to last ended."""
-        took_s = [(it.sent_s, it.stats.end_to_end_s + it.failed_s) for it in (*self.records, *self.failures)]
+        if self.counted_s:
+            return self.counted_s
+        took = (*self.records, *self.failures)
         if self.cell.concurrency == 1:
-            return sum(seconds for _, seconds in took_s)
-        return max(map(sum, took_s)) - min(took_s)[0] if took_s else 0.0
+            return sum(it.ended_s - it.sent_s for it in took)
+        return max(it.ended_s for it in took) - min(it.sent_s for it in took) if took else 0.0
 
     @property
     def tokens_per_s(self) -> float:

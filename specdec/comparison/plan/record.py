@@ -64,6 +64,11 @@ class RequestRecord:
     num_cached_tokens: int = 0
     margin: float | None = None
 
+    @property
+    def ended_s(self) -> float:
+        """Time at which the answer ended, or the request failed, in seconds on the clock of `sent_s`."""
+        return self.sent_s + self.stats.end_to_end_s + self.failed_s
+
     @cached_property
     def stats(self) -> RequestStats:
         """Figures of the request, defined as in all of the project."""

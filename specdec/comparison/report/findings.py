@@ -231,6 +231,8 @@ def _load(config: ComparisonConfig) -> str:
     workload = config.workload
     text = f"{_listed(workload.concurrencies)} requests in flight"
     parts = [f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text]
+    if workload.cell_s:
+        parts.append(f"{workload.cell_s:g} s each, after {workload.cell_s / 2:g} s that do not count")
     if workload.request_rates:
         rates = _listed(workload.request_rates)
         parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), however many wait")

@@ -54,12 +54,24 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
     return list(itertools.chain(*await asyncio.gather(*(client() for _ in range(concurrency)))))
 
 
-async def steady(ask: Ask, count: int, streams: int, limit_s: float) -> list[RequestRecord]:
+async def for_seconds(ask: Ask, count: int, streams: int, seconds: float) -> list[RequestRecord]:
+    """Keep `streams` requests in flight; after half of `seconds`, return the answers that end in that many seconds."""
+    counted_s = time.monotonic() + seconds / 2
+    records = await steady(ask, count, streams, 1.5 * seconds, wanted=sys.maxsize)
+    return [record for record in records if record.ended_s >= counted_s]
+
+
+async def steady(
+    ask: Ask, count: int, streams: int, limit_s: float, *, wanted: int | None = None
+) -> list[RequestRecord]:
     """Keep `streams` requests in flight, with `count` prompts in turn, and return the first answers within `limit_s`.
 
-    If the time suffices, they cover all prompts and streams. Later requests only keep up the load, and are cancelled.
+    Args:
+        wanted: number of answers after which the load ends; by default they cover all prompts and streams. Later
+            requests only keep up the load, and are cancelled.
     """
-    numbers, wanted, records = itertools.count(), max(count, streams), list[RequestRecord]()
+    numbers, records = itertools.count(), list[RequestRecord]()
+    wanted = max(count, streams) if wanted is None else wanted
     is_done = asyncio.Event()
 
     async def stream() -> None:

@@ -15,7 +15,7 @@ from specdec.comparison.plan.record import RequestRecord
 from specdec.comparison.run.client import Ask, asking
 from specdec.comparison.run.connections import Clients, connected
 from specdec.comparison.run.grpc_client import request_of
-from specdec.comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals, steady
+from specdec.comparison.run.load import as_they_come, by_locust, closed_loop, for_seconds, poisson_arrivals, steady
 from specdec.comparison.run.progress import Progress
 from specdec.comparison.run.ties import with_margins
 from specdec.comparison.run.topologies import Deployment
@@ -74,20 +74,26 @@ class Measurement:
         Raises:
             UnavailableError: a server of the comparison answered no request.
         """
-        return self._sample(cell, repeat, *await self._send(cell, repeat, prompts))
+        return self._sample(cell, repeat, *await self._send(cell, repeat, prompts), self._counted_s(cell, repeat))
 
     async def steady(self, cell: Cell, prompts: Sequence[Prompt], limit_s: float) -> Sample:
         """Measure a cell with always `cell.concurrency` requests in flight; see `steady` in load.py."""
         ask = asking(self.clients[cell.contender], prompts)
         return self._sample(cell, 0, *await timed(steady(ask, len(prompts), cell.concurrency, limit_s)))
 
-    def _sample(self, cell: Cell, repeat: int, records: Sequence[RequestRecord], client_share: float) -> Sample:
+    def _sample(
+        self, cell: Cell, repeat: int, records: Sequence[RequestRecord], client_share: float, counted_s: float = 0.0
+    ) -> Sample:
         answered = tuple(record for record in records if record.error_code is None)
         failures = tuple(record for record in records if record.error_code is not None)
         if failures and not answered and cell.contender.endpoint is None:
             message = f"no request was answered; the first failed with: {failures[0].error_message}"
             raise UnavailableError(f"{cell}: {message}")
-        return Sample(cell, repeat, answered, failures, client_share)
+        return Sample(cell, repeat, answered, failures, client_share, counted_s)
+
+    def _counted_s(self, cell: Cell, repeat: int) -> float:
+        """Return the length of a run in seconds if it is fixed: not of the warm-up, nor in an open loop; else 0."""
+        return self.config.workload.cell_s if repeat != WARM_UP and cell.request_rate is None else 0.0
 
     async def _send(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> tuple[list[RequestRecord], float]:
         """Send the requests of a run; return their records and the client's share of a core."""
@@ -104,6 +110,8 @@ class Measurement:
 
     async def _ask(self, cell: Cell, repeat: int, ask: Ask, count: int) -> list[RequestRecord]:
         """Send `count` prompts from this process, a few at once or at random times, as the conditions in `cell` say."""
+        if counted_s := self._counted_s(cell, repeat):
+            return await for_seconds(ask, count, cell.concurrency, counted_s)
         if cell.request_rate is None:
             return await closed_loop(ask, count, cell.concurrency)
         # Arrivals differ between runs, but not between contenders.

@@ -258,6 +258,7 @@ def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
         (False, beside),
         (False, {**beside, "one_at_a_time": True}),
         (False, {"workload": chats}),
+        (False, {"workload": replace(several, cell_s=20.0)}),
         (False, {"workload": WorkloadConfig(PROMPTS, request_rates=(4.0,))}),
     ]
     for expected, changes in cases:

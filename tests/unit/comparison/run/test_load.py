@@ -16,6 +16,7 @@ from specdec.comparison.run.load import (
     LOCUST_FILE,
     as_they_come,
     closed_loop,
+    for_seconds,
     poisson_arrivals,
     record_of_messages,
     steady,
@@ -109,6 +110,20 @@ async def test_steady_load_never_falls(count: int, streams: int) -> None:
     assert sorted(record.num_prompt_tokens for record in records) == list(range(max(count, streams)))
     assert (in_flight, least) == (0, streams)
     assert {record.prompt_index for record in records} == set(range(count))
+
+
+async def test_answers_of_the_first_third_do_not_count() -> None:
+    """Of a run of a fixed time the answers of the beginning are left out, and those in flight at the end."""
+    began = time.monotonic()
+
+    async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
+        sent_s = time.monotonic()
+        await asyncio.sleep(0.01)
+        return [RequestRecord(prompt_index, sent_s, 1, (), (), failed_s=time.monotonic() - sent_s)]
+
+    records = await for_seconds(ask, 2, 3, 0.2)
+    assert {record.prompt_index for record in records} == {0, 1}
+    assert min(record.ended_s for record in records) >= began + 0.1
 
 
 async def test_steady_load_ends_in_time() -> None:
