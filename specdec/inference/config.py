@@ -298,7 +298,7 @@ class DialSecurity:
             _require(value is None or self.ca is not None, f"--tls_{name} without --tls_ca: nothing would be encrypted")
 
     def check(self, target: str) -> None:
-        """Raise ConfigError if `target`, one of `targets`, would be dialled in plain text and that is not allowed."""
+        """Raise ConfigError if an address would be dialled in plain text, and that is not allowed."""
         host = target if target.startswith(_FILE) else target.removeprefix(_DNS).rpartition(":")[0]
         is_safe = self.ca is not None or self.insecure or is_loopback(host)
         what = "prompts and answers" if self.token_file is None else "the token, prompts and answers"

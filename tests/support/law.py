@@ -57,7 +57,7 @@ class Bigrams:
 def choice_table(
     logits: FloatArray, sampling: SamplingParams, *, num_seeds: int, num_positions: int, noise_key: NoiseKey = both
 ) -> Choices:
-    """Return the tokens that the model chooses: a nested list by seed, position and previous token."""
+    """Return the choices of the bigram model with these logits, as `table[seed][position][previous token]`."""
     vocab_size = len(logits)
     seeded = [replace(sampling, seed=seed) for seed in range(num_seeds)]
     rows = [noise_key(seed, position) for seed in range(num_seeds) for position in range(num_positions)]

@@ -87,7 +87,7 @@ def nxdi(pytestconfig: pytest.Config) -> Nxdi:
 
 @pytest.fixture(scope="session")
 def on_double(nxdi: Nxdi) -> None:
-    """Skip the test on NxDI's own sources, since it is about a Python without NxDI."""
+    """Skip the test if this run uses NxDI's own sources: it is about a Python without NxDI."""
     if nxdi.is_real:
         pytest.skip("says nothing about NxDI's sources")
 

@@ -23,7 +23,7 @@ QUIET_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A row of a suite's verdict: what was promised, measured, and whether it was kept."""
+    """A row of a suite's verdict: a promise, what was measured, and whether the promise was kept."""
 
     name: str
     measured: str

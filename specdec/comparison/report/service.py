@@ -56,13 +56,13 @@ def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Service that the requests of one cell got, in all of its runs.
+    """How the requests of one cell, a contender under one set of conditions, were served in all of its runs.
 
     Attributes:
-        requests: figures of each request, its error (None if answered), run and prompt, counted from 0, and
-            time of sending, in milliseconds since the epoch.
-        values: values of the answers by figure.
-        wall_s: seconds spent on the requests.
+        requests: for each request its figures, its error code (None if answered), the numbers of its run and prompt
+            (from 0), and when it was sent, in milliseconds since the epoch.
+        values: values of all answered requests, by name of figure.
+        wall_s: seconds of all runs together.
         num_good: answers within the limits of --slo.
     """
 

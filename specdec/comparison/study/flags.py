@@ -56,13 +56,13 @@ class StudyConfig:
 
 @dataclass(frozen=True, slots=True)
 class StudySettings:
-    """Flags of the study: the comparison's, two of which take lists here, and its own.
+    """Flags of the study: its own, and the comparison's, of which --max_new_tokens and --temperature take lists here.
 
     Attributes:
         anyway: give advice even if other processes kept the machine busy or runs differ much.
         price_per_hour: prices per hour of the target's machine and of a draft's own, in any currency; adds costs per
             million tokens to the advice.
-        json_schema: JSON schema of an additional prompt kind: the first kind's prompts, answered in this schema.
+        json_schema: file with a JSON schema; adds a prompt kind: the first kind's prompts, whose answers must fit it.
         max_new_tokens: output tokens per request.
         temperatures: sampling temperatures; 0 is greedy.
     """

@@ -116,7 +116,7 @@ def examine(config: ModelConfig) -> Fit:
 
 
 def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
-    """Return the backend that a configuration leads to, with the reason."""
+    """Return the name of the backend that loads a model, and why it; `stored` is the model's parsed config.json."""
     if config.backend not in (AUTO, *LOADERS):
         raise ConfigError(f"backend {config.backend} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
     from specdec.inference.backends.onnx.shape import require_llama_shaped

@@ -77,7 +77,7 @@ class Drafting:
 
     @property
     def lost_s(self) -> float:
-        """Return the seconds that tries have cost."""
+        """Return the seconds that drafting lost against decoding without it, while tried or not yet stopped."""
         return self.rule.lost_s
 
     def figures(self) -> list[tuple[int, float, float | None]]:

@@ -235,7 +235,7 @@ class TargetSession:
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether the session is a suspect: it has committed nothing since `replay`."""
+        """Return whether the session may be what made a step fail: it has committed nothing since its last `replay`."""
         return self._suspect_at == len(self.token_ids)
 
     @property

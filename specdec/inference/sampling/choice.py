@@ -84,7 +84,7 @@ def _choose_by_kernel(
     positions: Sequence[int],
     before: Sequence[TokensBefore] | None,
 ) -> list[int]:
-    """Choose as `choose_tokens` does, in one pass over the logits on a device, which gets grammars as bit masks."""
+    """Choose as `choose_tokens` does, by the kernel of a device, which gets grammars as bit masks."""
     from specdec.inference.sampling.kernel import winners
 
     masks = [row.allowed for row in before or [NONE_BEFORE] * len(sampling)]

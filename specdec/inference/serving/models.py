@@ -110,7 +110,7 @@ class LoadingSettings(Loading):
             raise ConfigError(f"backend {self.backend} takes neither {neither}")
 
     def method_of_pair(self, *, has_draft: bool) -> str | None:
-        """Return the method of two models in one process: by default NxDI's fused graph on backend neuron."""
+        """Return the speculation method of a target: that of the flag, else, with a draft on neuron, fused."""
         if self.speculation_method is None and self.backend == "neuron" and has_draft:
             return "fused"
         return self.speculation_method

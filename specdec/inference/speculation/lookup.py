@@ -66,7 +66,7 @@ def _last(token_ids: Sequence[int], num_tokens: int) -> list[int]:
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int, num_tokens: int) -> list[int]:
-    """Return `limit` of the sequence's first `num_tokens` from `end` on; if there are fewer, repeat these."""
+    """Return `limit` tokens: those at positions `end` to `num_tokens` - 1, repeated if they are fewer."""
     piece = [*token_ids[end : min(end + limit, num_tokens)]]
     period = num_tokens - end
     while len(piece) < limit:

@@ -125,7 +125,8 @@ class GrammarMatcher:
     def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
         """Return the mask of allowed tokens for each of the len(proposal) + 1 rows of logits that verify a proposal.
 
-        A row after the end, or after a refused token, has None. The list is shorter if a limit is exceeded on the way.
+        Rows after a token that the grammar refuses, or that ends the output, have None. The list ends where
+        the matcher's limits are exceeded.
         """
         self._reach(output)
         masks: list[bytes | None] = [self._mask(output)]

@@ -168,7 +168,7 @@ class Tokenizer:
         return bytes.fromhex(match[1]) if match else token.replace(_SPACE, " ").encode()
 
     def pieces(self) -> dict[Piece, int]:
-        """Return the id of each token by its `Piece`; a single byte's fallback token only if no other has it."""
+        """Return token ids by `Piece`; a token that only stands for a byte (<0x41>) counts if no other is that byte."""
         found: dict[Piece, int] = {}
         for token, token_id in sorted(self._tokenizer.get_vocab().items(), key=itemgetter(1)):
             if self._is_byte_level or not _BYTE_TOKEN.fullmatch(token):

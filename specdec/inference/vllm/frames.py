@@ -174,7 +174,7 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
 
 
 class Hold(msgspec.Struct, frozen=True, tag="hold"):
-    """Message to an engine core: verify no tokens of draft workers from now on, or with `is_on` False, verify them."""
+    """Message to an engine core: with `is_on`, verify no tokens of draft workers from now on, else do."""
 
     is_on: bool
 

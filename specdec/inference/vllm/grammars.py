@@ -27,7 +27,7 @@ def take_own_grammars() -> None:
 
 
 def feed_grammar(manager: Any, request: Any, output_start: int) -> None:
-    """Let the grammar of a resumed request, which vLLM still compiles, begin after the output in the prompt."""
+    """Let a resumed request's grammar, once compiled, read the output before: the prompt from `output_start`."""
     asked, token_ids = request.structured_output_request, request.prompt_token_ids[output_start:]
     compiled = asked._grammar
 

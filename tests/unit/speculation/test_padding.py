@@ -1,4 +1,4 @@
-"""A draft padded to another vocabulary size leaves the target's tokens and distribution, and keeps its acceptance.
+"""A draft padded to another vocabulary size changes neither the target's tokens, nor their law, nor its acceptance.
 
 The draft may lack ids of the target, or have more. Over the ids that both have, it must be accepted as often as shared
 noise allows. Wrong variants of each part fail the same statistical tests.

@@ -56,7 +56,7 @@ class _Reading:
 
 
 async def _client(core: ScriptedCore) -> None:
-    """Send a request after the other, until cancelled."""
+    """Send one request after another, until cancelled."""
     while True:
         await core.until_done(core.arrive(GenerationRequest(PROMPT, max_new_tokens=LENGTH)))
 

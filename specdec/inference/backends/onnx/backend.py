@@ -156,7 +156,7 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
 
 
 def resolve_dtype(config: ModelConfig) -> str:
-    """Return the arithmetic; raise ConfigError for a device or dtype that this backend lacks."""
+    """Return the dtype to compute in; raise ConfigError for a device or dtype that this backend lacks."""
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"device {config.device}: backend onnx computes on cpu only")
     dtype = "float32" if config.dtype == "auto" else config.dtype

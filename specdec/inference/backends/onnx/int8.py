@@ -40,7 +40,7 @@ CONSTANTS: dict[str, np.ndarray[Any, Any]] = {
 def weight_levels() -> int:
     """Return the largest absolute value of a quantized weight: 127, or 63 on x86 without VNNI.
 
-    Such processors add two products in 16 bits, which only 7-bit weights cannot overflow.
+    Those processors add two products in 16 bits; with 8-bit weights the sum can overflow, with 7-bit weights it cannot.
     """
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     return 63 if is_x86 and "vnni" not in instruction_sets() else 127

@@ -86,7 +86,7 @@ class OnnxPass:
         return arranged
 
     def _bind(self, place: int, slots: range) -> None:
-        """Bind the keys and values of `slots` as inputs and outputs of a place, so that the graph extends them."""
+        """Bind the keys and values of `slots` to the graph's inputs and outputs number `place`; a run extends them."""
         self._bound[place] = None  # until all are: if one fails, the rest are still another sequence's
         for name, value in zip(self._names[place], self._slots.values(slots), strict=True):
             self._binding.bind_ortvalue_input(name, value)

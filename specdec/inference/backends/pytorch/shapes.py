@@ -33,11 +33,11 @@ class Buckets:
     """Sizes to choose shapes from. Fewer sizes are compiled sooner, but passes carry more padding.
 
     Attributes:
-        widths: tokens per span of passes over several spans, ascending.
-        prompts: tokens of the parts of wider spans, each alone in its pass, ascending and above `widths`.
-        batches: numbers of spans below all slots, ascending.
-        shortest: fewest positions that attention reads; further shapes read twice, four times, ... as many.
-        shares_slots: whether spans of a pass may share a slot; then the largest of `batches` is that of all passes.
+        widths: tokens per span in passes that several spans may share, ascending.
+        prompts: tokens of passes that read a part of one wider span alone, ascending and above `widths`.
+        batches: spans per pass, ascending; unless `shares_slots`, a pass may also have as many spans as slots.
+        shortest: positions that attention reads in the shortest shapes; others read twice, four times, ... as many.
+        shares_slots: whether spans of a pass may belong to the same slot.
     """
 
     widths: tuple[int, ...]

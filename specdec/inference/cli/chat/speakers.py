@@ -1,4 +1,4 @@
-"""Types of answers in a conversation, piece by piece; the answers of servers of this project."""
+"""Speakers of a conversation: functions that yield an answer piece by piece, and the one that asks our own servers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from specdec.inference.workers.completion import Completer
 
 
 async def run_edge(job: PromptJob, connection: ConnectionConfig, drafting: Drafting | None = None) -> int:
-    """Complete prompts at any of our servers, or at a target with a draft of this process; return the exit code."""
+    """Complete prompts at a server; with `drafting`, at a target that this process helps. Return the exit code."""
     async with edge(connection, drafting) as behind:
         with nullcontext() if behind.draft is None else timeline(job.observe, behind.draft.engine):
             return await _complete(job, behind.completer)

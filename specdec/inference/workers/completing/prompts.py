@@ -30,7 +30,7 @@ async def run_prompt(
     *,
     deadline_s: float = math.inf,
 ) -> None:
-    """Complete a request into `result`, and send it again for `deadline_s` seconds while the server is full.
+    """Complete a request into `result`, which takes its error too; while the server is full, try for `deadline_s`.
 
     Args:
         places: semaphore of the requests that run at once.

@@ -186,7 +186,7 @@ async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def asked_by_serving_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a client of a draft that serves."""
+    """Yield a client of an edge, which drafts and passes requests on to `target`."""
     async with (
         asked_by_draft(target) as draft,
         listening(GenerationServicer(draft, CARD)) as server,

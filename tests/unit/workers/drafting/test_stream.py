@@ -370,7 +370,7 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
 
 
 def test_a_worker_knows_the_request_that_it_helps() -> None:
-    """A pool worker gets the id of the request for which it drafts, also if it is assigned outside of its context."""
+    """A pool worker is sent the id of the request that it helps, even if assigned outside the request's context."""
     with request_context(ANYBODY, "abc"):
         session = TargetSession(GenerationRequest((1, 2, 3)), max_length=100, gamma=4)
     worker = StreamWorker(pb.Attach(num_slots=1), Vocabulary("f", 1000))

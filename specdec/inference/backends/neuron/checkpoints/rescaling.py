@@ -50,7 +50,7 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
 
 
 def _do(shard: Path, output: Path, plan: Plan, done: dict[str, Any]) -> Mapping[str, int]:
-    """Write one file and note it as done; return its number of values, and how many of them lost a bit."""
+    """Rescale one file and note it as done; return how many fp8 weights it has, and how many lost their lowest bit."""
     (output / "config.json").unlink(missing_ok=True)  # it describes an earlier state of the model
     source = _stamp(shard)
     counts = _rescaled(shard, output / shard.name, plan)

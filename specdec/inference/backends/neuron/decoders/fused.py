@@ -100,14 +100,16 @@ class FusedDecoder(DeviceDecoder):
 
 
 def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> GraphDecoder | None:
-    """Load a pair, a target with Medusa heads or one that samples on the device; compile it if the store lacks it.
+    """Load a decoder whose graph drafts, or samples on the device; compile it if the store lacks it.
+
+    Such are a fused pair, a target with Medusa heads, and a target with --device_sampling.
 
     Args:
-        draft: None for a target alone.
+        draft: the draft model; with Medusa the target itself, which has the heads; None for a target alone.
         decide: function that chooses and verifies on the host.
 
     Returns:
-        None if the method is not one of NxDI's own graphs.
+        None for method vanilla without --device_sampling.
 
     Raises:
         ConfigError: NxDI is missing, or the pair, the method or the settings cannot be used; the message names which.

@@ -63,9 +63,9 @@ def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
 
 
 def continued_call(rows: Sequence[Row], *, width: int) -> dict[str, Any]:
-    """Return the tensors of a pass of `width` tokens per row. Rows are in the order of their slots.
+    """Return the tensors of a pass whose rows continue what their slots hold, each padded to `width` tokens.
 
-    A full batch must be exactly slots 0 .. B-1 in this order; a smaller batch may have gaps.
+    Rows must be in the order of their slots. A full batch has a row for each slot; a smaller one may skip slots.
     """
     starts = torch.tensor([row.start for row in rows])[:, None]  # [num_rows, 1]
     padded = [[*row.token_ids, *[PAD_TOKEN_ID] * (width - len(row.token_ids))] for row in rows]

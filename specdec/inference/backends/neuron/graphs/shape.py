@@ -1,4 +1,4 @@
-"""Limits of a compiled model, from its NeuronConfig's arguments. Pure."""
+"""Limits of a compiled model (slots, lengths, widths), computed from its NeuronConfig's arguments."""
 
 from __future__ import annotations
 
