@@ -32,8 +32,6 @@ from specdec.inference.gateway.answers.documents import (
     JsonAnswer,
     Model,
     ModelList,
-    TextOfTokens,
-    Tokens,
     Version,
 )
 from specdec.inference.gateway.answers.errors import (
@@ -55,7 +53,6 @@ from specdec.inference.gateway.answers.stream import (
     ChunkStream,
     EventStream,
     Kept,
-    StreamShape,
     whole_answer,
 )
 from specdec.inference.gateway.bodies.audit import AuditBody
@@ -255,18 +252,18 @@ def _chat(
 def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/tokenize", responses=FAILURES, response_model=None)
     async def tokenize(body: TokenizeBody) -> JsonAnswer:
-        """Return the token ids of a prompt, as generation would read it."""
+        """Return the token ids of a prompt, as generation would read it; in vLLM's form."""
         _named(body.model, gateway.card)
         token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
-        answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
-        return JsonAnswer(answer.model_dump())
+        counts = {"count": len(token_ids), "max_model_len": gateway.card.max_length}
+        return JsonAnswer({**counts, "tokens": token_ids, "token_strs": None})
 
     @app.post("/detokenize", responses=FAILURES, response_model=None)
     async def detokenize(body: DetokenizeBody) -> JsonAnswer:
-        """Return the text of token ids."""
+        """Return the text of token ids, in vLLM's form."""
         _named(body.model, gateway.card)
         check_ids(body.tokens, gateway.card, "tokens")
-        return JsonAnswer(TextOfTokens(prompt=await _codec(gateway).decode(body.tokens)).model_dump())
+        return JsonAnswer({"prompt": await _codec(gateway).decode(body.tokens)})
 
 
 def _codec(gateway: Gateway) -> Codec:
@@ -340,16 +337,8 @@ def _stream_of(
 ) -> AnswerStream:
     if isinstance(answer, EventFormat):
         return answer
-    options = body.stream_options
-    shape = StreamShape(
-        num_choices=num_choices,
-        n=body.n,
-        per_token=gateway.config.per_token,
-        include_usage=options.include_usage,
-        continuous_usage=options.continuous_usage_stats,
-        include_speculation=options.include_speculation,
-    )
-    return ChunkStream(answer, shape)
+    per_token = gateway.config.per_token
+    return ChunkStream(answer, body.stream_options, num_choices=num_choices, n=body.n, per_token=per_token)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
