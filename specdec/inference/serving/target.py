@@ -35,9 +35,7 @@ async def serve_target(
     with observed(observe) as observers:
         async with target_engine(config, _limits_of(server)) as running:
             model = target_of(config)
-            host = host_of(running, model.name, running.model_id(model), topology, ports, observers)
-            with timeline(observe, running.engine):
-                await host.run()
+            await serve(running, model.name, running.model_id(model), topology, ports, observers)
 
 
 def _limits_of(server: ServerConfig) -> EngineLimits:
@@ -52,10 +50,10 @@ def _limits_of(server: ServerConfig) -> EngineLimits:
     )
 
 
-def host_of(
+async def serve(
     running: RunningTarget, name: str, model_id: str, topology: str, ports: Ports, observers: Observers
-) -> Host:
-    """Return the server of a running target, with any engine, under the model's name and id."""
+) -> None:
+    """Serve a running target, with any engine, under the model's name and id, until a signal."""
     engine, server = running.engine, ports.server
     metrics = Metrics(name, role=observers.config.role)
     metrics.watch(engine)
@@ -82,4 +80,5 @@ def host_of(
     operation = Operation(engine, may_drain=server.ends_by_call)
     servicers.append(GenerationServicer(completer, card, local.codec, operation))
     fronts = ports.fronts(observers, metrics, servicers)
-    return Host(engine, fronts, config=server, metrics=metrics, operation=operation)
+    with timeline(observers.config, engine):
+        await Host(engine, fronts, config=server, metrics=metrics, operation=operation).run()
