@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, SentBack, Text, complete
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text, with_rules
 from specdec.inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
 from specdec.inference.text.json_schema import closed
 from specdec.inference.text.unicode import check_unicode
@@ -155,19 +155,17 @@ class Call(SentBack):
     function: CalledFunction
 
 
-def _content_or_calls(schema: dict[str, Any], body: type[Body]) -> None:
-    complete(schema, body)
-    schema["anyOf"] = [
-        {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
-        {"properties": {"tool_calls": {"type": "array", "minItems": 1}}, "required": ["tool_calls"]},
-        {"properties": {"role": {"const": "assistant"}}},
-    ]
+_CONTENT_OR_CALLS = [
+    {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+    {"properties": {"tool_calls": {"type": "array", "minItems": 1}}, "required": ["tool_calls"]},
+    {"properties": {"role": {"const": "assistant"}}},
+]
 
 
 class Message(SentBack):
     """One message of a conversation."""
 
-    model_config = ConfigDict(json_schema_extra=_content_or_calls)
+    model_config = ConfigDict(json_schema_extra=with_rules(anyOf=_CONTENT_OR_CALLS))
 
     no_ops = noops.MESSAGE
     role: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_ROLE_CHARACTERS)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, SentBack, Text
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text, with_rules
 from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
     MAX_PARTS,
@@ -31,7 +31,6 @@ from specdec.inference.gateway.bodies.schema import (
     NumLogprobs,
     NumTokens,
     TextFormat,
-    conditions,
 )
 from specdec.inference.text.chat import MAX_MESSAGES, MAX_TOOLS
 
@@ -182,7 +181,7 @@ class ResponsesBody(MappedBody):
     """Body of /v1/responses. Its sampling parameters and its template variables are the same as in a chat's body."""
 
     model_config = ConfigDict(
-        json_schema_extra=conditions(STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS)
+        json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS])
     )
 
     no_ops = noops.RESPONSES
