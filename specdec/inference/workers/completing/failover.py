@@ -48,13 +48,8 @@ class FailoverCompleter:
         drafter; see `Resuming`.
         """
         answer = Progress(request)
-        resuming = Resuming(
-            answer,
-            self._fleet,
-            self._connection,
-            waits_to_begin=self._drafter is not None,
-            deadline=request.deadline,
-        )
+        waits = self._drafter is not None
+        resuming = Resuming(answer, self._fleet, self._connection, waits_to_begin=waits)
 
         def attempt(replica: Replica) -> AsyncGenerator[TextEvent, None]:
             answer.answered = self._fleet.is_ready(replica)
