@@ -23,9 +23,9 @@ WEIGHTS: dict[str, int] = {
     "grpc_comm": 900,
     "inference": 1240,
     "inference/backends": 3860,
-    "inference/cli": 1480,
+    "inference/cli": 1440,
     "inference/engine": 1720,
-    "inference/gateway": 2480,
+    "inference/gateway": 2420,
     "inference/model": 200,
     "inference/observe": 680,
     "inference/sampling": 480,
@@ -34,7 +34,7 @@ WEIGHTS: dict[str, int] = {
     "inference/speculation": 820,
     "inference/text": 1340,
     "inference/vllm": 1720,
-    "inference/workers": 2760,
+    "inference/workers": 2720,
     "scripts": 800,
     "specdec": 540,
     "tests": 33640,
@@ -42,7 +42,7 @@ WEIGHTS: dict[str, int] = {
 }
 """Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
 the next twenty."""
-PRODUCT = 21_640
+PRODUCT = 21_470
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
 """Share of its number by which a room may grow."""
