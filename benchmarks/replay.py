@@ -24,6 +24,7 @@ from dataclasses import replace
 from benchmarks.report import print_json, print_table
 from specdec.inference.commit import Delta
 from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.speculation.answers import KeptAnswers, Origin
@@ -157,9 +158,9 @@ async def _run(args: argparse.Namespace) -> None:
         "int8 target": replace(alone, dtype="int8"),
     }
     async with AsyncExitStack() as stack:
-        engines = {}
+        engines, limits = {}, EngineLimits(4, answers_bytes=ANSWERS_BYTES)
         for name, config in configs.items():
-            running = await stack.enter_async_context(target_engine(config, max_waiting=4, answers_bytes=ANSWERS_BYTES))
+            running = await stack.enter_async_context(target_engine(config, limits))
             engines[name] = LocalCompleter(running.engine, running.tokenizer)
         found = await rows_of(engines, requests, args.rounds)
         audit = await audit_seconds(engines["target"], requests, args.rounds)

@@ -31,6 +31,7 @@ from specdec.inference.config import (
     usable_cores,
 )
 from specdec.inference.declared import read_given
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.observe.host_load import LoadMeter
 from specdec.inference.request import SeedScope
@@ -225,7 +226,7 @@ class AsyncLLM(_Async):
         _quiet_bars()
         read = await asyncio.to_thread(fetched, self._settings)
         config = fused_config(read) if self._has_draft else read.model.config(num_threads=usable_cores())
-        running = await stack.enter_async_context(target_engine(config, max_waiting=self._concurrency))
+        running = await stack.enter_async_context(target_engine(config, EngineLimits(self._concurrency)))
         return LocalCompleter(running.engine, running.tokenizer)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings, TokenLogprobs
 from specdec.inference.config import HttpConfig, ObserveConfig, ServerConfig
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import NO_DEFAULTS, UNKNOWN, Provenance
 from specdec.inference.serving.assembly import model_card, target_engine
@@ -159,6 +160,6 @@ async def _opened(stack: AsyncExitStack, completer: Completer | None) -> Served:
 
 async def _pair(stack: AsyncExitStack) -> tuple[Completer, ModelCard, Codec]:
     config = fused_config(PairSettings())
-    running = await stack.enter_async_context(target_engine(config, max_waiting=MAX_WAITING))
+    running = await stack.enter_async_context(target_engine(config, EngineLimits(MAX_WAITING)))
     local = LocalCompleter(running.engine, running.tokenizer)
     return local, model_card(config.target.name, "fused", running.engine, running.tokenizer, NO_DEFAULTS), local.codec

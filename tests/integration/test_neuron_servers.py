@@ -23,6 +23,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.cli.app import main
 from specdec.inference.config import ModelConfig
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.request import SamplingParams, Schedule
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.serving.processes import ServerProcess, free_port
@@ -95,7 +96,7 @@ async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Serve
 async def reference(models: ModelDirectories, requests: Sequence[CompletionRequest]) -> list[list[int]]:
     """Return the token ids that the target alone gives on backend torch."""
     config = ModelConfig(models.target, backend="torch", sequence_length=76, num_slots=2, num_threads=1)
-    async with target_engine(config, max_waiting=64) as running:
+    async with target_engine(config, EngineLimits(64)) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         return [completion.token_ids for completion in await completed_by(completer, requests)]
 

@@ -19,6 +19,7 @@ from specdec.grpc_comm.server import Server
 from specdec.inference.commit import FinishReason
 from specdec.inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
 from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
 from specdec.inference.serving.assembly import load_proposer, target_engine
@@ -78,7 +79,7 @@ def model(path: Path, num_slots: int = 8) -> ModelConfig:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
-    async with target_engine(model(models.target), max_waiting=64) as loaded:
+    async with target_engine(model(models.target), EngineLimits(64)) as loaded:
         engine, pool = loaded.engine, DraftPool(loaded.engine)
         words = Vocabulary(loaded.tokenizer.fingerprint, engine.vocab_size)
         card = ModelCard("target", "target", 128, words.size, words.fingerprint, model_id="m")

@@ -18,6 +18,7 @@ import pytest_asyncio
 from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.server import Server
 from specdec.inference.config import BUNDLED_TARGET, HttpConfig, ModelConfig, ServerConfig
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.gateway.app import Gateway, HttpFront
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import NO_DEFAULTS
@@ -42,7 +43,7 @@ FIELDS: Any = {"model": "target", "messages": MESSAGES, "tools": TOOLS, "max_tok
 async def url() -> AsyncGenerator[str, None]:
     """Start a target, and a gateway that knows only the target's model card; yield the gateway's URL."""
     model = ModelConfig(BUNDLED_TARGET, num_slots=4, num_threads=1)
-    async with target_engine(model, max_waiting=16) as loaded:
+    async with target_engine(model, EngineLimits(16)) as loaded:
         completer = LocalCompleter(loaded.engine, loaded.tokenizer)
         card = model_card("target", "target", loaded.engine, loaded.tokenizer, NO_DEFAULTS)
         service = GenerationServicer(completer, card, completer.codec)

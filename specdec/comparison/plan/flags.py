@@ -25,7 +25,7 @@ from specdec.comparison.plan.lengths import Characters, Tokens, draw_lengths, pr
 from specdec.comparison.plan.lists import list_of, one_of, one_or_two, seconds_of, time_of
 from specdec.comparison.plan.slo import FIGURES, Slo, parse_slo
 from specdec.inference.cli.config_file import ConfigFileParser, as_toml, program
-from specdec.inference.cli.flags import add_group, read
+from specdec.inference.cli.flags import add_group
 from specdec.inference.config import (
     ALWAYS,
     BUNDLED_PROMPTS,
@@ -35,6 +35,7 @@ from specdec.inference.config import (
     DialSecurity,
     ServerConfig,
 )
+from specdec.inference.declared import read
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Schedule
 from specdec.inference.serving.hub import is_hub_id, model_directory
@@ -222,7 +223,7 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         SystemExit: --help, or a flag that does not exist.
     """
     args = comparison_parser().parse_args(arguments)
-    return read(ComparisonSettings, args).config(as_toml(args))
+    return read(ComparisonSettings, vars(args)).config(as_toml(args))
 
 
 def _local(model: Path) -> Path:

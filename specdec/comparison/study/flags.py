@@ -14,8 +14,8 @@ from specdec.comparison.plan.lists import list_of, one_or_two
 from specdec.comparison.study.advice import Prices
 from specdec.comparison.study.space import Space
 from specdec.inference.cli.config_file import ConfigFileParser, as_toml, program
-from specdec.inference.cli.flags import read
 from specdec.inference.cli.prompts.source import text_of
+from specdec.inference.declared import read
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Grammar, GrammarKind
 from specdec.inference.serving.models import NGRAM
@@ -116,7 +116,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         SystemExit: --help, or a flag that does not exist.
     """
     args = study_parser().parse_args(arguments)
-    return read(StudySettings, args).config(as_toml(args))
+    return read(StudySettings, vars(args)).config(as_toml(args))
 
 
 def _require_what_can_be_studied(config: ComparisonConfig) -> None:

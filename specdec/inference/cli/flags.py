@@ -1,7 +1,4 @@
-"""Flags of declared settings, and configurations read from parsed flags.
-
-The only file of the command line that sees an `argparse.Namespace`.
-"""
+"""Flags of declared settings, for `argparse`."""
 
 from __future__ import annotations
 
@@ -9,21 +6,13 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 from specdec.inference.declared import Declared, declared
-from specdec.inference.declared import read as read_values
 from specdec.inference.errors import ConfigError
-
-T = TypeVar("T")
 
 _NOTHING = ("None", "False", "()", "{}", "")
 """Defaults that --help does not show."""
-
-
-def read(kind: type[T], args: argparse.Namespace) -> T:
-    """Return the configuration that parsed flags describe; see `specdec.inference.declared.read`."""
-    return read_values(kind, vars(args))
 
 
 def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import logging
 import os
 import re
 import socket
-import sys
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,35 +167,11 @@ def _spelling(name: str) -> str | None:
     return None if address.is_unspecified or needs_zone else str(address)
 
 
-class _Interface(ctypes.Structure):
-    """Head of libc's `struct ifaddrs`."""
-
-    _fields_ = (
-        ("next", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("flags", ctypes.c_uint),
-        ("address", ctypes.c_void_p),
-    )
-
-
 def _interface_addresses() -> Iterator[str]:
-    """Yield the addresses of getifaddrs(3): Python's standard library lists interfaces without addresses."""
-    libc, first = ctypes.CDLL(None), ctypes.c_void_p()
-    if libc.getifaddrs(ctypes.byref(first)) != 0:
-        return
-    place = first.value
-    while place is not None:
-        interface = _Interface.from_address(place)
-        if interface.address is not None:
-            yield from _addresses_at(interface.address)
-        place = interface.next
-    libc.freeifaddrs(first)
-
-
-def _addresses_at(sockaddr: int) -> Iterator[str]:
-    """Yield the IP address of a C `sockaddr`; yield nothing for another family."""
-    family = int.from_bytes(ctypes.string_at(sockaddr, 2), sys.byteorder)
-    if family == socket.AF_INET:
-        yield str(ip_address(ctypes.string_at(sockaddr + 4, 4)))
-    elif family == socket.AF_INET6:
-        yield str(ip_address(ctypes.string_at(sockaddr + 8, 16)))
+    """Yield the addresses in Linux's tables: Python's standard library lists interfaces without addresses."""
+    with suppress(OSError):
+        routes = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
+        yield from (line.split()[-1] for line, kind in pairwise(routes) if kind.split() == ["/32", "host", "LOCAL"])
+    with suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            yield str(ip_address(bytes.fromhex(line.split()[0])))

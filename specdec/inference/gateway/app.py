@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -32,8 +32,6 @@ from specdec.inference.gateway.answers.documents import (
     JsonAnswer,
     Model,
     ModelList,
-    TextOfTokens,
-    Tokens,
     Version,
 )
 from specdec.inference.gateway.answers.errors import (
@@ -55,7 +53,6 @@ from specdec.inference.gateway.answers.stream import (
     ChunkStream,
     EventStream,
     Kept,
-    StreamShape,
     whole_answer,
 )
 from specdec.inference.gateway.bodies.audit import AuditBody
@@ -104,6 +101,8 @@ MAX_NAMES = 20
 ANY_HOST = ("0.0.0.0", "::", "[::]")
 """Values of --host that stand for all addresses of this machine."""
 T = TypeVar("T")
+Readers: TypeAlias = Callable[[str], MessageReader | None]
+"""Function that returns the reader of an answer to a prompt; None: all text is content."""
 
 
 @dataclass(slots=True)  # not frozen: the card changes with the served model
@@ -188,22 +187,17 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
-        requests, name, reader = _chat(gateway, body)
-        return await _answer(gateway, request, body, requests, ChatFormat(name, reader))
+        return await _answer_chat(gateway, request, body, ChatFormat)
 
     @app.post("/v1/responses", responses=ANSWERS, response_model=None)
     async def responses(body: ResponsesBody, request: Request) -> Response:
         """Answer a conversation, in the shape of OpenAI's Responses API."""
-        chat = body.chat()
-        requests, name, reader = _chat(gateway, chat)
-        return await _answer(gateway, request, chat, requests, ResponsesFormat(name, reader, body))
+        return await _answer_chat(gateway, request, body.chat(), partial(ResponsesFormat, body=body))
 
     @app.post(MESSAGES, responses={**ANSWERS, **MESSAGES_FAILURES}, response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response:
         """Answer a conversation, in the shape of Anthropic's Messages API."""
-        chat = body.chat()
-        requests, name, reader = _chat(gateway, chat)
-        return await _answer(gateway, request, chat, requests, MessagesFormat(name, reader))
+        return await _answer_chat(gateway, request, body.chat(), MessagesFormat)
 
     @app.post(f"{MESSAGES}/count_tokens", responses=MESSAGES_FAILURES, response_model=None)
     async def count_tokens(body: MessagesBody) -> JsonAnswer:
@@ -243,9 +237,14 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     started = int(time.time())
 
 
-def _chat(
-    gateway: Gateway, body: ChatBody
-) -> tuple[list[CompletionRequest], str, Callable[[str], MessageReader | None]]:
+async def _answer_chat(
+    gateway: Gateway, request: Request, body: ChatBody, form: Callable[[str, Readers], ChunkFormat | EventFormat]
+) -> Response:
+    requests, name, readers = _chat(gateway, body)
+    return await _answer(gateway, request, body, requests, form(name, readers))
+
+
+def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], str, Readers]:
     """Return a conversation's requests, one per choice, their model's name, and a maker of the answers' readers."""
     card = _named(body.model, gateway.card)
     dialect = Dialect.of(card, gateway.config)
@@ -255,18 +254,18 @@ def _chat(
 def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/tokenize", responses=FAILURES, response_model=None)
     async def tokenize(body: TokenizeBody) -> JsonAnswer:
-        """Return the token ids of a prompt, as generation would read it."""
+        """Return the token ids of a prompt, as generation would read it; in vLLM's form."""
         _named(body.model, gateway.card)
         token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
-        answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
-        return JsonAnswer(answer.model_dump())
+        counts = {"count": len(token_ids), "max_model_len": gateway.card.max_length}
+        return JsonAnswer({**counts, "tokens": token_ids, "token_strs": None})
 
     @app.post("/detokenize", responses=FAILURES, response_model=None)
     async def detokenize(body: DetokenizeBody) -> JsonAnswer:
-        """Return the text of token ids."""
+        """Return the text of token ids, in vLLM's form."""
         _named(body.model, gateway.card)
         check_ids(body.tokens, gateway.card, "tokens")
-        return JsonAnswer(TextOfTokens(prompt=await _codec(gateway).decode(body.tokens)).model_dump())
+        return JsonAnswer({"prompt": await _codec(gateway).decode(body.tokens)})
 
 
 def _codec(gateway: Gateway) -> Codec:
@@ -340,16 +339,8 @@ def _stream_of(
 ) -> AnswerStream:
     if isinstance(answer, EventFormat):
         return answer
-    options = body.stream_options
-    shape = StreamShape(
-        num_choices=num_choices,
-        n=body.n,
-        per_token=gateway.config.per_token,
-        include_usage=options.include_usage,
-        continuous_usage=options.continuous_usage_stats,
-        include_speculation=options.include_speculation,
-    )
-    return ChunkStream(answer, shape)
+    per_token = gateway.config.per_token
+    return ChunkStream(answer, body.stream_options, num_choices=num_choices, n=body.n, per_token=per_token)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -413,31 +404,34 @@ def _add_page(app: FastAPI) -> None:
         return HTMLResponse(document, headers=headers)
 
 
+def _half_a_pair(_: Request, error: UnicodeEncodeError) -> ApiError:
+    """Return the failure of a body with half of a surrogate pair in a place that Pydantic's error cannot quote."""
+    half = error.object[error.start : error.end]
+    return ApiError(400, f"{half!a} is half of a surrogate pair, which is not valid text", code="invalid_value")
+
+
+def _not_valid(request: Request, error: RequestValidationError) -> ApiError:
+    return from_validation(error, get_type_hints(request.scope["endpoint"])["body"])
+
+
+_FAILURES: dict[type[Exception], Callable[[Request, Any], ApiError]] = {
+    ApiError: lambda _, error: error,
+    SpecDecError: lambda request, error: from_error(error, request.url.path),
+    RequestValidationError: _not_valid,
+    RecursionError: lambda *_: ApiError(400, "the body is nested too deeply", code="invalid_value"),
+    UnicodeEncodeError: _half_a_pair,
+    Exception: lambda *_: unexpected(),
+}
+"""What a client gets for each exception."""
+
+
+async def _failed(failure: Callable[[Request, Any], ApiError], request: Request, error: Exception) -> JsonAnswer:
+    return failure(request, error).answer(request.url.path)
+
+
 def _add_failures(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
-    async def on_api_error(request: Request, error: ApiError) -> JsonAnswer:
-        return error.answer(request.url.path)
-
-    @app.exception_handler(SpecDecError)
-    async def on_our_error(request: Request, error: SpecDecError) -> JsonAnswer:
-        return from_error(error, request.url.path).answer(request.url.path)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_validation(request: Request, error: RequestValidationError) -> JsonAnswer:
-        body = get_type_hints(request.scope["endpoint"])["body"]
-        return from_validation(error, body).answer(request.url.path)
-
-    @app.exception_handler(RecursionError)
-    async def on_depth(request: Request, error: RecursionError) -> JsonAnswer:
-        return ApiError(400, "the body is nested too deeply", code="invalid_value").answer(request.url.path)
-
-    @app.exception_handler(UnicodeEncodeError)
-    async def on_half_a_pair(request: Request, error: UnicodeEncodeError) -> JsonAnswer:
-        """Refuse a body with half of a surrogate pair in a place that Pydantic's error cannot quote."""
-        half = error.object[error.start : error.end]
-        return ApiError(
-            400, f"{half!a} is half of a surrogate pair, which is not valid text", code="invalid_value"
-        ).answer(request.url.path)
+    for kind, failure in _FAILURES.items():
+        app.add_exception_handler(kind, partial(_failed, failure))
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:
@@ -454,10 +448,6 @@ def _add_failures(app: FastAPI) -> None:
         response = ApiError(error.status_code, message).answer(request.url.path)
         response.headers.update(error.headers or {})
         return response
-
-    @app.exception_handler(Exception)
-    async def on_any(request: Request, error: Exception) -> JsonAnswer:
-        return unexpected().answer(request.url.path)
 
 
 class HttpFront(HttpPort):

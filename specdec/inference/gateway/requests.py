@@ -110,7 +110,7 @@ def _repeated(
         seed_scope=body.seed_scope,
         stop=body.stops(),
         min_new_tokens=body.min_tokens,
-        grammar=body.grammar_of_output(),  # once for all choices: a schema takes milliseconds to serialize
+        grammar=body.grammar_of_output(),
         cache_salt=body.cache_salt or "",
         include_rejected=body.stream_options.include_speculation,
         prediction=body.prediction.text if body.prediction else "",

@@ -17,8 +17,6 @@ from specdec.inference.backends.identity import model_id_of
 from specdec.inference.backends.registry import has_fixed_slots, load_backend, load_decoder
 from specdec.inference.commit import TokenSource
 from specdec.inference.config import (
-    ALWAYS,
-    DEFAULT_PROMPT_SHARE,
     FusedConfig,
     ModelConfig,
     ProposerConfig,
@@ -27,7 +25,6 @@ from specdec.inference.config import (
 from specdec.inference.engine.contract import SessionT, VerificationEngine
 from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.engine.grammars import Grammars
-from specdec.inference.engine.loop import PASS_TIMEOUT_S
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from specdec.inference.errors import IncompatibleDraftError
@@ -141,33 +138,31 @@ class RunningTarget:
 
 
 @asynccontextmanager
-async def target_engine(
-    config: ModelConfig | FusedConfig,
-    *,
-    max_waiting: int,
-    pass_timeout_s: float = PASS_TIMEOUT_S,
-    lookup: bool = True,
-    prompt_share: float = DEFAULT_PROMPT_SHARE,
-    num_spare: int = 0,
-    drafting: str = ALWAYS,
-    answers_bytes: int = 0,
-) -> AsyncGenerator[RunningTarget, None]:
-    """Run an engine over one model, or over a target and its draft; add `num_spare` slots if the backend can have them.
+async def target_engine(config: ModelConfig | FusedConfig, limits: EngineLimits) -> AsyncGenerator[RunningTarget, None]:
+    """Run an engine over one model, or over a target and its draft.
+
+    Args:
+        limits: limits of requests and times; those that the models decide are set here. There are `num_spare` slots
+            more if the backend can have them.
 
     Raises:
         IncompatibleDraftError: target and draft do not share a vocabulary.
     """
     model = target_of(config)
-    num_spare *= not has_fixed_slots(model)
+    num_spare = 0 if has_fixed_slots(model) else limits.num_spare
     loaded = await (
         _load_pair(config, num_spare) if isinstance(config, FusedConfig) else _load_alone(config, num_spare)
     )
-    eos, caching = loaded.tokenizer.eos_token_ids, model.prefix_caching
-    limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share, num_spare)
-    width = min(loaded.width, MAX_GAMMA if loaded.gamma else 0)
-    limits = replace(limits, drafting=drafting, width=width, answers_bytes=answers_bytes)
+    limits = replace(
+        limits,
+        gamma=loaded.gamma,
+        eos_token_ids=loaded.tokenizer.eos_token_ids,
+        prefix_caching=model.prefix_caching,
+        num_spare=num_spare,
+        width=min(loaded.width, MAX_GAMMA if loaded.gamma else 0),
+    )
     compiler = GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size)
-    grammars = Grammars(compiler, num_places=max_waiting + loaded.decoder.num_slots)
+    grammars = Grammars(compiler, num_places=limits.max_waiting + loaded.decoder.num_slots)
     await grammars.warm_up()
     async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
         facts = loaded.tokenizer, loaded.arithmetic, loaded.vocabulary_share, loaded.models

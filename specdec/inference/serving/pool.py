@@ -9,8 +9,8 @@ from pathlib import Path
 from specdec.inference.config import ObserveConfig, ServerConfig
 from specdec.inference.serving.assembly import RunningTarget
 from specdec.inference.serving.fronts import Ports
-from specdec.inference.serving.observers import observed, timeline
-from specdec.inference.serving.target import host_of
+from specdec.inference.serving.observers import observed
+from specdec.inference.serving.target import serve
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.vllm.lending import LendingEngine
 from specdec.inference.vllm.mailbox import Mailbox
@@ -39,8 +39,6 @@ async def serve_pool(folder: Path, server: ServerConfig, observe: ObserveConfig)
             served = await engine.served()
             tokenizer = await asyncio.to_thread(Tokenizer.unpacked, served.tokenizer, frozenset(served.ends))
             running = RunningTarget(engine, tokenizer, lend=engine.lend, noise=served.noise)
-            host = host_of(running, served.name, "", TARGET, ports, observers)
-            with timeline(observe, engine):
-                await host.run()
+            await serve(running, served.name, "", TARGET, ports, observers)
         finally:
             await mailbox.close()

@@ -8,6 +8,7 @@ from specdec.grpc_comm.server import Servicer
 from specdec.inference.commit import TokenSource
 from specdec.inference.config import MEASURED, FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.serving.assembly import RunningTarget, model_card, target_engine, target_of
 from specdec.inference.serving.fronts import Ports
@@ -32,26 +33,27 @@ async def serve_target(
     ports = Ports(server, observe, http)
     topology = FUSED if isinstance(config, FusedConfig) else TARGET
     with observed(observe) as observers:
-        async with target_engine(
-            config,
-            max_waiting=server.max_waiting,
-            pass_timeout_s=server.pass_timeout_s,
-            lookup=server.lookup,
-            prompt_share=server.prompt_share,
-            drafting=server.drafting,
-            answers_bytes=int(server.replay * 2**20),
-            num_spare=int(server.security.auth_file is not None),  # without one there is a single account
-        ) as running:
+        async with target_engine(config, _limits_of(server)) as running:
             model = target_of(config)
-            host = host_of(running, model.name, running.model_id(model), topology, ports, observers)
-            with timeline(observe, running.engine):
-                await host.run()
+            await serve(running, model.name, running.model_id(model), topology, ports, observers)
 
 
-def host_of(
+def _limits_of(server: ServerConfig) -> EngineLimits:
+    return EngineLimits(
+        server.max_waiting,
+        pass_timeout_s=server.pass_timeout_s,
+        lookup=server.lookup,
+        prompt_share=server.prompt_share,
+        drafting=server.drafting,
+        answers_bytes=int(server.replay * 2**20),
+        num_spare=int(server.security.auth_file is not None),  # without one there is a single account
+    )
+
+
+async def serve(
     running: RunningTarget, name: str, model_id: str, topology: str, ports: Ports, observers: Observers
-) -> Host:
-    """Return the server of a running target, with any engine, under the model's name and id."""
+) -> None:
+    """Serve a running target, with any engine, under the model's name and id, until a signal."""
     engine, server = running.engine, ports.server
     metrics = Metrics(name, role=observers.config.role)
     metrics.watch(engine)
@@ -78,4 +80,5 @@ def host_of(
     operation = Operation(engine, may_drain=server.ends_by_call)
     servicers.append(GenerationServicer(completer, card, local.codec, operation))
     fronts = ports.fronts(observers, metrics, servicers)
-    return Host(engine, fronts, config=server, metrics=metrics, operation=operation)
+    with timeline(observers.config, engine):
+        await Host(engine, fronts, config=server, metrics=metrics, operation=operation).run()

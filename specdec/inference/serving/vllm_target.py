@@ -29,8 +29,8 @@ from specdec.inference.errors import ConfigError, SpecDecError
 from specdec.inference.request import GenerationRequest, Noise, SamplingParams, Schedule
 from specdec.inference.serving.assembly import RunningTarget
 from specdec.inference.serving.fronts import Ports
-from specdec.inference.serving.observers import observed, timeline
-from specdec.inference.serving.target import host_of
+from specdec.inference.serving.observers import observed
+from specdec.inference.serving.target import serve
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
@@ -63,9 +63,7 @@ async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | 
     with observed(observe) as observers:
         async with vllm_engine(model, server) as (running, model_id):
             topology = TARGET if model.method == METHOD else FUSED
-            host = host_of(running, model_name(model.path), model_id, topology, ports, observers)
-            with timeline(observe, running.engine):
-                await host.run()
+            await serve(running, model_name(model.path), model_id, topology, ports, observers)
 
 
 @asynccontextmanager

@@ -21,6 +21,10 @@ KINDS = {
     "choice": GrammarKind.CHOICE,
     "grammar": GrammarKind.GRAMMAR,
 }
+EXACTLY_ONE = [
+    {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in (*KINDS, "json_object")
+]
+"""Condition of JSON Schema that an object `structured_outputs` has exactly one field."""
 GUIDED = tuple(f"guided_{name}" for name in KINDS)
 NAMES = ("response_format", "structured_outputs", *GUIDED)
 """Fields of a body that describe its output, of which one may be set. The OpenAPI schema leaves this condition out:
@@ -74,9 +78,3 @@ def _kept(format_: Mapping[str, Any]) -> Any:
         return closed(format_["schema"]) if format_.get("strict") else format_["schema"]
     except ValueError as exc:
         raise InvalidRequestError(str(exc), field="response_format") from exc
-
-
-def exactly_one(schema: dict[str, Any]) -> None:
-    """Add to the schema of `structured_outputs` that it has exactly one field."""
-    names = [*KINDS, "json_object"]
-    schema["oneOf"] = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]

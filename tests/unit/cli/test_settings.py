@@ -15,10 +15,11 @@ from scripts.flags_page import PAGE, page
 from specdec.comparison.plan.flags import comparison_parser
 from specdec.comparison.study.flags import study_parser
 from specdec.inference.cli.config_file import as_toml
-from specdec.inference.cli.flags import add_group, read
+from specdec.inference.cli.flags import add_group
 from specdec.inference.cli.prompts.source import PromptSettings
 from specdec.inference.cli.roles.registry import ROLES, parser_of, settings_of
 from specdec.inference.config import ROOT, DialSecurity, PortSecurity, ServerConfig
+from specdec.inference.declared import read
 from specdec.inference.errors import ConfigError
 from specdec.inference.settings import GROUP, Range, check, group, setting
 
@@ -113,7 +114,7 @@ def room(*arguments: str) -> tuple[Any, str]:
     """Return the `_Room` that a command's flags set, and the command's --help."""
     parser = ArgumentParser()
     add_group(parser, _Room)
-    return read(_Room, parser.parse_args(arguments)), parser.format_help()
+    return read(_Room, vars(parser.parse_args(arguments))), parser.format_help()
 
 
 def test_a_field_has_flag_aliases_default_and_group() -> None:
@@ -149,7 +150,7 @@ def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
 @pytest.mark.parametrize("kind", [ServerConfig, PromptSettings])
 def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
     add_group(parser := ArgumentParser(), kind)
-    assert read(kind, parser.parse_args([])) == kind()
+    assert read(kind, vars(parser.parse_args([]))) == kind()
 
 
 def table_of(heading: str) -> dict[str, str]:

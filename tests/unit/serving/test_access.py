@@ -30,7 +30,7 @@ from specdec.inference.workers.calls.convert import PROTOCOL_VERSION
 from specdec.inference.workers.calls.dialling import credentials_of
 from specdec.inference.workers.calls.fleet import connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
-from specdec.inference.workers.completing.remote import card_of_target
+from specdec.inference.workers.completing.remote import card_of, card_of_target
 from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.certificates import Pki, pki
@@ -245,15 +245,16 @@ async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_f
 
     An auth file that is only half written changes nothing.
     """
-    async with remote(at.grpc, dialling(trust, token=token_of("client"))) as client:
-        assert await client.model() == CARD
+    link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of("client")))
+    async with connected(link) as fleet:
+        assert await card_of(fleet) == CARD
         cut_in_half(auth_file)
-        assert await client.model() == CARD
+        assert await card_of(fleet) == CARD
         write(auth_file, entry("other", "client"))
         with pytest.raises(UnauthenticatedError, match="the token is not known here"):
-            await client.model()
+            await card_of(fleet)
         write(trust.folder / "token", token_of("other"))  # the client follows its file too
-        assert await client.model() == CARD
+        assert await card_of(fleet) == CARD
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from specdec.inference.config import ConnectionConfig, DialSecurity, ObserveConf
 from specdec.inference.errors import ConfigError
 from specdec.inference.serving.fronts import GrpcFront, Ports
 from specdec.inference.workers.calls.fleet import connected
-from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.remote import card_of
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD
 from tests.support.ports import https, served
@@ -39,7 +39,7 @@ async def test_every_port_but_that_of_probes_is_encrypted(trust: Pki) -> None:
         assert [answer.status_code for answer in probes] == [200, 200, 404]
         link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=DialSecurity(trust.ca))
         async with connected(link) as fleet:
-            assert await FailoverCompleter(fleet, link).model() == CARD
+            assert await card_of(fleet) == CARD
 
 
 async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCaptureFixture) -> None:

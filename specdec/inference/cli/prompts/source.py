@@ -141,10 +141,7 @@ def read_prompts(prompts: Sequence[str] | None, file: Path) -> list[str]:
         check_unicode(prompt, "prompt")
     if prompts is not None:
         return list(prompts)
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also split at U+2028 and others
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"prompt file {file} cannot be read: {exc}") from exc
+    lines = text_of(file, "prompt file").split("\n")  # splitlines() would also split at U+2028 and others
     found = [line.removesuffix("\r") for line in lines if line.strip()]
     if not found:
         raise ConfigError(f"prompt file {file} has no prompt: one per line is expected")

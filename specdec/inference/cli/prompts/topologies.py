@@ -9,6 +9,7 @@ from dataclasses import replace
 from specdec.inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, print_summary
 from specdec.inference.cli.prompts.source import PromptJob
 from specdec.inference.config import ConnectionConfig, FusedConfig, ModelConfig
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.observe.profile import Profile
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.serving.edge import Drafting, edge
@@ -28,7 +29,7 @@ async def run_edge(job: PromptJob, connection: ConnectionConfig, drafting: Draft
 
 async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:
     """Complete prompts with a model, or a pair, of this process; return the exit code."""
-    async with target_engine(model, max_waiting=len(job.prompts), lookup=False) as running:
+    async with target_engine(model, EngineLimits(len(job.prompts), lookup=False)) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):
             return await _complete(job, completer)

@@ -49,6 +49,10 @@ async def run(settings: VerifyTargetSettings) -> int:
     return await run_alone(job, model)
 
 
+async def run_draft(settings: VerifyDraftSettings) -> int:
+    return await run(settings)
+
+
 async def run_fused(settings: VerifyFusedSettings) -> int:
     config, loading = fused_config(settings), settings.models.loading
     if loading.only_compiles:

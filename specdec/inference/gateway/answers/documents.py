@@ -124,21 +124,6 @@ class ModelList(BaseModel):
         return cls(data=[base, *(Model.of(each, created=created, parent=card.name) for each in adapters)])
 
 
-class Tokens(BaseModel):
-    """Answer of /tokenize, as vLLM has it."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: None = None
-
-
-class TextOfTokens(BaseModel):
-    """Answer of /detokenize, as vLLM has it."""
-
-    prompt: str
-
-
 class Version(BaseModel):
     """Answer of /version."""
 

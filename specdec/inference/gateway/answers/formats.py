@@ -31,25 +31,15 @@ class Format(Protocol):
         """Return the body of an answer that is not streamed; each prompt has `n` choices."""
 
 
-class ChunkFormat(Format, Protocol):
-    """Format of answers that stream as chunks, each with "choices".
+class ChunkFormat(ABC):
+    """Format of answers that stream as chunks, each with "choices"; a whole answer is one chunk, in another shape.
 
     Attributes:
         answer_id: end of the answer's "id".
         prompt_ids: token ids of each choice's prompt, if token ids are asked for.
     """
 
-    answer_id: str
-    prompt_ids: Sequence[Sequence[int]]
-
-    def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
-
-    def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a chunk's "choices"."""
-
-
-class _Base(ABC):
+    shows_prompt = False
     per_token = False
 
     def __init__(self, model: str) -> None:
@@ -62,30 +52,34 @@ class _Base(ABC):
     def _head(self, prefix: str, kind: str) -> dict[str, Any]:
         return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self._model}
 
-    def _ids(self, index: int, of: Part | Choice) -> dict[str, Any]:
+    def _ids(self, index: int, part: Part) -> dict[str, Any]:
         """Return the fields of token ids in an entry of "choices"; the prompt's come once."""
         if not self.prompt_ids:
             return {}
         first = {} if index in self._begun else {"prompt_token_ids": self.prompt_ids[index]}
         self._begun.add(index)
-        return {"token_ids": of.token_ids, **first}
+        return {"token_ids": part.token_ids, **first}
 
     @abstractmethod
     def head(self, *, chunk: bool) -> dict[str, Any]:
         """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
 
     @abstractmethod
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
+        """Return one entry of a chunk's "choices", with a part of the text."""
+
+    def choice(self, index: int, whole: Part, choice: Choice) -> dict[str, Any]:
         """Return one entry of a whole answer's "choices"."""
+        return self.chunk(index, whole, choice)
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
         """Return the body of an answer that is not streamed; each prompt has `n` choices."""
-        entries = [self.choice(index, choice) for index, choice in enumerate(choices)]
+        entries = [self.choice(index, choice.whole(), choice) for index, choice in enumerate(choices)]
         beside = {name: ids for entry in entries for name, ids in of_chat(entry).items()}
         return {**self.head(chunk=False), "choices": entries, **beside, **figures(choices, n=n)}
 
 
-class CompletionFormat(_Base):
+class CompletionFormat(ChunkFormat):
     """Format of /v1/completions."""
 
     shows_prompt = True
@@ -107,28 +101,13 @@ class CompletionFormat(_Base):
             **self._ids(index, part),
         }
 
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a whole answer's "choices", with its text."""
-        begins = choice.has_scored_prompt
-        scores = choice.logprobs
-        logprobs = text_logprobs(scores, 0, begins_prompt=begins) if scores else None
-        return {
-            "index": index,
-            "text": choice.text,
-            "logprobs": logprobs,
-            "finish_reason": _reason(choice),
-            **self._ids(index, choice),
-        }
 
-
-class ChatFormat(_Base):
+class ChatFormat(ChunkFormat):
     """Format of /v1/chat/completions. A choice's first chunk has the role and the first token.
 
     Args:
         reader: function of the prompt's text that returns the answer's reader; None: all text is content.
     """
-
-    shows_prompt = False
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
         super().__init__(model)
@@ -142,36 +121,29 @@ class ChatFormat(_Base):
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
         """Return one entry of a chunk's "choices", with a part of the message."""
         role = {} if index in self._readers else {"role": "assistant"}
-        fields, reason = self._read(index, part.text, part, choice)
+        fields, reason = self._read(index, part, choice)
         logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
         calls = [{"index": number, **call} for number, call in fields.pop("tool_calls", {}).items()]
         delta = {**role, **fields, **({"tool_calls": calls} if calls else {})}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **self._ids(index, part)}
 
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def choice(self, index: int, whole: Part, choice: Choice) -> dict[str, Any]:
         """Return one entry of a whole answer's "choices", with its message."""
-        fields, reason = self._read(index, choice.text, choice, choice)
-        calls = list(fields.pop("tool_calls", {}).values())
-        message = {"role": "assistant", "content": None if calls else "", "refusal": None, **fields}
-        scores = choice.logprobs
-        logprobs = chat_logprobs(scores) if scores else None
-        message.update({"tool_calls": calls} if calls else {})
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-            **self._ids(index, choice),
-        }
+        entry = self.chunk(index, whole, choice)
+        delta = entry.pop("delta")
+        for call in delta.get("tool_calls", ()):
+            del call["index"]
+        message = {"role": "assistant", "content": None if "tool_calls" in delta else "", "refusal": None, **delta}
+        return {"index": index, "message": message, **entry}
 
-    def _read(self, index: int, text: str, ending: Part | Choice, choice: Choice) -> tuple[dict[str, Any], str | None]:
-        """Return the message fields that a piece of text adds, and the finish reason if the answer ends with it."""
+    def _read(self, index: int, part: Part, choice: Choice) -> tuple[dict[str, Any], str | None]:
+        """Return the message fields that a part of the text adds, and the finish reason if the answer ends with it."""
         if index not in self._readers:
             self._readers[index] = self._reader(choice.prompt_text)
-        reader, reason = self._readers[index], _reason(ending)
+        reader, reason = self._readers[index], _reason(part)
         if reader is None:
-            return {"content": text}, reason
-        reading = reader.push(text, is_last=reason is not None, is_cut=reason == FinishReason.LENGTH.value)
+            return {"content": part.text}, reason
+        reading = reader.push(part.text, is_last=reason is not None, is_cut=reason == FinishReason.LENGTH.value)
         fields: dict[str, Any] = {"reasoning_content": reading.reasoning} if reading.reasoning else {}
         if reading.calls:
             fields["tool_calls"] = {number: _call(piece) for number, piece in reading.calls.items()}
@@ -194,8 +166,8 @@ def _call(piece: CallPiece) -> dict[str, Any]:
     return {**head, "function": {"name": piece.name, "arguments": piece.arguments}}
 
 
-def _reason(what: Part | Choice) -> str | None:
-    return what.finish_reason.value if what.finish_reason else None
+def _reason(part: Part) -> str | None:
+    return part.finish_reason.value if part.finish_reason else None
 
 
 def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:

@@ -64,8 +64,6 @@ class Choice:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
     num_predicted_tokens: int = 0  # of the request's prediction, that passes verified
     num_predicted_accepted: int = 0
     drafted: Counter[tuple[int, int]] = field(default_factory=Counter)  # passes, by draft tokens and accepted ones
@@ -75,7 +73,6 @@ class Choice:
     parts: list[Part] = field(default_factory=list)  # of an answer in one piece
     num_characters: int = 0  # of the tokens for which log-probabilities were sent
     finish_reason: FinishReason | None = None
-    has_scored_prompt: bool = False
 
     def take(self, event: TextEvent, *, per_token: bool) -> Iterator[Part]:
         """Count an event, and yield the parts of it that are to be sent."""
@@ -83,7 +80,6 @@ class Choice:
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
             self.prompt_text = event.prompt_text
             if self.shows_prompt and (event.prompt_text or event.prompt_logprobs):  # echo
-                self.has_scored_prompt = bool(event.prompt_logprobs)
                 yield Part(event.prompt_text, logprobs=event.prompt_logprobs, is_prompt=True)
         elif isinstance(event, Delta):
             self.num_held += event.is_held
@@ -93,26 +89,19 @@ class Choice:
             if event.num_draft_tokens:
                 self.drafted[event.num_draft_tokens, event.num_accepted_tokens] += 1
             for part in parts_of(event, per_token=per_token):
-                self._count(part)
+                self.num_output_tokens += len(part.accepted)
+                self.finish_reason = part.finish_reason
                 yield part
         elif isinstance(event, Finished) and self.finish_reason is None:
             self.finish_reason = event.reason
             yield Part("", finish_reason=event.reason)
 
-    def _count(self, part: Part) -> None:
-        self.num_output_tokens += len(part.accepted)
-        self.num_draft_tokens += part.num_draft_tokens
-        self.num_accepted_tokens += sum(part.accepted)
-        self.finish_reason = part.finish_reason
-
-    @property
-    def text(self) -> str:
-        return "".join(part.text for part in self.parts)
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [token_id for part in self.parts for token_id in part.token_ids]
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs]:
-        return [scores for part in self.parts for scores in part.logprobs]
+    def whole(self) -> Part:
+        """Return all parts as one; its first log-probability has no meaning if it is of a prompt."""
+        return Part(
+            "".join(part.text for part in self.parts),
+            logprobs=tuple(scores for part in self.parts for scores in part.logprobs),
+            finish_reason=self.finish_reason,
+            is_prompt=any(part.is_prompt and part.logprobs for part in self.parts),
+            token_ids=tuple(token_id for part in self.parts for token_id in part.token_ids),
+        )

@@ -20,6 +20,7 @@ from specdec.inference.gateway.answers.documents import JsonAnswer, encoded
 from specdec.inference.gateway.answers.errors import ApiError, from_error, unexpected
 from specdec.inference.gateway.answers.formats import ChunkFormat, Format, figures, of_chat, speculation, usage
 from specdec.inference.gateway.answers.parts import Choice, ChoiceEvent, Part
+from specdec.inference.gateway.bodies.schema import StreamOptions
 from specdec.inference.workers.calls.convert import converted
 
 logger = logging.getLogger(__name__)
@@ -77,26 +78,6 @@ def _check_scores(num_scores: int, kept: Kept) -> None:
     if num_scores and kept.num_scores > MAX_ALL_SCORES:
         message = f"logprobs: unfinished answers of this server hold more than {MAX_ALL_SCORES}; stream, or try again"
         raise CapacityError(message, retry_after_s=5.0)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamShape:
-    """Content of a stream's chunks.
-
-    Attributes:
-        num_choices, n: sequences in all, and per prompt.
-        per_token: one event per token; else one per target pass.
-        include_usage: add a last chunk with the usage, as OpenAI does; every other chunk then carries a null.
-        continuous_usage: every other chunk carries the usage so far in place of the null.
-        include_speculation: mark the tokens that are accepted draft tokens, and show what each pass rejected.
-    """
-
-    num_choices: int
-    n: int
-    per_token: bool
-    include_usage: bool
-    continuous_usage: bool
-    include_speculation: bool
 
 
 class AnswerStream(ABC):
@@ -167,26 +148,35 @@ class AnswerStream(ABC):
 
 
 class ChunkStream(AnswerStream):
-    """Server-sent events of a completion or a chat, one per chunk."""
+    """Server-sent events of a completion or a chat, one per chunk.
 
-    def __init__(self, answer: ChunkFormat, shape: StreamShape) -> None:
-        super().__init__(num_choices=shape.num_choices, shows_prompt=answer.shows_prompt, per_token=shape.per_token)
+    Args:
+        options: content of the chunks besides text. With usage, as OpenAI has it, a last chunk has it and every other
+            chunk a null.
+        num_choices, n: sequences in all, and per prompt.
+    """
+
+    def __init__(
+        self, answer: ChunkFormat, options: StreamOptions, *, num_choices: int, n: int, per_token: bool
+    ) -> None:
+        super().__init__(num_choices=num_choices, shows_prompt=answer.shows_prompt, per_token=per_token)
         self._answer = answer
-        self._shape = shape
+        self._options = options
+        self._n = n
         head = encoded(answer.head(chunk=True)).removesuffix("}")
         self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
 
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:
         beside: dict[str, Any] = {}
-        if self._shape.include_usage:
-            beside["usage"] = usage(self._choices, n=self._shape.n) if self._shape.continuous_usage else None
-        if self._shape.include_speculation:
+        if self._options.include_usage:
+            beside["usage"] = usage(self._choices, n=self._n) if self._options.continuous_usage_stats else None
+        if self._options.include_speculation:
             beside["speculation"] = speculation(part)
         entry = self._answer.chunk(index, part, choice)
         return self._event(encoded(entry), beside | of_chat(entry))
 
     def _end(self) -> bytes:
-        return self._event("", figures(self._choices, n=self._shape.n)) if self._shape.include_usage else b""
+        return self._event("", figures(self._choices, n=self._n)) if self._options.include_usage else b""
 
     def _failure(self, error: ApiError) -> bytes:
         return f"data: {encoded(error.body())}\n\n".encode()

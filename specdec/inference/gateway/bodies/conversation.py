@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, SentBack, Text, complete
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text, with_rules
 from specdec.inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
 from specdec.inference.text.json_schema import closed
 from specdec.inference.text.unicode import check_unicode
@@ -31,7 +31,12 @@ OTHER_CHOICES = "give the tools that may be called as tools, with tool_choice no
 FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
-def of_kinds(what: str, *kinds: str, hint: str) -> Callable[[Any], Any]:
+T = TypeVar("T")
+PartsOf: TypeAlias = Annotated[list[T], Field(max_length=MAX_PARTS, fail_fast=True)]
+ToolsOf: TypeAlias = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+def of_kinds(what: str, *kinds: str, hint: str) -> BeforeValidator:
     """Return a validator that refuses an object with a "type" outside `kinds`; its message ends with `hint`."""
 
     def check(value: Any) -> Any:
@@ -42,7 +47,7 @@ def of_kinds(what: str, *kinds: str, hint: str) -> Callable[[Any], Any]:
             raise PydanticCustomError(noops.UNSUPPORTED, "{message}", {"message": message})
         return value
 
-    return check
+    return BeforeValidator(check)
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -102,13 +107,10 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-Tools: TypeAlias = Annotated[
-    list[Annotated[Tool, BeforeValidator(of_kinds("a tool", "function", hint=FUNCTIONS_ALONE))]],
-    Field(max_length=MAX_TOOLS, fail_fast=True),
-]
+Tools: TypeAlias = ToolsOf[Annotated[Tool, of_kinds("a tool", "function", hint=FUNCTIONS_ALONE)]]
 ToolChoice: TypeAlias = Annotated[
     Literal["none", "auto", "required"] | NamedTool,
-    BeforeValidator(of_kinds("tool_choice", "function", hint=OTHER_CHOICES)),
+    of_kinds("tool_choice", "function", hint=OTHER_CHOICES),
 ]
 
 
@@ -134,10 +136,7 @@ class TextPart(SentBack):
     text: Text = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
-Parts: TypeAlias = Annotated[
-    list[Annotated[TextPart, BeforeValidator(of_kinds("a part", "text", "refusal", hint=TEXT_ALONE))]],
-    Field(max_length=MAX_PARTS, fail_fast=True),
-]
+Parts: TypeAlias = PartsOf[Annotated[TextPart, of_kinds("a part", "text", "refusal", hint=TEXT_ALONE)]]
 
 
 class CalledFunction(SentBack):
@@ -155,25 +154,23 @@ class Call(SentBack):
     function: CalledFunction
 
 
-def _content_or_calls(schema: dict[str, Any], body: type[Body]) -> None:
-    complete(schema, body)
-    schema["anyOf"] = [
-        {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
-        {"properties": {"tool_calls": {"type": "array", "minItems": 1}}, "required": ["tool_calls"]},
-        {"properties": {"role": {"const": "assistant"}}},
-    ]
+_CONTENT_OR_CALLS = [
+    {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+    {"properties": {"tool_calls": {"type": "array", "minItems": 1}}, "required": ["tool_calls"]},
+    {"properties": {"role": {"const": "assistant"}}},
+]
 
 
 class Message(SentBack):
     """One message of a conversation."""
 
-    model_config = ConfigDict(json_schema_extra=_content_or_calls)
+    model_config = ConfigDict(json_schema_extra=with_rules(anyOf=_CONTENT_OR_CALLS))
 
     no_ops = noops.MESSAGE
     role: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
     content: Text | Parts = ""
     name: Text | None = Field(None, description="Of a tool's answer: the function. Of others: accepted without effect.")
-    tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_calls: ToolsOf[Call] = Field(default_factory=list)
     tool_call_id: Text | None = Field(None, description="Of a tool's answer: the call.")
     reasoning_content: Text | None = Field(
         None,

@@ -9,24 +9,25 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import SentBack, Text
+from specdec.inference.gateway.bodies.body import SentBack, Text, with_rules
 from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
-    MAX_PARTS,
     TEXT_ALONE,
     FunctionBody,
     FunctionName,
     Parameters,
     Parts,
+    PartsOf,
+    ToolsOf,
     of_kinds,
 )
 from specdec.inference.gateway.bodies.mapped import MappedBody, add_result, format_of_chat, text_of
 from specdec.inference.gateway.bodies.responses import FlatSchemaFormat
-from specdec.inference.gateway.bodies.schema import STREAM_OPTIONS_NEED_STREAM, NumTokens, Stops, conditions
-from specdec.inference.text.chat import MAX_MESSAGES, MAX_TOOLS
+from specdec.inference.gateway.bodies.schema import STREAM_OPTIONS_NEED_STREAM, NumTokens, Stops
+from specdec.inference.text.chat import MAX_MESSAGES
 
 _NEEDED = {"redacted_thinking": (), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}
 """Fields that a block needs, by its type; other blocks need the one that has the name of their type."""
@@ -55,10 +56,7 @@ class Block(SentBack):
         return {"id": self.id, "function": {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}}
 
 
-Blocks: TypeAlias = Annotated[
-    list[Annotated[Block, BeforeValidator(of_kinds("a block", "text", "thinking", *_NEEDED, hint=TEXT_ALONE))]],
-    Field(max_length=MAX_PARTS, fail_fast=True),
-]
+Blocks: TypeAlias = PartsOf[Annotated[Block, of_kinds("a block", "text", "thinking", *_NEEDED, hint=TEXT_ALONE)]]
 
 
 class BlockMessage(SentBack):
@@ -112,7 +110,7 @@ class OutputConfig(SentBack):
 class MessagesBody(MappedBody, SentBack):
     """Body of /v1/messages. Its sampling parameters and its template variables are the same as in a chat's body."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra=conditions(STREAM_OPTIONS_NEED_STREAM))
+    model_config = ConfigDict(extra="ignore", json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM]))
 
     no_ops = noops.MESSAGES
     conversation_field = "messages"
@@ -120,10 +118,9 @@ class MessagesBody(MappedBody, SentBack):
     system: Text | Parts = ""
     max_tokens: NumTokens | None = Field(None, description="Unset: to the end of the context.")
     stop_sequences: Stops = Field(default_factory=list)
-    tools: Annotated[
-        list[Annotated[InputTool, BeforeValidator(of_kinds("a tool", "custom", hint=FUNCTIONS_ALONE))]],
-        Field(max_length=MAX_TOOLS, fail_fast=True),
-    ] = Field(default_factory=list)
+    tools: ToolsOf[Annotated[InputTool, of_kinds("a tool", "custom", hint=FUNCTIONS_ALONE)]] = Field(
+        default_factory=list
+    )
     tool_choice: Choice = Choice(type="auto")
     thinking: Thinking | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)

@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AliasChoices, ConfigDict, Discriminator, Field, Tag
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, SentBack, Text
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text, with_rules
 from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
-    MAX_PARTS,
     OTHER_CHOICES,
     TEXT_ALONE,
     FunctionBody,
     NamedFunction,
+    PartsOf,
+    ToolsOf,
     of_kinds,
 )
 from specdec.inference.gateway.bodies.mapped import MappedBody, add_result, format_of_chat, text_of
@@ -31,9 +32,8 @@ from specdec.inference.gateway.bodies.schema import (
     NumLogprobs,
     NumTokens,
     TextFormat,
-    conditions,
 )
-from specdec.inference.text.chat import MAX_MESSAGES, MAX_TOOLS
+from specdec.inference.text.chat import MAX_MESSAGES
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal")
@@ -46,10 +46,7 @@ class ItemPart(SentBack):
     text: Text = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
-ItemParts: TypeAlias = Annotated[
-    list[Annotated[ItemPart, BeforeValidator(of_kinds("a part", *_TEXTS, hint=TEXT_ALONE))]],
-    Field(max_length=MAX_PARTS, fail_fast=True),
-]
+ItemParts: TypeAlias = PartsOf[Annotated[ItemPart, of_kinds("a part", *_TEXTS, hint=TEXT_ALONE)]]
 
 
 class _Item(SentBack):
@@ -140,7 +137,7 @@ Item: TypeAlias = Annotated[
     | Annotated[OutputItem, Tag("a function_call_output")]
     | Annotated[ReasoningItem, Tag("a reasoning")],
     Discriminator(_tag, custom_error_type="item_type", custom_error_message="an item must be an object"),
-    BeforeValidator(of_kinds("an item", *_KINDS, hint=_ITEM_HINT)),
+    of_kinds("an item", *_KINDS, hint=_ITEM_HINT),
 ]
 Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
@@ -182,20 +179,19 @@ class ResponsesBody(MappedBody):
     """Body of /v1/responses. Its sampling parameters and its template variables are the same as in a chat's body."""
 
     model_config = ConfigDict(
-        json_schema_extra=conditions(STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS)
+        json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS])
     )
 
     no_ops = noops.RESPONSES
     conversation_field = "input"
     input: Annotated[Annotated[Text, Tag("a text")] | Annotated[Items, Tag("a list")], Discriminator(_tag)]
     instructions: Text | None = Field(None, description="A system message before the input.")
-    tools: Annotated[
-        list[Annotated[FlatTool, BeforeValidator(of_kinds("a tool", "function", hint=FUNCTIONS_ALONE))]],
-        Field(max_length=MAX_TOOLS, fail_fast=True),
-    ] = Field(default_factory=list)
+    tools: ToolsOf[Annotated[FlatTool, of_kinds("a tool", "function", hint=FUNCTIONS_ALONE)]] = Field(
+        default_factory=list
+    )
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | FlatNamedTool,
-        BeforeValidator(of_kinds("tool_choice", "function", hint=OTHER_CHOICES)),
+        of_kinds("tool_choice", "function", hint=OTHER_CHOICES),
     ] = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = Field(default_factory=TextConfig)

@@ -6,14 +6,13 @@ and vLLM's; limits stand beside each field.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size, complete
+from specdec.inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size, with_rules
 from specdec.inference.gateway.bodies.conversation import (
     Message,
     Parts,
@@ -108,21 +107,6 @@ _PROMPT_OR_MESSAGES = {
 }
 
 
-def conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[Body]], None]:
-    """Return a function that applies `complete` to a schema, then adds these conditions between its fields."""
-
-    def extend(schema: dict[str, Any], body: type[Body]) -> None:
-        complete(schema, body)
-        schema["allOf"] = list(conditions)
-
-    return extend
-
-
-def _one_of_structured(schema: dict[str, Any], body: type[Body]) -> None:
-    complete(schema, body)
-    structured.exactly_one(schema)
-
-
 class StreamOptions(Body):
     """Content of a stream besides text."""
 
@@ -168,7 +152,7 @@ class JsonSchemaFormat(Body):
 class StructuredOutputs(Body):
     """Body field `structured_outputs` of vLLM, of which exactly one field may be set."""
 
-    model_config = ConfigDict(json_schema_extra=_one_of_structured)
+    model_config = ConfigDict(json_schema_extra=with_rules(oneOf=structured.EXACTLY_ONE))
 
     json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
     regex: GrammarText | None = None
@@ -251,6 +235,7 @@ class GenerationBody(Body):
         None, description="vLLM's: the answer's id ends with it."
     )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Accepted without effect: for the client.")
+    _grammar: tuple[str | None, Grammar | None] = PrivateAttr()
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationBody:
@@ -260,20 +245,17 @@ class GenerationBody(Body):
 
     @model_validator(mode="after")
     def _check_grammar(self) -> GenerationBody:
-        self.grammar_of_output()
+        given = self.model_dump(mode="json", by_alias=True, include=set(structured.NAMES))
+        self._grammar = structured.only_grammar(given)  # once: a schema takes milliseconds to serialize
         return self
 
     def grammar_of_output(self) -> Grammar | None:
         """Return the grammar of the output; None for any text."""
-        return self._grammar()[1]
+        return self._grammar[1]
 
     def grammar_field(self) -> str | None:
         """Return the name of the field that has the grammar; None if no field has one."""
-        return self._grammar()[0]
-
-    def _grammar(self) -> tuple[str | None, Grammar | None]:
-        given = self.model_dump(mode="json", by_alias=True, include=set(structured.NAMES))
-        return structured.only_grammar(given)
+        return self._grammar[0]
 
     def sampling(self) -> SamplingParams:
         """Return the sampling parameters, without the seed."""
@@ -288,7 +270,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
 
-    model_config = ConfigDict(json_schema_extra=conditions(STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO))
+    model_config = ConfigDict(json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO]))
 
     no_ops = noops.COMPLETION
     prompt: Prompt
@@ -318,8 +300,8 @@ class ChatBody(GenerationBody, TemplateBody):
     """Body of /v1/chat/completions."""
 
     model_config = ConfigDict(
-        json_schema_extra=conditions(
-            STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS
+        json_schema_extra=with_rules(
+            allOf=[STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS]
         )
     )
 
@@ -363,7 +345,7 @@ class TokenizeBody(TemplateBody):
     tools: Tools = Field(default_factory=list)
     add_special_tokens: bool = Field(True, description="To a prompt; messages have those of the chat template.")
 
-    model_config = ConfigDict(json_schema_extra=conditions(_PROMPT_OR_MESSAGES))
+    model_config = ConfigDict(json_schema_extra=with_rules(allOf=[_PROMPT_OR_MESSAGES]))
 
     @model_validator(mode="after")
     def _check_one_of(self) -> TokenizeBody:

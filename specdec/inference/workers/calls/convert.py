@@ -70,27 +70,19 @@ MAX_NAME_CHARACTERS = 256
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
-    """Return the protobuf number of each enum member, whose name there is `prefix`, an underscore and its own name."""
-    return {each: getattr(pb, f"{prefix}_{each.name}") for each in kind}
+    """Return the protobuf number of each enum member, whose name there is `prefix`, an underscore and its own name.
+
+    A member that has no name there is what an unset field means: 0.
+    """
+    return {each: getattr(pb, f"{prefix}_{each.name}", 0) for each in kind}
 
 
-_REASON_TO_MESSAGE: dict[FinishReason, Any] = _numbers(FinishReason, "FINISH_REASON")
-_REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
-_SCHEDULE_FROM_MESSAGE: dict[Any, Schedule | None] = {
-    pb.SCHEDULE_UNSPECIFIED: None,
-    pb.SCHEDULE_SYNC: Schedule.SYNC,
-    pb.SCHEDULE_ASYNC: Schedule.ASYNC,
-}
-_SCHEDULE_TO_MESSAGE = {schedule: number for number, schedule in _SCHEDULE_FROM_MESSAGE.items()}
-_SCHEDULE_TO_MESSAGE[Schedule.LOAD] = pb.SCHEDULE_UNSPECIFIED
-_NOISE_TO_MESSAGE: dict[Noise, Any] = {Noise.SPECDEC: pb.NOISE_UNSPECIFIED, Noise.VLLM: pb.NOISE_VLLM}
-_SEED_SCOPE_TO_MESSAGE: dict[SeedScope, Any] = {
-    SeedScope.ALL: pb.SEED_SCOPE_UNSPECIFIED,
-    SeedScope.PROMPT: pb.SEED_SCOPE_PROMPT,
-}
-_SEED_SCOPE_FROM_MESSAGE = {number: scope for scope, number in _SEED_SCOPE_TO_MESSAGE.items()}
-_GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIND")
-_GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
+_REASONS = _numbers(FinishReason, "FINISH_REASON")
+_SCHEDULES = {None: pb.SCHEDULE_UNSPECIFIED, **_numbers(Schedule, "SCHEDULE")}
+_NOISES = _numbers(Noise, "NOISE")
+_SEED_SCOPES = _numbers(SeedScope, "SEED_SCOPE")
+_GRAMMARS = _numbers(GrammarKind, "GRAMMAR_KIND")
+
 # Fields that have one name and meaning in a dataclass and its message.
 _COMMON = ("max_new_tokens", "min_new_tokens", "cache_salt")
 _COMPLETION = (
@@ -141,29 +133,31 @@ async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) ->
     return await asyncio.to_thread(convert, item) if scores else convert(item)
 
 
-def _known(values: dict[Any, _Out], number: int, what: str, field: str | None = None) -> _Out:
-    """Return the enumeration's value for a number on the wire.
+def _known(numbers: dict[Any, Any], number: int, what: str, field: str | None = None) -> Any:
+    """Return the first enum member with a number on the wire.
 
     Raises:
         InvalidRequestError: the number is unknown; a newer peer may have sent it.
     """
-    if number not in values:
-        raise InvalidRequestError(f"{what} {number} is not known here", field=field)
-    return values[number]
+    for each, its in numbers.items():
+        if its == number:
+            return each
+    raise InvalidRequestError(f"{what} {number} is not known here", field=field)
 
 
 def reason_from_message(number: pb.FinishReason) -> FinishReason:
-    return _known(_REASON_FROM_MESSAGE, number, "finish reason")
+    reason: FinishReason = _known(_REASONS, number, "finish reason")
+    return reason
 
 
 def noise_to_message(noise: Noise) -> pb.Noise:
-    number: pb.Noise = _NOISE_TO_MESSAGE[noise]
+    number: pb.Noise = _NOISES[noise]
     return number
 
 
 def noise_from_message(number: pb.Noise) -> Noise:
     """Return the rule for random numbers that a message names; for an unknown number, this project's own rule."""
-    return next((noise for noise, each in _NOISE_TO_MESSAGE.items() if each == number), Noise.SPECDEC)
+    return next((noise for noise, each in _NOISES.items() if each == number), Noise.SPECDEC)
 
 
 def sampling_to_message(
@@ -186,13 +180,13 @@ def grammar_to_message(grammar: Grammar | None) -> pb.Grammar | None:
     if grammar is None:
         return None
     after_reasoning = grammar.preamble is not Preamble.NONE
-    return pb.Grammar(kind=_GRAMMAR_TO_MESSAGE[grammar.kind], text=grammar.text, after_reasoning=after_reasoning)
+    return pb.Grammar(kind=_GRAMMARS[grammar.kind], text=grammar.text, after_reasoning=after_reasoning)
 
 
 def _wanted_grammar(message: pb.GenerateRequest | pb.Open) -> Grammar | None:
     if not message.HasField("grammar"):
         return None
-    kind = _known(_GRAMMAR_FROM_MESSAGE, message.grammar.kind, "grammar kind", "grammar")
+    kind = _known(_GRAMMARS, message.grammar.kind, "grammar kind", "grammar")
     preamble = Preamble.REASONING if message.grammar.after_reasoning else Preamble.NONE
     return Grammar(kind, message.grammar.text, preamble)
 
@@ -234,7 +228,7 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
         "num_draft_tokens": piece.num_draft_tokens,
         "num_accepted_tokens": piece.num_accepted_tokens,
         "timings": _timings_to_message(piece.timings, piece.counts),
-        "finish_reason": _REASON_TO_MESSAGE[piece.finish_reason] if piece.finish_reason else None,
+        "finish_reason": _REASONS[piece.finish_reason] if piece.finish_reason else None,
         "num_lookup_tokens": piece.own.num_lookup_tokens,
         "num_lookup_accepted": piece.own.num_lookup_accepted,
         "num_received_tokens": min(piece.num_received_tokens, MAX_COUNT),
@@ -272,8 +266,8 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
     message = pb.GenerateRequest(
         sampling=sampling_to_message(request.sampling, request.seed, request.unsaid),
         stop_token_ids=sorted(request.stop_token_ids),
-        schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
-        seed_scope=_SEED_SCOPE_TO_MESSAGE[request.seed_scope],
+        schedule=_SCHEDULES[request.schedule],
+        seed_scope=_SEED_SCOPES[request.seed_scope],
         stop=request.stop,
         grammar=grammar_to_message(request.grammar),
         draft_session=bytes.fromhex(request.draft_session),
@@ -355,8 +349,8 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         unsaid=frozenset(name for name in LEFT_TO_SERVER if not message.sampling.HasField(name)),
         stop_token_ids=frozenset(message.stop_token_ids),
-        schedule=_known(_SCHEDULE_FROM_MESSAGE, message.schedule, "schedule", "schedule"),
-        seed_scope=_known(_SEED_SCOPE_FROM_MESSAGE, message.seed_scope, "seed_scope", "seed_scope"),
+        schedule=_known(_SCHEDULES, message.schedule, "schedule", "schedule"),
+        seed_scope=_known(_SEED_SCOPES, message.seed_scope, "seed_scope", "seed_scope"),
         stop=tuple(message.stop),
         grammar=_wanted_grammar(message),
         resume=_wanted_resume(message),
@@ -377,7 +371,7 @@ def event_to_message(event: TextEvent) -> pb.GenerateResponse:
         )
         return pb.GenerateResponse(started=started)
     if isinstance(event, Finished):
-        return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
+        return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASONS[event.reason]))
     texts = _to_message(event, ("text", "piece_lengths", "rejected_text", "rejected_token_ids"))
     logprobs = map(logprobs_to_message, event.logprobs) if event.logprobs else None
     delta = pb.Delta(logprobs=logprobs, is_predicted=event.own.is_predicted, **texts, **_pass_to_message(event))
@@ -425,7 +419,7 @@ def open_to_message(request: GenerationRequest, *, fingerprint: str, vocab_size:
         prompt_token_ids=request.prompt_token_ids,
         sampling=sampling_to_message(request.sampling, request.sampling.seed),
         stop_token_ids=sorted(request.stop_token_ids),
-        schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
+        schedule=_SCHEDULES[request.schedule],
         gamma=request.gamma,
         grammar=grammar_to_message(request.grammar and written_out(request.grammar)),
         **_to_message(request, _OPEN),
@@ -444,7 +438,7 @@ def open_from_message(message: pb.Open) -> GenerationRequest:
         sampling=sampling,
         stop_token_ids=frozenset(message.stop_token_ids),
         gamma=message.gamma or None,
-        schedule=_known(_SCHEDULE_FROM_MESSAGE, message.schedule, "schedule", "schedule"),
+        schedule=_known(_SCHEDULES, message.schedule, "schedule", "schedule"),
         grammar=_wanted_grammar(message),
         **_from_message(message, _OPEN),
     )

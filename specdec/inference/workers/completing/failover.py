@@ -12,7 +12,7 @@ from specdec.inference.text.chat import Chat
 from specdec.inference.workers.calls.fleet import Fleet, Replica
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completing.resuming import Progress, Resuming
-from specdec.inference.workers.completion import CompletionRequest, ModelCard
+from specdec.inference.workers.completion import CompletionRequest
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
 """Length of the prompt's beginning whose hash finds the server that may have computed that beginning already."""
@@ -48,13 +48,8 @@ class FailoverCompleter:
         drafter; see `Resuming`.
         """
         answer = Progress(request)
-        resuming = Resuming(
-            answer,
-            self._fleet,
-            self._connection,
-            waits_to_begin=self._drafter is not None,
-            deadline=request.deadline,
-        )
+        waits = self._drafter is not None
+        resuming = Resuming(answer, self._fleet, self._connection, waits_to_begin=waits)
 
         def attempt(replica: Replica) -> AsyncGenerator[TextEvent, None]:
             answer.answered = self._fleet.is_ready(replica)
@@ -67,15 +62,6 @@ class FailoverCompleter:
         deadline_s = self._connection.deadline_s if deadline_s is None else deadline_s
         can_move = self._fleet.has_other(replica.address)
         return RemoteCompleter(replica.channel, replica.address, deadline_s=deadline_s, can_move=can_move)
-
-    async def model(self, *, timeout_s: float | None = None) -> ModelCard:
-        """Return the card of the served model.
-
-        Raises:
-            SpecDecError: the call failed.
-        """
-        with self._fleet.lease() as replica:
-            return await self._at(replica).model(timeout_s=timeout_s)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         """Return the token ids of a text or a conversation, as one of the servers reads it."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import grpc
 
@@ -14,7 +12,7 @@ from specdec.grpc_comm.call import Call
 from specdec.grpc_comm.options import max_request_bytes
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from specdec.inference.commit import TokenLogprobs
+from specdec.inference.commit import TextEvent
 from specdec.inference.errors import CapacityError, ForbiddenError, NotFoundError
 from specdec.inference.observe.metrics import Load
 from specdec.inference.workers.calls.admitting import private_scope
@@ -61,11 +59,9 @@ MAX_UNREAD_SCORES = 1_000_000
 """Limit of unread scores of all calls together. One takes about 250 bytes, as object, message and bytes."""
 RETRY_AFTER_S = 5.0
 
-_In = TypeVar("_In")
-
 
 class ScoreWriter:
-    """Writer of a service's messages, which limits the memory of prompts' log-probabilities ("scores") not yet read.
+    """Writer of answers' messages, which limits the memory of prompts' log-probabilities ("scores") not yet read.
 
     The scores of 2000 prompt tokens, with the 20 best tokens at each, take 10 MB until the peer has read them. A call
     for one output token holds no slot meanwhile, so slots do not limit the number of such calls.
@@ -74,26 +70,21 @@ class ScoreWriter:
     def __init__(self) -> None:
         self._num_unread = 0
 
-    async def write(
-        self, call: Call, convert: Callable[[_In], Any], item: _In, scores: Sequence[TokenLogprobs]
-    ) -> None:
-        """Convert an item and write it; return when the peer has taken it, as far as gRPC knows.
-
-        Args:
-            scores: the prompt's scores in the item.
+    async def write(self, call: Call, event: TextEvent) -> None:
+        """Write an event as a message; return when the peer has taken it, as far as gRPC knows.
 
         Raises:
-            CapacityError: with these scores, more than `MAX_UNREAD_SCORES` would wait. They always fit if none waits.
+            CapacityError: with its scores, more than `MAX_UNREAD_SCORES` would wait. They always fit if none waits.
         """
-        if not scores:
-            return await call.write(convert(item))
+        if not (scores := getattr(event, "prompt_logprobs", ())):
+            return await call.write(event_to_message(event))
         num_scores = sum(len(each.token_ids) for each in scores)
         if self._num_unread and self._num_unread + num_scores > MAX_UNREAD_SCORES:
             message = f"prompt_logprobs: {self._num_unread} of this server wait to be read (limit {MAX_UNREAD_SCORES})"
             raise CapacityError(message, retry_after_s=RETRY_AFTER_S)
         self._num_unread += num_scores
         try:
-            await call.write(await converted(convert, item, scores))
+            await call.write(await converted(event_to_message, event, scores))
         finally:
             self._num_unread -= num_scores
 
@@ -133,7 +124,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
             completion = replace(completion, draft_session=private_scope(call.peer) + completion.draft_session)
         async with aclosing(self.completer.complete(completion)) as events:
             async for event in events:
-                await self._writer.write(call, event_to_message, event, getattr(event, "prompt_logprobs", ()))
+                await self._writer.write(call, event)
 
     async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         """Return the card of the served model."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from specdec.inference.commit import (
     Finished,
@@ -42,15 +42,6 @@ MAX_NAME = 200
 """Most characters of an unknown adapter's name that an error message repeats."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Request with its defaults filled in, the request to the generator, and the first event of the answer."""
-
-    request: CompletionRequest
-    generation: GenerationRequest
-    started: Started
-
-
 class LocalCompleter:
     """`Completer` over a tokenizer and a generator.
 
@@ -80,18 +71,18 @@ class LocalCompleter:
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request."""
-        job = await self._prepared(request)
-        request, wants_tokens = job.request, job.request.max_new_tokens != 0
+        request, generation, started = await self._prepared(request)
+        wants_tokens = request.max_new_tokens != 0
         if not wants_tokens and request.prompt_logprobs is None and request.audit is None:  # no pass is needed
-            yield job.started
+            yield started
             yield Finished(FinishReason.LENGTH)
             return
         text = Text(self._tokenizer, request)
-        async with aclosing(self._generator.generate(job.generation)) as events:
+        async with aclosing(self._generator.generate(generation)) as events:
             async for event in events:
                 if isinstance(event, Opened):  # only now: a request that is refused has never started
                     await text.replay(request.resume)
-                    yield await self._opened(job, event)
+                    yield await self._opened(started, generation, event)
                     continue
                 if not wants_tokens:  # the pass that read the prompt chose a token too
                     yield Finished(FinishReason.LENGTH)
@@ -103,8 +94,8 @@ class LocalCompleter:
                     yield Finished(delta.finish_reason)
                     return  # a stop string ends the text here; leaving the block cancels the generator
 
-    async def _prepared(self, given: CompletionRequest) -> _Job:
-        """Fill in a request's defaults, check it, and build its form for the generator.
+    async def _prepared(self, given: CompletionRequest) -> tuple[CompletionRequest, GenerationRequest, Started]:
+        """Return a request with its defaults filled in, its form for the generator, and the answer's first event.
 
         Raises:
             InvalidRequestError, CapacityError: see `Reader.read`.
@@ -123,7 +114,7 @@ class LocalCompleter:
             text = "max_tokens %d is above the context of %d tokens, which leaves %d: the answer ends there"
             logger.info(text, generation.max_new_tokens, context, num_left)
         started = self._started(request, generation, None if request is given else self._reader.defaults)
-        return _Job(request, self._rest(generation, request), started)
+        return request, self._rest(generation, request), started
 
     def _started(
         self, request: CompletionRequest, generation: GenerationRequest, defaults: RequestDefaults | None
@@ -170,11 +161,11 @@ class LocalCompleter:
         check_rest(resume, f"max_new_tokens is {limit}" if len(resume.token_ids) >= limit else "")
         return generation.resumed(resume.token_ids)
 
-    async def _opened(self, job: _Job, opened: Opened) -> Started:
+    async def _opened(self, started: Started, generation: GenerationRequest, opened: Opened) -> Started:
         """Return the Started event, completed with the Opened event's facts about the first pass."""
-        scores = () if job.generation.prompt_logprobs is None else await self._of_prompt(job.generation, opened)
+        scores = () if generation.prompt_logprobs is None else await self._of_prompt(generation, opened)
         num_cached = opened.num_cached_tokens
-        return replace(job.started, prompt_logprobs=scores, num_cached_tokens=num_cached, audits=opened.audits)
+        return replace(started, prompt_logprobs=scores, num_cached_tokens=num_cached, audits=opened.audits)
 
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
         """Return the prompt tokens' log-probabilities, with texts; the first token, which follows none, gets 0.

@@ -23,14 +23,13 @@ class Output:
     Args:
         address: HOST:PORT of the server.
         limit: most tokens of the output; None takes the limit of the server's defaults, from Started.
-        position: position of the next token; None takes it from Started.
         num_committed: output tokens that other servers committed before.
     """
 
-    def __init__(self, address: str, *, limit: int | None, position: int | None = None, num_committed: int = 0) -> None:
+    def __init__(self, address: str, *, limit: int | None, num_committed: int = 0) -> None:
         self._address = address
         self._limit = limit
-        self._position = position
+        self._position: int | None = None  # of the next token; Started tells it
         self._num_committed = self._num_taken = num_committed
         self._is_open = limit != 0  # some tokens must come before the end
         self._ended = False

@@ -51,6 +51,7 @@ class Progress:
     """Answer of one request so far, from all servers that gave a part of it.
 
     Attributes:
+        deadline: event-loop time at which the request ends, if that is earlier than the connection's limit.
         answered: True if the latest server was ready when it was chosen.
         reason: reason why the answer ended; None while it goes on.
     """
@@ -59,6 +60,7 @@ class Progress:
         if request.draft_session:  # it names a draft worker of the caller, and a seed
             request = replace(request, seed=seed_of(request), draft_session="")
         self._request = request
+        self.deadline = request.deadline
         self.answered = False
         self._started: Started | None = None
         self._token_ids: list[int] = []
@@ -110,24 +112,15 @@ class Resuming:
         connection: limits of the request's total time, and of its time without a server.
         waits_to_begin: True if a new request waits until a server is ready. If False, it fails at once, unless a server
             was ready a few seconds ago.
-        deadline: event-loop time at which the request ends, if that is earlier than the connection's limit.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        fleet: Fleet,
-        connection: ConnectionConfig,
-        *,
-        waits_to_begin: bool = False,
-        deadline: float | None = None,
-    ) -> None:
+    def __init__(self, progress: Progress, fleet: Fleet, connection: ConnectionConfig, *, waits_to_begin: bool) -> None:
         self._progress = progress
         self._fleet = fleet
         self._patience_s = connection.reconnect_timeout_s
         self._waits_to_begin = waits_to_begin
         ends_at = asyncio.get_running_loop().time() + min(connection.deadline_s, MAX_DEADLINE_S)
-        self._ends_at = ends_at if deadline is None else min(ends_at, deadline)
+        self._ends_at = ends_at if progress.deadline is None else min(ends_at, progress.deadline)
         self._lost_at: float | None = None
         self._num_dials = self._num_barren = 0
         self._has_tokens = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from operator import attrgetter
 
 from specdec.inference.commit import Commit, Delta, Finished, FinishReason, TextEvent, TokenLogprobs
 from specdec.inference.errors import InvalidRequestError
@@ -17,6 +18,7 @@ from specdec.inference.workers.completion import Completer, CompletionRequest, R
 
 REPLAY_TOKENS = 256
 """Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""
+_fields_of = attrgetter(*(each.name for each in fields(Commit)))  # with which a Delta begins, too
 
 
 class TextCompleter:
@@ -87,30 +89,23 @@ class Text:
     def delta(self, commit: Commit) -> Delta:
         """Return the commit with text; tokens end with a stop string, the text before it."""
         if self._is_empty:
-            return _without_text(commit)
+            return Delta(*_fields_of(commit))
         pieces, lengths = self._pieces(commit.token_ids)
         rest = self._rest() if commit.finish_reason is not None else ""
         if pieces:
             pieces[-1] += rest
-        cut = len(pieces) < len(commit.token_ids)
-        return Delta(
-            commit.position,
-            commit.token_ids[: len(pieces)],
-            # There is no place for draft tokens here, as after a stop token, so they count neither way.
-            num_draft_tokens=min(commit.num_draft_tokens, len(pieces)) if cut else commit.num_draft_tokens,
-            num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
-            timings=commit.timings,
-            finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
-            logprobs=tuple(map(partial(with_text, self._tokenizer), commit.logprobs, lengths)),
-            num_received_tokens=commit.num_received_tokens,
-            hold_us=commit.hold_us,
-            is_held=commit.is_held,
-            counts=commit.counts,
-            own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
-            text="".join(pieces) or rest,
-            piece_lengths=tuple(map(len, pieces)),
-            rejected_text="" if cut else self._tokenizer.text_of(commit.rejected_token_ids),
-        )
+        if len(pieces) < len(commit.token_ids):
+            commit = _first(commit, len(pieces))
+        if self._stops.found:
+            commit = replace(commit, finish_reason=FinishReason.STOP)
+        if commit.logprobs:
+            named = map(partial(with_text, self._tokenizer), commit.logprobs, lengths)
+            commit = replace(commit, logprobs=tuple(named))
+        rejected = self._tokenizer.text_of(commit.rejected_token_ids)
+        if rejected:
+            commit = replace(commit, rejected_token_ids=())
+        written = "".join(pieces) or rest, tuple(map(len, pieces)), rejected
+        return Delta(*(*_fields_of(commit), *written))
 
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
         """Return the text that each token adds, up to the token that completes a stop string.
@@ -133,21 +128,18 @@ class Text:
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
 
 
-def _without_text(commit: Commit) -> Delta:
-    return Delta(
-        commit.position,
-        commit.token_ids,
-        num_draft_tokens=commit.num_draft_tokens,
-        num_accepted_tokens=commit.num_accepted_tokens,
-        timings=commit.timings,
-        finish_reason=commit.finish_reason,
-        logprobs=commit.logprobs,
-        num_received_tokens=commit.num_received_tokens,
-        hold_us=commit.hold_us,
-        is_held=commit.is_held,
-        counts=commit.counts,
-        own=commit.own,
-        rejected_token_ids=commit.rejected_token_ids,
+def _first(commit: Commit, num_tokens: int) -> Commit:
+    """Return the commit with its first tokens alone.
+
+    There is no place for draft tokens after them, as after a stop token, so those count neither way.
+    """
+    return replace(
+        commit,
+        token_ids=commit.token_ids[:num_tokens],
+        num_draft_tokens=min(commit.num_draft_tokens, num_tokens),
+        num_accepted_tokens=min(commit.num_accepted_tokens, num_tokens),
+        own=commit.own.cut(num_tokens, commit.num_accepted_tokens),
+        rejected_token_ids=(),
     )
 
 

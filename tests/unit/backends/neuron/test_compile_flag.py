@@ -14,6 +14,7 @@ from specdec.inference.backends.neuron.backend import load_neuron_backend
 from specdec.inference.backends.neuron.storage import foreign
 from specdec.inference.cli.prompts import topologies
 from specdec.inference.config import ConnectionConfig, FusedConfig, ModelConfig
+from specdec.inference.engine.target import EngineLimits
 from specdec.inference.errors import ConfigError
 from specdec.inference.serving import target
 from specdec.inference.serving.assembly import load_proposer, target_engine
@@ -50,7 +51,7 @@ WAYS = [
 @pytest.fixture(autouse=True)
 def _servers_end_when_they_have_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve_target(config: ModelConfig | FusedConfig, *_: Any) -> None:
-        async with target_engine(config, max_waiting=1):
+        async with target_engine(config, EngineLimits(1)):
             pass
 
     async def run_edge(_: object, __: ConnectionConfig, drafting: Drafting) -> int:

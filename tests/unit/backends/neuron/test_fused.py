@@ -83,7 +83,7 @@ async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, ca
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
     config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)
-    async with target_engine(config, max_waiting=8) as running:
+    async with target_engine(config, EngineLimits(8)) as running:
         answers = [answer_of(await commits_of(running.engine.generate(request))) for request in wanted]
         assert running.engine.seed_invariant
     assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)

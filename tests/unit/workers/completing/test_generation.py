@@ -13,7 +13,7 @@ import pytest
 from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from specdec.inference.commit import TokenLogprobs
+from specdec.inference.commit import Started, TokenLogprobs
 from specdec.inference.config import PortSecurity, ServerConfig
 from specdec.inference.errors import CapacityError
 from specdec.inference.serving.host import Host
@@ -77,15 +77,15 @@ class Peer:
         self._reads = asyncio.Event()
         if reads:
             self._reads.set()
-        self.messages: list[str] = []
+        self.messages: list[Any] = []
 
-    async def write(self, message: str) -> None:
+    async def write(self, message: Any) -> None:
         self.messages.append(message)
         await self._reads.wait()
 
 
 def writing(writer: ScoreWriter, peer: Any, scores: tuple[TokenLogprobs, ...] = SCORES) -> asyncio.Task[None]:
-    return asyncio.create_task(writer.write(peer, str, 7, scores))
+    return asyncio.create_task(writer.write(peer, Started(1, 1, prompt_logprobs=scores)))
 
 
 async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPat
     unread[0].cancel()
     await asyncio.wait(unread[:1])
     await writing(writer, good)
-    assert good.messages == ["7", "7"]
+    assert [len(each.started.prompt_logprobs) for each in good.messages] == [0, len(SCORES)]
     unread[1].cancel()
 
 
@@ -111,4 +111,4 @@ async def test_a_call_alone_has_room_for_any_prompt(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 5)
     peer = Peer(reads=True)
     await writing(ScoreWriter(), peer)
-    assert peer.messages == ["7"]
+    assert len(peer.messages) == 1
