@@ -171,11 +171,15 @@ def register() -> None:
         install()
 
 
-def permit() -> None:
-    """Allow `min_p` and `logit_bias` beside speculation, which this process of vLLM refuses otherwise."""
+def permit(check: Callable[[Any], None] = lambda params: None) -> None:
+    """Allow `min_p` and `logit_bias` beside speculation, which this process of vLLM refuses otherwise.
+
+    Args:
+        check: function that raises an error of vLLM for parameters that are to be refused in their place.
+    """
     from vllm.sampling_params import SamplingParams
 
-    SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+    SamplingParams._validate_spec_decode = lambda self, speculative_config: check(self)
 
 
 def _adopt(config: Any) -> None:
@@ -183,7 +187,9 @@ def _adopt(config: Any) -> None:
     if config.speculative_config is None:
         log.info("same_text stands back: no speculation is asked for")
     elif "specdec." in str(config.scheduler_config.scheduler_cls):
-        permit()
+        from specdec.inference.vllm.adoption import check_params
+
+        permit(check_params)
         log.info("same_text stands back: specdec's scheduler is configured, and specdec has this rule itself")
     else:
         require_usable(config)

@@ -1,4 +1,4 @@
-"""A random target with flat logits, and random heads for vLLM's speculators: EAGLE, and EAGLE-3 with fewer tokens.
+"""Random targets with flat logits, and random heads for vLLM's speculators: EAGLE, EAGLE-3 with fewer tokens, and MTP.
 
 Where logits are flat, tokens follow from the noise alone, so that a head's drafts are accepted if they have the same.
 """
@@ -6,6 +6,7 @@ Where logits are flat, tokens follow from the noise alone, so that a head's draf
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32}
 """Sizes that vLLM's attention supports on a CPU."""
 
 
-def save_flat_target(folder: Path) -> Path:
+def save_flat_target(folder: Path, family: str = "llama", **sizes: int) -> Path:
     """Write the target and its tokenizer; return its folder."""
     import torch
 
     from tests.support.models import tiny_model, tiny_tokenizer
 
-    model = tiny_model("llama", seed=1, **SIZES)
+    model = tiny_model(family, seed=1, **SIZES | sizes)
     with torch.no_grad():
         model.lm_head.weight *= FLATNESS
     model.save_pretrained(folder)
@@ -66,5 +67,24 @@ def save_head(folder: Path, method: str) -> Path:
         config |= {"draft_vocab_size": NUM_DRAFT_TOKENS}
         config |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": AUX_LAYERS}}
     save_file({name: each.contiguous() for name, each in weights.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def add_mtp_layer(target: Path, folder: Path) -> Path:
+    """Write a copy of a Qwen2 target as MiMo, which is Qwen2 with a layer that predicts a further token; return it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(target, folder)
+    weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    draw, size = torch.Generator().manual_seed(8), config["hidden_size"]
+    own, ones = "model.mtp_layers.0.", torch.ones(size)
+    first = {name: each for name, each in weights.items() if name.startswith("model.layers.0.")}
+    weights |= {own + name.removeprefix("model.layers.0."): each.clone() for name, each in first.items()}
+    weights |= {own + name + "layernorm.weight": ones.clone() for name in ("token_", "hidden_", "final_")}
+    weights[own + "input_proj.weight"] = torch.randn(size, 2 * size, generator=draw).mul(size**-0.5)
+    save_file(weights, folder / "model.safetensors")
+    config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -23,7 +23,7 @@ from specdec.inference.vllm.options import VllmModel
 from specdec.inference.vllm.translation import own_fields
 from tests.support.engine_contract import MODES, REGEX, Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, INTERPRETED, MAX_LENGTH, Pair
-from tests.vllm.heads import save_flat_target, save_head
+from tests.vllm.heads import add_mtp_layer, save_flat_target, save_head
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, installed().split(".")[:2])) < (0, 32), reason=f"runner V2 of vLLM {installed()} lacks names"
@@ -117,6 +117,21 @@ async def test_a_head_in_vllm_changes_no_text(
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in ("greedy", "noise", "penalties", "bias")}
     right = await right_tokens(flat, requests)
     async with engine_on_v2(flat, monkeypatch, draft=str(head), method=method, **FUSED) as engine:
+        answers = {mode: await completed(engine, request) for mode, request in requests.items()}
+    assert {mode: tokens for mode, (tokens, _) in answers.items()} == right
+    assert sum(commit.num_accepted_tokens for _, commits in answers.values() for commit in commits) > 0
+
+
+@pytest.mark.release
+async def test_a_layer_for_further_tokens_changes_no_text(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MTP: a random layer of the target's own, a MiMo, drafts a token; some are accepted, by the shared noise."""
+    flat = replace(pair, target=save_flat_target(tmp_path / "target", "qwen2", hidden_size=128))
+    requests = {mode: wanted(mode, max_new_tokens=28) for mode in ("greedy", "noise", "penalties", "bias")}
+    right = await right_tokens(flat, requests)
+    mimo = replace(flat, target=add_mtp_layer(flat.target, tmp_path / "mimo"))
+    async with engine_on_v2(mimo, monkeypatch, method="mtp", **FUSED | {"gamma": 1}) as engine:
         answers = {mode: await completed(engine, request) for mode, request in requests.items()}
     assert {mode: tokens for mode, (tokens, _) in answers.items()} == right
     assert sum(commit.num_accepted_tokens for _, commits in answers.values() for commit in commits) > 0

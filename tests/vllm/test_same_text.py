@@ -287,6 +287,31 @@ def test_the_path_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
     assert (drawn.shape, drawn.device.type) == ((7,), "meta")
 
 
+@pytest.mark.parametrize("read", ["tolist", "item"])
+def test_a_planted_wait_for_the_device_is_noticed(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this, the test above could pass on a device whose values can be read."""
+    import torch
+    from vllm.v1.worker.gpu.sample import gumbel
+
+    monkeypatch.setattr(gumbel, "gumbel_sample", lambda logits, *given, **named: getattr(logits[0, :1], read)())
+    with torch.device("meta"):
+        rows, logits, ends = torch.empty(7, dtype=torch.int64), torch.empty(7, 32), torch.empty(3, dtype=torch.int32)
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        vllm_same_text.choose(logits, None, rows, ends, rows, rows, rows, rows, rows, rows, 3)
+
+
+def test_draft_tokens_are_written_without_a_wait() -> None:
+    """Slots, places and tokens of workers' drafts go to the device in one copy, and nothing comes back."""
+    import torch
+
+    from specdec.inference.vllm.runner_v2 import write_drafts
+
+    states = SimpleNamespace(
+        req_id_to_index={"a": 0, "b": 2}, draft_tokens=torch.empty(3, 4, dtype=torch.int64, device="meta")
+    )
+    write_drafts(states, {"a": [5, 6, -1], "b": [7]})
+
+
 @pytest.mark.parametrize("num_rows", [(1, 1), (4, 2), (1, 4)])
 def test_exactly_the_equal_drafts_before_the_first_other_one_count(
     num_rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch

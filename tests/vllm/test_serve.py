@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+import openai
 import pytest
 import pytest_asyncio
 
@@ -63,8 +64,10 @@ async def test_fields_of_vllm_are_kept(right: dict[str, list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("gamma", [65, "no"])
-async def test_a_wrong_gamma_changes_nothing(site: Site, right: dict[str, list[Any]], gamma: Any) -> None:
-    assert await site.ask({**body_of("noise"), "vllm_xargs": {"gamma": gamma}}) == right["noise"]
+async def test_a_wrong_gamma_is_refused_by_name(site: Site, right: dict[str, list[Any]], gamma: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match=rf"vllm_xargs.gamma '?{gamma}'? must be an integer in"):
+        await site.ask({**body_of("noise"), "vllm_xargs": {"gamma": gamma}})
+    assert await site.ask(body_of("noise")) == right["noise"]
 
 
 async def test_a_request_without_a_seed_gets_one_of_its_own(site: Site) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -29,6 +29,19 @@ class Workers(Protocol):
 
     def hold(self, *, is_on: bool) -> None:
         """Let the workers go on, or ask them to stop."""
+
+
+class HasGamma(Protocol):
+    """Session with the most draft tokens of its passes."""
+
+    @property
+    def gamma(self) -> int | None:
+        """Return that number; None if the request leaves it to the server."""
+
+
+def concern_drafting(sessions: Iterable[HasGamma]) -> bool:
+    """Return whether a pass of these sessions says anything about drafting: not if none of them may have drafts."""
+    return any(session.gamma != 0 for session in sessions)
 
 
 class OwnDraft:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from specdec.inference.commit import Commit, TokenEvent
 from specdec.inference.config import ALWAYS, DEFAULT_PROMPT_SHARE
 from specdec.inference.engine.batching import Batching
-from specdec.inference.engine.drafting import Drafting, OwnDraft
+from specdec.inference.engine.drafting import Drafting, OwnDraft, concern_drafting
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
 from specdec.inference.engine.target_session import Looking, TargetSession
@@ -209,7 +209,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return self._batching.narrowed(turns)
 
     def _passed(self, done: Sequence[tuple[TargetSession, Turn, _Timed]]) -> None:
-        if not any(session.gamma for session, _, _ in done):  # what these passes take says nothing about drafts
+        if not concern_drafting(session for session, _, _ in done):
             return
         verdicts = [verdict for _, _, (verdict, _, _) in done]
         decoding = [session for session, turn, _ in done if turn.num_unread == 1]

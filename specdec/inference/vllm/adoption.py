@@ -29,6 +29,23 @@ def gamma_of(xargs: Mapping[str, Any]) -> int | None:
     return gamma
 
 
+def check_params(params: Any) -> None:
+    """Refuse a wrong `gamma` in vLLM's own server, before its engine core, which can refuse nothing.
+
+    Args:
+        params: vLLM's `SamplingParams`.
+
+    Raises:
+        VLLMValidationError: names it and its limits; vLLM answers 400.
+    """
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        gamma_of(params.extra_args or {})
+    except InvalidRequestError as exc:
+        raise VLLMValidationError(str(exc), parameter="vllm_xargs") from exc
+
+
 def adopted(request: Any, noise: Noise, name: str, gamma: int, *, chooses: bool = False) -> Wanted | None:
     """Prepare the request of a vLLM client, in place; return what a pool's draft workers need of it.
 

@@ -70,7 +70,7 @@ def read_hooks(place: Path | None = None) -> Hooks | None:
 def _lost_by_rule(place: Path) -> list[str]:
     """Return what the rule of `vllm_same_text`, by which runner V2 chooses tokens, lacks in a vLLM."""
     if find_spec("vllm_same_text") is None:
-        return ["vllm_same_text, a distribution of its own in our clone: pip install ./vllm_same_text"]
+        return ["vllm_same_text (in our clone: pip install ./vllm_same_text)"]
     import vllm_same_text
 
     return list(vllm_same_text.unknown(place))

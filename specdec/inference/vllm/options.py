@@ -154,17 +154,13 @@ def is_invariant() -> bool:
 
 
 def prepare_environment(log_level: str, exact: str = "auto") -> None:
-    """Set what vLLM reads when it is imported: runner V1 if only that can be used, and a log of warnings on stderr.
+    """Set what vLLM reads when it is imported, such as a log of warnings on stderr.
 
     Args:
         exact: "always" asks vLLM for rows with the same bits in every pass; else the operator's environment decides.
     """
     if exact == "always":
         os.environ[INVARIANT] = "1"
-    hooks = read_hooks()
-    if hooks is not None and hooks.usable == ["V1"]:
-        os.environ[VARIABLE] = "0"
-        logger.warning("vLLM's runner V1 is taken, since V2 lacks %s", hooks.missing["V2"][0])
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would copy this process's open sockets
     os.environ["VLLM_LOGGING_STREAM"] = f"ext://{PACKAGE}.refusals.log"
     if sys.stderr.isatty():
@@ -199,6 +195,7 @@ def engine_config(model: VllmModel) -> Any:
         setattr(args, name, value)
     with refusals(flags):
         config = args.create_engine_config()
+    require_usable(config)
     require_kept(config, model.method)
     noise_of(config, model.noise)
     take_own_grammars()
@@ -226,11 +223,16 @@ def noise_of(config: Any, asked: Noise | None) -> Noise:
 
 
 def require_usable(config: Any) -> None:
-    """Raise ConfigError, which names the way out, if vLLM has chosen a model runner that this package cannot use."""
+    """Raise ConfigError, which names the way out, if vLLM has chosen a model runner that this package cannot use.
+
+    Another runner is not taken in silence: its texts are others, so streams of other servers would not move to it.
+    """
     runner, hooks = "V2" if config.use_v2_model_runner else "V1", read_hooks()
     if hooks is not None and hooks.missing[runner]:
-        way = f"set {VARIABLE}=0" if runner == "V2" and not hooks.missing["V1"] else "`specdec vllm_check` shows them"
-        raise ConfigError(f"vLLM {installed()} lacks names of its runner {runner} that specdec needs: {way}")
+        way = "`specdec vllm_check` shows all that is missing"
+        if runner == "V2" and not hooks.missing["V1"]:
+            way = f"add that, or set {VARIABLE}=0 for runner V1, whose texts are others"
+        raise ConfigError(f"runner {runner} of vLLM {installed()} lacks {hooks.missing[runner][0]}: {way}")
 
 
 def parts(gamma: int, method: str = METHOD, draft: str | None = None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from specdec.inference.commit import (
 )
 from specdec.inference.config import ALWAYS
 from specdec.inference.engine.contract import VerificationEngine
-from specdec.inference.engine.drafting import Drafting
+from specdec.inference.engine.drafting import Drafting, concern_drafting
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InternalError, InvalidRequestError
 from specdec.inference.model.decoder import Matcher
@@ -48,7 +48,7 @@ class VllmSession:
     def __init__(self, request: GenerationRequest, grammar: Matcher | None = None) -> None:
         self.id = f"s{next(_numbers)}"
         self.request_id = request_id()
-        self.request = request
+        self.request, self.gamma = request, request.gamma
         self.grammar = grammar
         self.token_ids = list(request.prompt_token_ids)
         self.num_cached_tokens = 0
@@ -145,7 +145,7 @@ class VllmSession:
             Timings(compute_us=us),
             reason,
             tuple(logprobs),
-            is_held=not self.drafting.is_on and self.request.gamma != 0,
+            is_held=not self.drafting.is_on and self.gamma != 0,
             num_received_tokens=row.num_received if is_new else 0,
             hold_us=row.hold_us if is_new else 0,
             own=OwnDrafts(row.num_drafts, row.num_accepted, is_predicted=row.is_predicted)
@@ -216,7 +216,8 @@ class Sessions:
         core = self._ranks.setdefault(rank, _Rank())
         was_quiet, core.was_quiet = core.was_quiet, self.drafting.is_quiet
         core.num_running = passed.num_running
-        if passed.period_us and passed.rows:
+        sessions = [self._sessions[row.name] for row in passed.rows if row.name in self._sessions]
+        if passed.period_us and concern_drafting(sessions):
             each = self._pass_of(rank, passed, num_drafts)
             self.drafting.measured(each, is_quiet=was_quiet and core.was_quiet, now=time.monotonic())
         if core.is_held == self.drafting.is_on:

@@ -17,7 +17,10 @@ from specdec.inference.commit import Commit, TokenEvent
 from specdec.inference.config import ALWAYS, MEASURED, NEVER
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.request import GenerationRequest
+from specdec.inference.scheduling.counterfactual import Pass
+from specdec.inference.vllm.frames import Passed, Row
 from specdec.inference.vllm.lending import LendingEngine
+from specdec.inference.vllm.session import Sessions, VllmSession
 from tests.support.scripted_core import DirectMailbox, ScriptedCore
 from tests.support.virtual import MAX_LENGTH, VOCAB_SIZE, Clock, Outcome, PoolWorker, Scenario, novel
 
@@ -133,3 +136,15 @@ def test_a_hold_is_lifted_when_drafting_pays_again() -> None:
     )
     assert ours.num_tokens(4.0, 7.0) >= 0.9 * plain.num_tokens(4.0, 7.0)
     assert ours.num_tokens(9.0) >= 1.1 * plain.num_tokens(9.0)
+
+
+@pytest.mark.parametrize(("gammas", "counts"), [((0, 0), False), ((0, None), True), ((4,), True)])
+def test_passes_of_requests_without_drafts_decide_nothing(gammas: tuple[int | None, ...], counts: bool) -> None:
+    """Regression: requests with gamma 0 had drafting switched off for those that want it, at a target over vLLM."""
+    front = Sessions(DirectMailbox(), MEASURED)
+    sessions = [VllmSession(GenerationRequest(PROMPT, gamma=gamma)) for gamma in gammas]
+    front._sessions = {session.id: session for session in sessions}
+    measured: list[Pass] = []
+    front.drafting.measured = lambda each, **_: measured.append(each)  # type: ignore[method-assign]
+    front._timed(0, Passed(9, 0, len(sessions), [Row(name, 20, 1) for name in front._sessions], period_us=10))
+    assert bool(measured) is counts

@@ -12,7 +12,7 @@ import pytest
 import vllm_same_text
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
-from specdec.inference.vllm import options
+from specdec.inference.vllm import hooks, options
 from specdec.inference.vllm.frames import Served
 from specdec.inference.vllm.hooks import VARIABLE, Hooks
 from specdec.inference.vllm.link import Place, default_folder
@@ -28,6 +28,19 @@ def test_a_server_of_vllms_own_names_the_way_to_another_runner(
 ) -> None:
     monkeypatch.setattr(options, "read_hooks", lambda: Hooks(Path(), missing, None))
     with pytest.raises(ConfigError, match=f"runner V2.*{way}"):
+        options.require_usable(SimpleNamespace(use_v2_model_runner=True))
+
+
+def test_the_missing_rule_of_runner_v2_is_named_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runner V1, whose texts are others, is not taken in silence in the place of V2."""
+    monkeypatch.setattr(hooks, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        options, "read_hooks", lambda: Hooks(Path(), {"V1": [], "V2": hooks._lost_by_rule(Path())}, None)
+    )
+    monkeypatch.setattr(os, "environ", {})
+    options.prepare_environment("info")
+    assert VARIABLE not in os.environ
+    with pytest.raises(ConfigError, match=rf"lacks vllm_same_text .*pip install \./vllm_same_text.*set {VARIABLE}=0"):
         options.require_usable(SimpleNamespace(use_v2_model_runner=True))
 
 

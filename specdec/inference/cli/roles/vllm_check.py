@@ -40,9 +40,9 @@ def _taken(hooks: Hooks) -> str:
         return "none"
     if hooks.asked is not None:
         return f"{hooks.asked}, as {VARIABLE} says"
-    return (
-        "V2 where vLLM takes it by default, which needs Triton; else V1" if len(hooks.usable) > 1 else hooks.usable[0]
-    )
+    if hooks.usable == ["V1"]:
+        return f"V1; where vLLM takes V2, which is its default with Triton, a start needs {VARIABLE}=0"
+    return "V2 where vLLM takes it by default, which needs Triton; else V1" if "V1" in hooks.usable else "V2"
 
 
 def _advice(hooks: Hooks) -> str:
