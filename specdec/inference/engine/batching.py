@@ -89,16 +89,23 @@ class Batching:
         return [(session, cut.get(session, turn)) for session, turn in turns]
 
     def record(self, work: Sequence[Turn], verdicts: Sequence[Verdict], seconds: float) -> None:
-        """Record the seconds of a pass: as the cost of its prompt tokens if it read any, else of its draft tokens."""
+        """Record the seconds of a pass: as the cost of its draft tokens, or if it read prompts, of these and of the rest.
+
+        What prompts add is known only where such a pass without them is; a burst of requests reads some in every pass.
+        """
         num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
         unread = [turn.num_unread for turn in work if turn.num_unread > 1]
         num_decoding = len(work) - len(unread)
+        draft_s = max((verdict.draft_us for verdict in verdicts), default=0) / 1e6
+        costs = self._passes.of(num_decoding)
         if not unread:
-            self._passes.record(num_decoding, num_draft_tokens, seconds - verdicts[0].draft_us / 1e6)
-            self._steps.record(num_decoding, 0, seconds)
-        else:
-            decoding_s = self._steps.of(num_decoding).seconds(0) if num_decoding else 0.0
-            self._parts.record(sum(unread), seconds - decoding_s)
+            self._passes.record(num_decoding, num_draft_tokens, seconds - draft_s)
+        if num_decoding:
+            self._steps.record(num_decoding, 0, max(0.0, seconds - self._parts.seconds(sum(unread))))
+        if unread and not num_decoding:
+            self._parts.record(sum(unread), seconds)
+        elif unread and self._passes.knows(num_decoding) and costs.covers(num_draft_tokens):
+            self._parts.record(sum(unread), seconds - draft_s - costs.seconds(num_draft_tokens))
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:

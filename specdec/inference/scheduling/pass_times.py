@@ -74,6 +74,10 @@ class PassCosts:
         """Return whether passes show the cost of more draft tokens: some had at least twice as many as others."""
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
+    def covers(self, num_draft_tokens: int) -> bool:
+        """Return whether passes with at least about so many draft tokens were recorded, and are not forgotten."""
+        return max(self._recent, default=-1) >= _place(num_draft_tokens)
+
     def asks_for_short(self) -> bool:
         """Return whether a pass with few draft tokens should run next, to show by comparison the cost of many.
 
@@ -155,6 +159,10 @@ class PassTimes:
         if numbers in self._tried:
             self._by_sessions.setdefault(sessions, PassCosts()).record(num_draft_tokens, seconds)
         self._tried.add(numbers)
+
+    def knows(self, num_sessions: int) -> bool:
+        """Return whether passes over about so many sessions were recorded."""
+        return _place(num_sessions, _BITS_OF_SESSIONS) in self._by_sessions
 
     def of(self, num_sessions: int) -> PassCosts:
         """Return the costs of passes over `num_sessions`, or over the nearest number that shows what draft tokens cost.

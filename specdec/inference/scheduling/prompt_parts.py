@@ -49,6 +49,10 @@ class PromptParts:
         if num_tokens in (SHORT_PART_TOKENS, USUAL_PART_TOKENS):
             self._known[num_tokens] = DECAY * self._known.get(num_tokens, seconds) + (1 - DECAY) * seconds
 
+    def seconds(self, num_tokens: int) -> float:
+        """Return the seconds that reading `num_tokens` prompt tokens should add to a pass; 0 if times are unknown."""
+        return num_tokens * self._seconds / self._num_tokens if self._num_tokens else 0.0
+
     def room(self, pass_s: float) -> int:
         """Return how many prompt tokens a pass in which sessions decode may read; MAX_PART_TOKENS if times are unknown.
 

@@ -15,12 +15,12 @@ PASS_S = 10.0
 """Seconds of a pass, many times those of the test itself, since a batching counts these as waiting too."""
 
 
-def batching() -> Batching:
-    """Return a Batching that has recorded some passes, all of PASS_S seconds."""
+def batching(row_s: float = 0.0) -> Batching:
+    """Return a Batching that has recorded some passes over one session, of PASS_S seconds and `row_s` for its row."""
     found = Batching(prompt_share=1.0, chunk_tokens=0)
     turn = Turn(0, 2, (5, 6, 7), SamplingParams())
     for _ in range(3):
-        found.record([turn], [Verdict((8,), 0, 0)], PASS_S)
+        found.record([turn], [Verdict((8,), 0, 0)], PASS_S + row_s)
     return found
 
 
@@ -37,6 +37,40 @@ def helped(num_left: int, *, slot: int = 0) -> TargetSession:
 
 def waits(choice: Batching, *sessions: TargetSession) -> bool:
     return choice.wait_s(choice.turns(sessions), 1.95) > 0
+
+
+def reading(slot: int, num_tokens: int) -> TargetSession:
+    """Return a session that has read nothing of its prompt."""
+    session = TargetSession(GenerationRequest((5,) * num_tokens), max_length=60, gamma=4)
+    session.enter(slot, 0)
+    return session
+
+
+def decoding(slot: int) -> TargetSession:
+    session = TargetSession(GenerationRequest((5, 6, 7)), max_length=60, gamma=4)
+    session.enter(slot, 2)
+    return session
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 8])
+def test_a_burst_of_prompts_is_read_as_fast_as_its_share_allows(num_draft_tokens: int) -> None:
+    """Prompts get their share of passes over so many sessions as were never seen without prompts.
+
+    Regression: such a pass counted as long as one over a single session, the rest as the cost of its prompt tokens. So
+    prompts seemed five times as dear, each pass read 16 tokens, and every pass of the burst read some: it lasted.
+    """
+    choice = batching(row_s=0.5)
+    choice.record([Turn(0, 0, (5,) * 40, SamplingParams())], [Verdict((8,), 0, 0)], 0.5 * 40)
+    for num_decoding in (20, 30, 40, 40, 40, 40):
+        work = [Turn(slot, 2, (5, 6, 7), SamplingParams()) for slot in range(num_decoding)]
+        work.append(Turn(60, 0, (5,) * 16, SamplingParams()))
+        drafted = [Verdict((8,), num_draft_tokens, 0)] * num_decoding
+        seconds = PASS_S + 0.5 * num_decoding * (1 + num_draft_tokens) + 0.5 * 16
+        choice.record(work, [*drafted, Verdict((8,), 0, 0)], seconds)
+    turns = choice.turns([*map(decoding, range(40)), *(reading(slot, 20) for slot in range(40, 64))])
+    num_read = sum(turn.num_unread for _, turn in turns) - 40
+    whole = (PASS_S + 0.5 * 40 * (1 + num_draft_tokens)) / 0.5  # as many as take as long as the pass
+    assert 0.7 * min(256, whole) <= num_read <= 1.1 * whole
 
 
 @pytest.mark.parametrize(("num_left", "expected"), [(1, False), (2, True)])
