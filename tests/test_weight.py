@@ -37,12 +37,12 @@ WEIGHTS: dict[str, int] = {
     "inference/workers": 2720,
     "scripts": 800,
     "specdec": 540,
-    "tests": 34640,
+    "tests": 34720,
     "vllm_same_text": 240,
 }
 """Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
 the next twenty."""
-PRODUCT = 21_470
+PRODUCT = 21_490
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
 """Share of its number by which a room may grow."""

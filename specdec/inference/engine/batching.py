@@ -89,9 +89,9 @@ class Batching:
         return [(session, cut.get(session, turn)) for session, turn in turns]
 
     def record(self, work: Sequence[Turn], verdicts: Sequence[Verdict], seconds: float) -> None:
-        """Record the seconds of a pass: as the cost of its draft tokens, or if it read prompts, of these and of the rest.
+        """Record the seconds of a pass: as the cost of its draft tokens, or of its prompts and of the rest.
 
-        What prompts add is known only where such a pass without them is; a burst of requests reads some in every pass.
+        What prompts added is known only if such a pass without them is; in a burst each pass reads some.
         """
         num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
         unread = [turn.num_unread for turn in work if turn.num_unread > 1]
