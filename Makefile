@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install help demo test quick check format coverage test-oldest test-python test-long test-world test-release manifests ray-demo ray-test \
         images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas hostile-short suites-short trainium-report gpu-report \
-        vllm-gpu-report bench bench-capacity bench-load bench-peers bench-replay bench-vllm proto clean
+        vllm-gpu-report bench bench-capacity bench-load bench-settled bench-peers bench-replay bench-vllm proto clean
 
 # The environment of tests and checks, in .venv, with the command .venv/bin/specdec, which runs this checkout.
 install: $(STAMP)
@@ -278,6 +278,12 @@ bench-load: install
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements/loadtest.txt
 	$(BIN)/python compare_architectures.py $(LOAD) --page docs/measurements/load.md#load_own_cores
 	$(BIN)/python compare_architectures.py $(LOAD) --cores_per_machine 0 --page docs/measurements/load.md#load_one_core
+
+# The same with cells of 20 s after 10 s that do not count, in docs/measurements/load.md: 25 minutes.
+SETTLED := --concurrency 4,16,64 --rtt_ms 0 --schedule load --num_prompts 4 --num_runs 1 --max_new_tokens 48 --cell_s 20 --drafting measured --output reports/settled
+bench-settled: install
+	$(BIN)/python compare_architectures.py $(SETTLED) --page docs/measurements/load.md#settled_own_cores
+	$(BIN)/python compare_architectures.py $(SETTLED) --cores_per_machine 0 --page docs/measurements/load.md#settled_one_core
 
 # Our decoding against OpenVINO GenAI, llama.cpp and Transformers: docs/peers.json, and docs/measurements/peers.md made of it.
 # The first run installs and builds them under build/peers (some twenty minutes); a shape takes some eight minutes after
