@@ -56,7 +56,7 @@ def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How the requests of one cell, a contender under one set of conditions, were served in all of its runs.
+    """Figures of how a cell's requests were served, over all of its runs.
 
     Attributes:
         requests: for each request its figures, its error code (None if answered), the numbers of its run and prompt

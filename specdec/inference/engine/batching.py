@@ -97,15 +97,16 @@ class Batching:
         unread = [turn.num_unread for turn in work if turn.num_unread > 1]
         num_decoding = len(work) - len(unread)
         draft_s = max((verdict.draft_us for verdict in verdicts), default=0) / 1e6
-        costs = self._passes.of(num_decoding)
         if not unread:
             self._passes.record(num_decoding, num_draft_tokens, seconds - draft_s)
         if num_decoding:
             self._steps.record(num_decoding, 0, max(0.0, seconds - self._parts.seconds(sum(unread))))
-        if unread and not num_decoding:
+        if not unread:
+            return
+        if not num_decoding:
             self._parts.record(sum(unread), seconds)
-        elif unread and self._passes.knows(num_decoding) and costs.covers(num_draft_tokens):
-            self._parts.record(sum(unread), seconds - draft_s - costs.seconds(num_draft_tokens))
+        elif (pass_s := self._passes.measured(num_decoding, num_draft_tokens)) is not None:
+            self._parts.record(sum(unread), seconds - draft_s - pass_s)
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:

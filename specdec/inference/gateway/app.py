@@ -422,7 +422,7 @@ _FAILURES: dict[type[Exception], Callable[[Request, Any], ApiError]] = {
     UnicodeEncodeError: _half_a_pair,
     Exception: lambda *_: unexpected(),
 }
-"""What a client gets for each exception."""
+"""For each exception, the function that makes the HTTP error of the answer to it."""
 
 
 async def _failed(failure: Callable[[Request, Any], ApiError], request: Request, error: Exception) -> JsonAnswer:

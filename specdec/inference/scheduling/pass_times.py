@@ -75,7 +75,7 @@ class PassCosts:
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
     def covers(self, num_draft_tokens: int) -> bool:
-        """Return whether passes with at least about so many draft tokens were recorded, and are not forgotten."""
+        """Return whether passes with at least about so many draft tokens are known."""
         return max(self._recent, default=-1) >= _place(num_draft_tokens)
 
     def asks_for_short(self) -> bool:
@@ -160,9 +160,13 @@ class PassTimes:
             self._by_sessions.setdefault(sessions, PassCosts()).record(num_draft_tokens, seconds)
         self._tried.add(numbers)
 
-    def knows(self, num_sessions: int) -> bool:
-        """Return whether passes over about so many sessions were recorded."""
-        return _place(num_sessions, _BITS_OF_SESSIONS) in self._by_sessions
+    def measured(self, num_sessions: int, num_draft_tokens: int) -> float | None:
+        """Return the seconds of passes over about so many sessions; None if none had as many draft tokens, or more."""
+        own = self._by_sessions.get(_place(num_sessions, _BITS_OF_SESSIONS))
+        if own is None:
+            return None
+        seconds = own.seconds(num_draft_tokens)  # forgets old passes, which cover no more
+        return seconds if own.covers(num_draft_tokens) else None
 
     def of(self, num_sessions: int) -> PassCosts:
         """Return the costs of passes over `num_sessions`, or over the nearest number that shows what draft tokens cost.

@@ -11,6 +11,8 @@ from base64 import b64encode
 import numpy as np
 import pytest
 
+from specdec.comparison.plan.config import ALONE
+from specdec.comparison.plan.grid import Cell, Sample
 from specdec.comparison.plan.record import RequestRecord, Round
 from specdec.comparison.run.load import (
     LOCUST_FILE,
@@ -113,7 +115,7 @@ async def test_steady_load_never_falls(count: int, streams: int) -> None:
 
 
 async def test_answers_of_the_first_third_do_not_count() -> None:
-    """Of a run of a fixed time the answers of the beginning are left out, and those in flight at the end."""
+    """A run of a fixed time counts no answer of its first third, and no request that is in flight at its end."""
     began = time.monotonic()
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
@@ -124,6 +126,12 @@ async def test_answers_of_the_first_third_do_not_count() -> None:
     records = await for_seconds(ask, 2, 3, 0.2)
     assert {record.prompt_index for record in records} == {0, 1}
     assert min(record.ended_s for record in records) >= began + 0.1
+
+
+def test_a_run_of_a_fixed_time_has_its_rate_by_that_time() -> None:
+    """Tokens per second are those of answers that end in the counted seconds, whenever they began."""
+    record = RequestRecord(0, 5.0, 1, tuple(range(8)), (Round(1.0, 8, 0, 0, Timings()),))
+    assert Sample(Cell(ALONE, "kind", 0.0, 4), 0, (record,), counted_s=4.0).tokens_per_s == 2.0
 
 
 async def test_steady_load_ends_in_time() -> None:
