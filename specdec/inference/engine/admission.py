@@ -70,6 +70,7 @@ class Admission(Generic[HolderT]):
         self._free = list(range(num_slots + num_spare - 1, -1, -1))  # the latest used is last
         self.num_slots = num_slots
         self._model = model
+        self._can_copy = isinstance(model, ForkingBackend)
         self._left: dict[int, Prefix] = {}  # content of free slots
         self._slots = frozenset(self._free)
         self._max_waiting = max_waiting
@@ -199,7 +200,7 @@ class Admission(Generic[HolderT]):
 
     def _choose(self, holder: HolderT) -> SlotChoice:
         left = {slot: prefix.length for slot, prefix in self._left.items()}
-        return choose_slot(self._free, left, self._shared(holder), can_copy=isinstance(self._model, ForkingBackend))
+        return choose_slot(self._free, left, self._shared(holder), can_copy=self._can_copy)
 
     def _take(self, place: SlotChoice) -> None:
         self._free.remove(place.slot)
@@ -215,7 +216,7 @@ class Admission(Generic[HolderT]):
     def _shared(self, holder: HolderT) -> dict[int, int]:
         """Return, by slot with content worth reusing, how many of the holder's first tokens that slot has."""
         held, wanted = dict(self._left), holder.wanted
-        if isinstance(self._model, ForkingBackend):
+        if self._can_copy:
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
         shared = {slot: wanted.num_shared(prefix) for slot, prefix in held.items()}
         num_tokens = wanted.length + 1

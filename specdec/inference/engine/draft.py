@@ -144,12 +144,17 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
     def pace(self, session: DraftSession, pacing: Pacing) -> None:
         """Set how far and how broadly a session drafts from now on."""
         session.pace(pacing)
-        self.wake()
+        self._wake_for(session)
 
     def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:
         """Apply tokens that the target committed; the session drafts on after them."""
         session.commit(token_ids)
-        self.wake()
+        self._wake_for(session)
+
+    def _wake_for(self, session: DraftSession) -> None:
+        """Wake the loop, which looks at all sessions, if this one wants draft tokens or may now yield its slot."""
+        if session.pacing.window or self._admission.is_awaited:
+            self.wake()
 
     def _schedule(self, sessions: Sequence[DraftSession]) -> list[tuple[DraftSession, _Extending]]:
         return [

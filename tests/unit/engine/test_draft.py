@@ -88,6 +88,20 @@ async def test_a_round_ends_with_what_it_has_once_its_session_is_held(
         assert list(await engine.propose(session, 4)) == tokens_at(3, 4)
 
 
+async def test_commits_of_held_sessions_do_not_wake_the_loop(
+    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each commit of each held session made the loop look at all of them, on the target's own core."""
+    wakes: list[int] = []
+    held, drafting = (engine.open([1, 2, 3], GREEDY) for _ in range(2))
+    await engine.propose(drafting, 1)
+    monkeypatch.setattr(engine, "wake", lambda: wakes.append(1))
+    for session, pacing in ((held, Pacing()), (drafting, Pacing(window=1))):
+        engine.pace(session, pacing)
+        engine.commit(session, [token_at(3)])
+        assert len(wakes) == 2 * pacing.window
+
+
 async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> None:
     """Drafting ends where the draft's context is full; the target then continues alone.
 

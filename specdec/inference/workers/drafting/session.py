@@ -204,7 +204,7 @@ class DraftingSession:
         link.record_pass(commit.timings.compute_us / 1e6)
         self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + (not commit.is_held)
         self._is_heard |= commit.num_received_tokens > 0
-        if not self._in_rounds:
+        if not self._in_rounds and self._may_draft.is_set():
             self._pace()
         self._committed.set()
         commit = self._with_figures(commit, draft.num_branch_hits - num_hits, draft.num_wasted_tokens - num_wasted)
