@@ -7,6 +7,7 @@ docs/gateway.md lists the metrics.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -189,7 +190,6 @@ class Metrics:
         self._loop_lags: deque[float] = deque([0.0], maxlen=100)
         lag = self._gauge("specdec_event_loop_lag_seconds", "How late the event loop came, at worst, in the last 10 s.")
         lag.set_function(lambda: max(self._loop_lags))
-        self._loop_tasks = self._gauge("specdec_event_loop_tasks", "Tasks of the event loop; without requests, a few.")
 
     def _add_tokens(self) -> None:
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
@@ -311,10 +311,14 @@ class Metrics:
         late = self._gauge("specdec_late_graphs", "Those made after the server was ready; requests waited for them.")
         late.set_function(lambda: sum(maker.graphs.num_late for maker in makers))
 
-    def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
-        """Record by how many seconds the event loop ran a timer late, and the loop's number of tasks."""
+    def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Add a gauge of the event loop's tasks, which are counted when it is read."""
+        tasks = self._gauge("specdec_event_loop_tasks", "Tasks of the event loop; without requests, a few.")
+        tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
+
+    def take_loop_lag(self, lag_s: float) -> None:
+        """Record by how many seconds the event loop ran a timer late."""
         self._loop_lags.append(max(0.0, lag_s))
-        self._loop_tasks.set(num_tasks)
 
     def watch_security(self, certificate: Certificate | None, *others: Replaceable | None) -> None:
         """Add gauges of the certificate's remaining days and of changed files that could not be loaded."""

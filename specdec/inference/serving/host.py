@@ -172,6 +172,8 @@ class Host:
     async def _watch(self) -> None:
         """Report the state of the work to the fronts, until the work is broken and cannot recover."""
         reported, was_ready = (True, True), False
+        if self._metrics is not None:
+            self._metrics.watch_loop(asyncio.get_running_loop())
         while self._work.broken is None:
             fault, alive = self._work.fault, not self._work.hangs
             if (fault is None, alive) != reported:
@@ -186,8 +188,7 @@ class Host:
             before = time.monotonic()
             await asyncio.sleep(WATCH_S)
             if self._metrics is not None:
-                lag_s = time.monotonic() - before - WATCH_S
-                self._metrics.take_loop(lag_s=lag_s, num_tasks=len(asyncio.all_tasks()))
+                self._metrics.take_loop_lag(time.monotonic() - before - WATCH_S)
 
 
 def _end_at_next(first: asyncio.Task[Signals]) -> None:
