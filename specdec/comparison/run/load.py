@@ -35,6 +35,8 @@ from specdec.inference.workers.completion import CompletionRequest
 LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_CLIENT = 2
 _PIP = f"{sys.executable} -m pip install"
+PAUSE_S = 0.1
+"""Seconds that a stream of a load without end waits after a request that failed."""
 START_S = 30.0
 """Seconds for Locust to start and connect."""
 
@@ -80,6 +82,8 @@ async def steady(
             records.extend(answers if number < wanted else ())
             if len(records) >= wanted:
                 is_done.set()
+            if any(record.error_code is not None for record in answers):
+                await asyncio.sleep(PAUSE_S)  # a refusal takes no time, and a server that refuses has enough to do
 
     async def until_done() -> None:
         with suppress(TimeoutError):

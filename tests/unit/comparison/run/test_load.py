@@ -16,6 +16,7 @@ from specdec.comparison.plan.grid import Cell, Sample
 from specdec.comparison.plan.record import RequestRecord, Round
 from specdec.comparison.run.load import (
     LOCUST_FILE,
+    PAUSE_S,
     as_they_come,
     closed_loop,
     for_seconds,
@@ -132,6 +133,19 @@ def test_a_run_of_a_fixed_time_has_its_rate_by_that_time() -> None:
     """Tokens per second are those of answers that end in the counted seconds, whenever they began."""
     record = RequestRecord(0, 5.0, 1, tuple(range(8)), (Round(1.0, 8, 0, 0, Timings()),))
     assert Sample(Cell(ALONE, "kind", 0.0, 4), 0, (record,), counted_s=4.0).tokens_per_s == 2.0
+
+
+async def test_a_server_that_refuses_is_asked_again_after_a_pause() -> None:
+    """A stream of a run of a fixed time waits after a failure, so that refusals are not counted by the thousand."""
+    num_asked = 0
+
+    async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
+        nonlocal num_asked
+        num_asked += 1
+        return [RequestRecord(prompt_index, 0.0, 1, (), (), error_code="RESOURCE_EXHAUSTED")]
+
+    await for_seconds(ask, 2, 3, 0.2)
+    assert 3 <= num_asked <= 3 * (1 + round(0.3 / PAUSE_S))
 
 
 async def test_steady_load_ends_in_time() -> None:
