@@ -217,9 +217,10 @@ def require_memory(num_bytes: int) -> None:
 
 
 def _prompts(count: int) -> list[str]:
-    """Return `count` prompts: those of the demo, then structured and open-ended ones in turn."""
+    """Return `count` prompts: those of the demo, then structured and open-ended ones in turn, then all again."""
     kinds = [read_prompts(BUNDLED_PROMPTS.with_name(f"{kind}.txt"), count) for kind in ("structured", "open_ended")]
-    return [*read_prompts(BUNDLED_PROMPTS, count), *itertools.chain(*zip(*kinds, strict=True))][:count]
+    prompts = [*read_prompts(BUNDLED_PROMPTS, count), *itertools.chain(*zip(*kinds, strict=True))]
+    return list(itertools.islice(itertools.cycle(prompts), count))
 
 
 if __name__ == "__main__":

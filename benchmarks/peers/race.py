@@ -143,7 +143,7 @@ def _rows(entries: Sequence[Entry], count: int, num_tokens: int, dtype: str) -> 
         name = entry.engine.peer.name
         rates = [num_tokens * count / statistics.median(seconds) for seconds in entry.seconds.values()]
         if count > 1:
-            rates = [num_tokens * count / seconds for seconds in entry.seconds[0]]
+            rates = [num_tokens * len(entry.texts) / seconds for seconds in entry.seconds[0]]
         same = [num_equal(entry.texts, plain.get(each)) for each in (name, OURS)]
         yield Row(name, entry.variant, dtype, count, [round(rate, 2) for rate in rates], len(entry.texts), *same)
 
