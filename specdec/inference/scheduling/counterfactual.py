@@ -144,7 +144,7 @@ class _Decision:
     Attributes:
         due: time of the next try, while drafting is off.
         lost_s: seconds that the latest try has cost; the next one may cost as many.
-        interval_s: shortest time to the next try; grows by a quarter while tries agree.
+        interval_s: shortest time to the next try; grows by half while tries agree.
         is_tested: whether its own passes were compared.
         recent: latest passes with drafts.
     """
@@ -352,7 +352,7 @@ class Counterfactual:
     def _decide(self, decision: _Decision, gain: float, is_on: bool, now: float) -> None:
         if is_on and not decision.is_on:  # soon, since the quiet passes may have been unusual
             self._quiet_interval_s, self._quiet_due = FIRST_INTERVAL_S / 2, now + FIRST_INTERVAL_S
-        decision.interval_s = 0.0 if is_on else min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, 1.25 * decision.interval_s))
+        decision.interval_s = 0.0 if is_on else min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, 1.5 * decision.interval_s))
         if not is_on:
             decision.due = now + decision.interval_s
             decision.recent.clear()
