@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from specdec.inference.config import ALWAYS, MEASURED, NEVER
-from specdec.inference.scheduling.counterfactual import Change, Counterfactual, Pass
+from specdec.inference.scheduling.counterfactual import Change, Counterfactual
+from specdec.inference.scheduling.quiet import Pass
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from specdec.inference.errors import CapacityError, ContextLengthError, InvalidR
 from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from specdec.inference.model.slots import PrefixKeeper, WindowedBackend
 from specdec.inference.request import MAX_GAMMA, GenerationRequest, Noise, Schedule
-from specdec.inference.scheduling.counterfactual import Pass
+from specdec.inference.scheduling.quiet import Pass
 from specdec.inference.speculation.answers import KeptAnswers
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from specdec.inference.speculation.tree import Branch

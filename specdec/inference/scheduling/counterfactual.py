@@ -1,12 +1,12 @@
-"""Counterfactual: whether drafting may go on, by the measured time of passes during which nothing drafted. Pure.
+"""Decision whether drafting may go on, by what the same tokens would have cost without drafts.
 
-The period of a pass is the time from its start to the start of the next one. It contains waits, messages, and whatever
-drafting takes from a core, a bus or a lock that the target needs too. Quiet passes, during which no draft worker
-computes, show what the same tokens would have cost without drafts:
+Quiet passes (see quiet.py) are measured next to passes with drafts, and show what would have been (a counterfactual):
 
     gain = seconds that plain decoding would have taken for what was committed / seconds taken
 
-A gain below 1 means that drafting costs speed, whatever the cause. All times are in seconds.
+A gain below 1 means that drafting costs speed, whatever the cause. While drafting is on, it stops for a few passes now
+and then, a quiet probe, to see what passes cost without it. While it is off, it goes on for a few passes now and then,
+a try, to see whether it would pay. All times are in seconds. The caller has the clock.
 """
 
 from __future__ import annotations
@@ -18,116 +18,53 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-NUM_QUIET = 8
-"""Quiet passes of a probe, and passes whose median is the quiet period of a number of sessions."""
+from specdec.inference.scheduling.quiet import NUM_QUIET, Pass, Quiet
+
 MIN_TRY, MAX_TRY = 4, 16
-"""Fewest and most passes of a try, unless it loses much, apart from the first ones, which have no drafts yet."""
+"""Fewest and most passes with drafts in a try; a large loss ends it sooner."""
 RECENT = 48
-"""Passes with drafts that are remembered."""
+"""Number of the latest passes with drafts that are kept to compute a gain."""
 FIRST_CHECK = 12
-"""Passes with drafts before they are first compared."""
+"""Number of passes with drafts before their gain is first computed."""
 MAX_CATCH_UP = 12
-"""Most passes after the switch that wait for a first draft token."""
+"""Most passes after drafting is switched on that may go by before the first draft token arrives."""
 HOLD_PASSES, LEAVE_PASSES = 8, 1
-"""Passes for which a number of sessions must last before drafting goes on by its decision, or stops by it."""
+"""Passes for which a number of sessions must last before the decision for it switches drafting on, or off."""
 MARGIN = 0.01
+"""How far a gain must be from 1 to change a decision."""
 TRY_BUDGET = 0.015
-"""Share of the time of passes that tries may lose."""
+"""Share of the time of all passes that tries may lose."""
 CREDIT_S = 5.0
-"""Seconds of passes whose share tries may lose in advance."""
+"""Seconds of passes whose share tries may lose before these passes have run."""
 QUIET_SHARE = 0.02
-"""Share of the time for quiet probes while drafting pays."""
+"""Share of the time that quiet probes may take while drafting pays."""
 FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
+"""Shortest time between two probes or two tries at first, and in the end."""
 SETTLE_S = 2.0
-"""Longest wait for the draft workers to stop; a worker that goes on for longer leaves nothing to compare with."""
+"""Longest wait for the draft workers to stop. If one goes on for longer, there is nothing to compare with."""
 _STALE = 0.85
-"""Change of the time of passes with drafts, from which on quiet passes are measured again."""
+"""Quiet passes are measured again once passes with drafts take less than this share of the time they took before."""
 _NOISE = 0.05
-"""Standard deviation of a period that is assumed at least, as a share of it."""
+"""Least standard deviation that a period is assumed to have, as a share of the period."""
 _OUTLIER = 6.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass, up to the start of the next one.
-
-    Attributes:
-        num_sessions: sessions that decode, in the pass or not.
-        num_plain: passes of one session that plain decoding would have taken for the tokens of this one.
-        num_draft_tokens: draft tokens that were verified, those that the target proposed included.
-        num_prompt_tokens: prompt tokens that were read.
-        has_drafts: whether tokens of a draft model were verified.
-        seconds: the period.
-    """
-
-    num_sessions: int
-    num_plain: float
-    num_draft_tokens: int
-    num_prompt_tokens: int
-    has_drafts: bool
-    seconds: float = 0.0
+"""A pass counts with at most so many times the median period: one that took longer was held up by something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Decision that has changed: for about how many sessions, and the two figures that it rests on."""
+    """Decision that has changed, and why.
+
+    Attributes:
+        is_on: whether drafting may go on.
+        num_sessions: number of sessions that the decision is for, rounded to a power of two.
+        gain: gain by which it was decided.
+        quiet_s: period of a quiet pass over so many sessions; 0 if it is not known.
+    """
 
     is_on: bool
     num_sessions: int
     gain: float
     quiet_s: float
-
-
-class Quiet:
-    """Periods of quiet passes by number of sessions, and the time that a prompt token adds to one."""
-
-    def __init__(self) -> None:
-        self._recent: dict[int, deque[float]] = {}  # by half octaves of the number of sessions
-        self._prompts: deque[float] = deque(maxlen=2 * NUM_QUIET)
-
-    def record(self, each: Pass) -> None:
-        """Record a quiet pass; by how much passes have become slower, those over other numbers of sessions have too."""
-        plain_s = self.period(each.num_sessions)
-        if each.num_prompt_tokens:
-            if plain_s is not None:
-                self._prompts.append(max(0.0, each.seconds - plain_s) / each.num_prompt_tokens)
-            return
-        place = _half_octave(each.num_sessions)
-        recent = self._recent.setdefault(place, deque(maxlen=NUM_QUIET))
-        before_s = statistics.median(recent) if len(recent) >= MIN_TRY else None
-        recent.append(each.seconds)
-        if before_s:
-            change = statistics.median(recent) / before_s
-            for other in self._recent.values():
-                if other is not recent:
-                    other.extend([seconds * change for seconds in other])
-
-    def period(self, num_sessions: int) -> float | None:
-        """Return the period of a quiet pass over so many sessions; None if no number within a factor of 3 is known."""
-        place = _half_octave(num_sessions)
-        if len(own := self._recent.get(place, ())) >= MIN_TRY:
-            return statistics.median(own)
-        known = [key for key, recent in self._recent.items() if len(recent) >= MIN_TRY and abs(key - place) <= 3]
-        if not known:
-            return None
-        below, above = max((k for k in known if k < place), default=0), min((k for k in known if k > place), default=0)
-        if min(known) < place < max(known):
-            low_s, high_s = (statistics.median(self._recent[key]) for key in (below, above))
-            return low_s + (max(low_s, high_s) - low_s) * (place - below) / (above - below)  # more take no less time
-        near = min(known, key=lambda key: abs(key - place))
-        return statistics.median(self._recent[near]) * 2 ** ((place - near) / 4)  # some time is shared by all
-
-    def plain_s(self, each: Pass) -> float | None:
-        """Return the seconds that plain decoding would have taken for a pass's tokens; None if that is not known."""
-        period_s = self.period(each.num_sessions)
-        if period_s is None or (each.num_prompt_tokens and not self._prompts):
-            return None
-        prompt_s = statistics.median(self._prompts) if each.num_prompt_tokens else 0.0
-        return each.num_plain / each.num_sessions * period_s + each.num_prompt_tokens * prompt_s
-
-
-def _half_octave(num_sessions: int) -> int:
-    return round(2 * math.log2(num_sessions))
 
 
 class _Probe(enum.Enum):
@@ -139,13 +76,15 @@ class _Probe(enum.Enum):
 
 @dataclass(slots=True)
 class _Decision:
-    """Decision for numbers of sessions that round to the same power of two.
+    """Decision for all numbers of sessions that round to the same power of two.
 
     Attributes:
-        due: time of the next try, while drafting is off.
-        lost_s: seconds that the latest try has cost; the next one may cost as many.
-        interval_s: shortest time to the next try; grows by half while tries agree.
-        is_tested: whether its own passes were compared.
+        is_on: whether drafting may go on.
+        gain: latest gain.
+        due: earliest time of the next try, while drafting is off.
+        lost_s: seconds that the latest try has cost; the next one is assumed to cost as many.
+        interval_s: shortest time to the next try. It grows by half with each try that finds a loss again.
+        is_tested: whether the decision rests on passes over so many sessions, not over a number near to it.
         recent: latest passes with drafts.
     """
 
@@ -159,14 +98,15 @@ class _Decision:
 
 
 class Counterfactual:
-    """Decision whether draft workers may compute.
+    """Decision whether draft workers may compute, from the passes that its caller records.
 
     Args:
         is_on: the decision until something is measured.
 
     Attributes:
-        is_on: whether drafting goes on now: the decision, unless a probe is under way.
-        begins_on: the same for numbers of sessions for which nothing is known.
+        is_on: whether draft workers may compute now: the decision, or the opposite during a probe or a try.
+        begins_on: the decision for a number of sessions while nothing is measured near to it.
+        quiet: periods of quiet passes.
         lost_s: seconds that drafting has cost in tries, and before it was found to cost any.
     """
 
@@ -203,6 +143,7 @@ class Counterfactual:
 
         Args:
             is_quiet: True if no draft worker computed during the pass.
+            now: the present time, of any clock that only goes forward.
         """
         decision = self._here(each.num_sessions)
         before = decision, decision.is_on, self._probed, self._probed.is_on
@@ -243,14 +184,14 @@ class Counterfactual:
         return self._decisions[octave]
 
     def _is_first(self, each: Pass) -> bool:
-        """Return whether it is the first pass of its shape: backends prepare in it."""
+        """Return whether it is the first pass of its shape, which takes longer because backends compile in it."""
         shape = self._octave, each.num_draft_tokens.bit_length()
         is_first = shape not in self._seen
         self._seen.add(shape)
         return is_first
 
     def _take(self, each: Pass, decision: _Decision, now: float) -> None:
-        """Record a pass during which workers computed."""
+        """Record a pass during which workers computed, and end a try or begin a quiet probe if it shows enough."""
         plain_s = self.quiet.plain_s(each)
         if self._loss_s is not None and plain_s is not None:
             self._loss_s += each.seconds - plain_s
@@ -290,7 +231,7 @@ class Counterfactual:
         return gain + 2 * error < 1 - MARGIN
 
     def _latest(self, decision: _Decision) -> list[Pass]:
-        """Return as many of the latest passes with drafts as a try has."""
+        """Return the latest passes with drafts, as many as a try has, the latest first."""
         latest: list[Pass] = []
         for each in reversed(decision.recent):
             latest.append(each)
@@ -299,10 +240,15 @@ class Counterfactual:
         return latest
 
     def _lasts(self, passes: Collection[Pass], number: int, num_arrivals: int) -> bool:
-        """Return whether passes show what drafts bring: there are `number`, and messages go to and fro meanwhile."""
+        """Return whether passes are enough to show what drafts bring.
+
+        They are if there are `number` of them, and if they last for `num_arrivals` times the time from a switch to the
+        first draft token: over a slow link, drafts need that long to take effect.
+        """
         return len(passes) >= number and sum(each.seconds for each in passes) >= num_arrivals * self._arrival_s
 
     def _take_quiet(self, each: Pass, now: float) -> None:
+        """Record a quiet pass, and end a quiet probe once it has enough of them."""
         if not self._num_since:  # the first one since the switch
             self._settle_s = now - each.seconds - self._since
             self._settle()
@@ -315,6 +261,7 @@ class Counterfactual:
             self._end_quiet(now)
 
     def _begin_probe(self, each: Pass, decision: _Decision, now: float) -> None:
+        """Begin a quiet probe or a try if one is due and the loss it may bring is within the budget."""
         if self._probe is not None or self._num_here < HOLD_PASSES or decision.is_on != self.is_on:
             return
         period_s = self.quiet.period(each.num_sessions)
@@ -329,11 +276,11 @@ class Counterfactual:
             self._tried.clear()
 
     def _has_settled(self, now: float) -> bool:
-        """Return whether there were enough quiet passes, or a worker does not stop."""
+        """Return whether enough quiet passes came since drafting was switched off, or none because a worker goes on."""
         return self._num_since >= NUM_QUIET or (not self._num_since and now - self._since > SETTLE_S)
 
     def _end_quiet(self, now: float) -> None:
-        """Decide by the fresh quiet passes, and the passes with drafts just before them."""
+        """End a quiet probe: compare its passes with the passes with drafts just before it, and decide."""
         self._probe, decision = None, self._probed
         cost_s = now - self._began + self._arrival_s
         self._quiet_interval_s = min(MAX_INTERVAL_S, 2 * self._quiet_interval_s)
@@ -350,6 +297,7 @@ class Counterfactual:
             self._settle()
 
     def _decide(self, decision: _Decision, gain: float, is_on: bool, now: float) -> None:
+        """Set a decision by the gain that a probe or a try has found, and the time of the next one."""
         if is_on and not decision.is_on:  # soon, since the quiet passes may have been unusual
             self._quiet_interval_s, self._quiet_due = FIRST_INTERVAL_S / 2, now + FIRST_INTERVAL_S
         decision.interval_s = 0.0 if is_on else min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, 1.5 * decision.interval_s))
@@ -364,7 +312,7 @@ class Counterfactual:
         }  # others follow it
 
     def _settle(self) -> None:
-        """Account for the loss of a try that has ended, once no worker computes."""
+        """Add the loss of a try that has ended to the losses so far; wait until no worker computes."""
         if self._loss_s is None or self._probed.is_on or self._probe is not None:
             return
         self._probed.lost_s, self._loss_s = max(0.0, self._loss_s), None
@@ -374,7 +322,7 @@ class Counterfactual:
         self.is_on, self._since, self._num_since, self._has_drafts = is_on, now, 0, False
 
     def _is_stale(self, passes: Collection[Pass]) -> bool:
-        """Return whether passes have become quicker since the latest probe, as quiet ones must have too."""
+        """Return whether passes have become so much quicker since the latest quiet probe that it tells nothing now."""
         ratios = [each.seconds / quiet_s for each in passes if (quiet_s := self.quiet.period(each.num_sessions))]
         ratio = statistics.median(ratios) if ratios else math.inf
         self._usual = ratio if self._usual is None else self._usual
@@ -390,7 +338,7 @@ class Counterfactual:
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the ratio of the sums of pairs, and its standard error."""
+    """Return the sum of the pairs' first numbers over the sum of their second ones, and its standard error."""
     number, under = len(pairs), sum(y for _, y in pairs)
     ratio = sum(x for x, _ in pairs) / under
     spread = sum((x - ratio * y) ** 2 for x, y in pairs) / max(1, number - 1)

@@ -29,8 +29,8 @@ from specdec.inference.errors import InternalError, InvalidRequestError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest, Schedule
-from specdec.inference.scheduling.counterfactual import Pass
 from specdec.inference.scheduling.pass_times import PassTimes
+from specdec.inference.scheduling.quiet import Pass
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
 from specdec.inference.vllm.frames import Chain, Grow, Help, Hold, Passed, Row, ToCore

@@ -27,7 +27,7 @@ from specdec.inference.errors import CapacityError
 from specdec.inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
 from specdec.inference.observe.profile import Profile
 from specdec.inference.request import MAX_GAMMA
-from specdec.inference.scheduling.counterfactual import Pass
+from specdec.inference.scheduling.quiet import Pass
 from specdec.inference.workers.calls.observer import Observer
 from specdec.inference.workers.calls.scope import SupervisedCompleter
 from specdec.inference.workers.completion import CompletionRequest

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specdec.inference.scheduling.counterfactual import NUM_QUIET, Counterfactual, Pass, Quiet
+from specdec.inference.scheduling.counterfactual import Counterfactual
+from specdec.inference.scheduling.quiet import NUM_QUIET, Pass, Quiet
 
 
 def quiet_pass(num_sessions: int, seconds: float, num_prompt_tokens: int = 0) -> Pass:

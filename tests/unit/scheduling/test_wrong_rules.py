@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from specdec.inference.config import MEASURED
-from specdec.inference.scheduling.counterfactual import Change, Counterfactual, Pass, Quiet
+from specdec.inference.scheduling.counterfactual import Change, Counterfactual
+from specdec.inference.scheduling.quiet import Pass, Quiet
 from specdec.inference.speculation.replay import Replay
 from tests.support.virtual import outcome_of
 from tests.unit.engine.test_never_slower import LOSING

@@ -17,7 +17,7 @@ from specdec.inference.commit import Commit, TokenEvent
 from specdec.inference.config import ALWAYS, MEASURED, NEVER
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.request import GenerationRequest
-from specdec.inference.scheduling.counterfactual import Pass
+from specdec.inference.scheduling.quiet import Pass
 from specdec.inference.vllm.frames import Passed, Row
 from specdec.inference.vllm.lending import LendingEngine
 from specdec.inference.vllm.session import Sessions, VllmSession
