@@ -1,7 +1,8 @@
-"""Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
+"""Admission of sessions to the slots of a model: the accounts of their callers take turns, and the queue is bounded.
 
-When all slots are held, an account with several slots gives one up for an account that has none. The session that loses
-its slot waits as its account's first, and goes on from its committed tokens.
+The sessions of one account get slots in order of arrival. When all slots are held, an account with several slots gives
+one up for an account that has none. The session that loses its slot waits as its account's first, and later goes on
+from its committed tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from specdec.inference.model.slots import Backend, CompiledBackend, ForkingBacke
 
 
 class Holder(Protocol):
-    """Session, with the members that admission needs."""
+    """Session that waits for a slot or holds one: the members that `Admission` uses."""
 
     slot: int | None
 
@@ -35,7 +36,7 @@ class Holder(Protocol):
         """Return whether the session has committed tokens since it entered, so that leaving now loses no work."""
 
     def enter(self, slot: int, num_cached_tokens: int) -> None:
-        """Take a slot that holds the first `num_cached_tokens` tokens."""
+        """Take a slot, whose cache has the first `num_cached_tokens` of this session's tokens already."""
 
     def leave(self) -> None:
         """Give up the slot; the session may enter again later."""
@@ -48,10 +49,11 @@ HolderT = TypeVar("HolderT", bound=Holder)
 
 
 class Admission(Generic[HolderT]):
-    """Slots of a model: the free ones, the holders of the others, and a bounded queue. Used only on the event loop.
+    """Slots of a model: the free ones, the sessions that hold the others, and the queue. Used only on the event loop.
 
     Args:
-        num_slots: most holders at a time.
+        num_slots: most sessions that hold a slot at a time.
+        max_waiting: most sessions in the queue, besides those that have had a slot and yielded it.
         model: backend that has the slots; None if no session may reuse the content of a freed slot.
         num_spare: slots beyond `num_slots`, which keep the keys and values of sessions that left: a session that
             yielded its slot finds its tokens there when it enters again.
@@ -89,7 +91,7 @@ class Admission(Generic[HolderT]):
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether an account without a slot waits; other threads may read it too."""
+        """Return whether a session waits whose account holds no slot; may be read on any thread."""
         return not {*self._waiting.values()} <= {*self._held.values()}
 
     @property
@@ -109,10 +111,13 @@ class Admission(Generic[HolderT]):
         return "; ".join(fault for fault, holds in agreed.items() if not holds)
 
     def enqueue(self, holder: HolderT) -> None:
-        """Queue a holder for a slot, on the current caller's account.
+        """Add a holder to the queue for a slot, on the current caller's account.
+
+        If the queue is full and another account has at least two holders more in it, that account's newest one is ended
+        with a CapacityError, and this one takes its place.
 
         Raises:
-            CapacityError: the queue is full; see `_make_room`.
+            CapacityError: the queue is full, and no account has so many more holders in it.
         """
         account = caller().account
         if len(self._new()) >= self._max_waiting + self.num_slots - len(self.running):
@@ -120,7 +125,7 @@ class Admission(Generic[HolderT]):
         self._waiting[holder] = account
 
     def _new(self) -> dict[HolderT, str]:
-        """Return the waiting holders that have not had a slot yet, with their accounts."""
+        """Return the waiting holders that have not yet had a slot, each with its account."""
         return {holder: account for holder, account in self._waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
@@ -144,15 +149,14 @@ class Admission(Generic[HolderT]):
         latest.fail(full)
 
     def _retry_after_s(self) -> float:
-        """Estimate the seconds until the queue has a free place, from the recent mean time that a slot is held.
+        """Estimate the seconds until there is room in the queue, from the recent mean time for which a slot is held.
 
-        The result varies at random, so that clients that are refused at the same time do not all return at the same
-        time.
+        The result varies at random, so that clients that are refused together do not all return together.
         """
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, SlotChoice]]:
-        """Give free slots to waiting holders; return each holder that got one, with its slot and its reused prefix."""
+        """Give free slots to waiting holders; return each one that got a slot, with that slot and the tokens in it."""
         entered = []
         while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
@@ -213,7 +217,7 @@ class Admission(Generic[HolderT]):
         return self._choose(holder).num_tokens if len(self.running) < self.num_slots else 0
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
-        """Return, by slot with content worth reusing, how many of the holder's first tokens that slot has."""
+        """Return how many of a holder's first tokens each slot has; slots without a gain from reuse are left out."""
         held, wanted = dict(self._left), holder.wanted
         if isinstance(self._model, ForkingBackend):
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
