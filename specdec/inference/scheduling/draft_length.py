@@ -1,4 +1,4 @@
-"""Number of draft tokens before each pass, where draft and target take turns. Pure.
+"""Number of draft tokens before each pass of the target, where draft and target take turns in one process.
 
 Every draft token costs a step of the draft and makes the pass wider. It gains one token if the target accepts it and
 all draft tokens before it. Drafting continues while one more draft token, or a few more, can raise the expected tokens
@@ -19,7 +19,7 @@ from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.throughput import fastest
 
 FIRST_LENGTH = 4
-"""Draft tokens of a pass while the times are unknown: a long draft that is wrong costs more than short ones lose."""
+"""Draft tokens per session and pass while no times are measured: a long wrong draft costs more than short ones lose."""
 LOOKED_AHEAD = 6
 """Most further draft tokens that are considered together, since several may pay where one does not."""
 _PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token delays the pass
@@ -27,7 +27,7 @@ _PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token de
 
 @dataclass(slots=True)
 class _Outlook:
-    """Number of tokens that a growing chain is expected to gain, updated with each new token of the chain.
+    """Expected gain by the draft tokens of one session, a chain that grows; updated with each new token.
 
     Attributes:
         chain: the draft tokens; a list that grows.
@@ -55,10 +55,12 @@ class _Outlook:
             self.num_seen += 1
 
     def is_worth(self, tokens: float, now_s: float, added_s: Sequence[float]) -> bool:
-        """Return whether further tokens would raise the tokens per second of a plan with `tokens` in `now_s` seconds.
+        """Return whether further draft tokens of this chain would raise the pass's expected tokens per second.
 
         Args:
-            added_s: seconds that 1, 2, ... further tokens would add.
+            tokens: expected tokens of the pass over all sessions, with the draft tokens made so far.
+            now_s: seconds of that pass and of its drafting.
+            added_s: seconds that 1, 2, ... further draft tokens would add.
         """
         rate, survival = (self.session_rate + self.last) / 2, self.survival
         plans = [(tokens, now_s)]
@@ -70,7 +72,7 @@ class _Outlook:
 
 
 class DraftLength:
-    """Estimates of the cost and the gain of drafting. A session is identified by its slot."""
+    """Rule for the number of draft tokens, with its estimates of cost and gain; sessions are named by their slots."""
 
     def __init__(self) -> None:
         self._steps, self._passes = PassTimes(), PassTimes()
@@ -79,19 +81,31 @@ class DraftLength:
         self._outlooks: dict[int, _Outlook] = {}  # by slot, until the verdict on its chain
 
     def begin(self, slot: int) -> None:
-        """Forget the acceptance rate of a slot, since another request begins in it."""
+        """Forget the acceptance rate of a slot, in which another request begins."""
         self._acceptance[slot] = Acceptance(_PRIOR_TESTED)
 
     def record_step(self, num_sessions: int, seconds: float) -> None:
-        """Record the time of one draft step that extended `num_sessions` chains."""
+        """Record the seconds of one draft step that extended the chains of `num_sessions` sessions."""
         self._steps.record(num_sessions, 0, seconds)
 
     def record_pass(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record the time of one target pass."""
+        """Record the seconds of one pass of the target.
+
+        Args:
+            num_sessions: number of sessions in the pass.
+            num_draft_tokens: number of draft tokens that it verified, of all sessions together.
+            seconds: time of the pass, without the drafting before it.
+        """
         self._passes.record(num_sessions, num_draft_tokens, seconds)
 
     def record_verdict(self, slot: int, chain: Sequence[DraftToken], num_accepted_tokens: int) -> None:
-        """Record how many tokens of a session's proposal were accepted; `chain` may be empty."""
+        """Record the verdict on a session's draft tokens.
+
+        Args:
+            slot: the session's slot.
+            chain: the draft tokens that the pass verified; empty if there were none.
+            num_accepted_tokens: number of the first of them that the target accepted.
+        """
         self._outlooks.pop(slot, None)
         self._of(slot).record(len(chain), num_accepted_tokens)
         for place, token in enumerate(chain[: num_accepted_tokens + 1]):
@@ -133,10 +147,15 @@ class DraftLength:
         return [outlook.is_worth(tokens, now_s, added_s) for outlook in outlooks]
 
     def num_worth(self, slot: int, tokens: Sequence[DraftToken], num_sessions: int) -> int:
-        """Return how many of the tokens that one step gave are worth verifying in a pass over `num_sessions`.
+        """Return how many of several tokens that one draft step gave for a session are worth verifying.
 
-        The tokens are drafted already, as in prompt lookup, which gives many at once; so only their cost in the pass
-        counts. While pass times are unknown, FIRST_LENGTH tokens are worth it.
+        Only prompt lookup gives several at once. They are drafted already, so only their cost in the pass counts. While
+        pass times are unknown, FIRST_LENGTH tokens are worth it.
+
+        Args:
+            slot: the session's slot.
+            tokens: the draft tokens.
+            num_sessions: number of sessions in the pass.
         """
         passes, rate = self._passes.of(num_sessions), self._of(slot).rate
         if not passes.is_known:

@@ -1,4 +1,4 @@
-"""Widths: how many draft tokens are worth verifying, by expected tokens and measured pass times. Pure.
+"""Widths: how many draft tokens of each session a pass verifies, by expected tokens and measured pass times.
 
 If each draft token of a session is accepted with probability a, the k-th one gains a^k tokens. The draft tokens of all
 sessions are added in order of their gain, and the number with the most tokens per second is taken. That maximises the
@@ -37,7 +37,7 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], seconds: Cal
 
 
 def _by_gain(available: Sequence[int], rates: Sequence[float]) -> list[tuple[float, int]]:
-    """Return, per draft token that has arrived, its expected gain in tokens and its session; largest gain first."""
+    """Return (expected gain in tokens, number of the session) of each draft token that has arrived, best first."""
     gains = [(-rate, i) for i, rate in enumerate(rates) if available[i]]
     heapq.heapify(gains)
     left, order = [*available], []
