@@ -21,7 +21,9 @@ class _Chain:
     """Growing chain of draft tokens for one turn.
 
     Attributes:
+        turn: the turn.
         room: most tokens that the chain may have; 0 once it grows no more.
+        tokens: the draft tokens so far.
     """
 
     turn: Turn
@@ -32,13 +34,12 @@ class _Chain:
 class SpeculativeDecoder:
     """Decoder that drafts for every turn without a proposal, then verifies in a step of the target.
 
-    A turn for which nothing was drafted proposes the tokens that prompt lookup found.
+    A turn for which nothing was drafted proposes the tokens that prompt lookup found. For attributes see `Decoder`.
 
     Args:
         target: decoder that verifies the draft tokens.
         proposer: source of the draft tokens; for each slot of the target it has one with the same number.
-        length: rule that stops drafting when more tokens would not pay; without it, gamma tokens are drafted every
-            time.
+        length: rule that stops drafting when more tokens would not pay; None: each turn gets `gamma` draft tokens.
         token_map: map from the target's token ids to the draft model's.
     """
 
@@ -89,7 +90,7 @@ class SpeculativeDecoder:
             self._proposer.extend([_draft(_Chain(turn, room=1), self._token_map) for turn in parts])
 
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
-        """Return the chains of the turns that may draft, by slot; each counts the time that all drafting takes."""
+        """Draft for the turns that may have draft tokens of this decoder; return their chains by slot."""
         drafting = [turn for turn in turns if turn.drafts and turn.chooses and turn.gamma and not turn.proposal]
         chains = [_Chain(turn, self._room(turn)) for turn in drafting]
         steps: dict[int, list[float]] = {}  # seconds by number of chains
@@ -110,7 +111,7 @@ class SpeculativeDecoder:
         return min(turn.gamma, self._proposer.max_length + 1 - len(turn.token_ids))
 
     def _growing(self, chains: Sequence[_Chain], num_sessions: int) -> list[_Chain]:
-        """Return the chains that have room and are worth another token; mark all other chains as ended."""
+        """Return the chains that have room and are worth another token; mark the other ones as ended."""
         growing = [chain for chain in chains if len(chain.tokens) < chain.room]
         if self._length is None or not growing:
             return growing
@@ -126,7 +127,13 @@ class SpeculativeDecoder:
         return self._proposer.extend(drafts, ranked=self._length is not None)
 
     def _append(self, chain: _Chain, tokens: Sequence[DraftToken] | None, num_sessions: int) -> None:
-        """Append one step's tokens as far as they have room and pay; end the chain if any is left out."""
+        """Append one step's tokens to a chain, as far as there is room and they pay; end it if any is left out.
+
+        Args:
+            chain: the chain.
+            tokens: what the proposer gave; None if it read a part of a prompt.
+            num_sessions: number of sessions in the pass.
+        """
         if tokens is None:
             return
         kept = tokens[: chain.turn.gamma - len(chain.tokens)]
