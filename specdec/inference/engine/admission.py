@@ -73,7 +73,6 @@ class Admission(Generic[HolderT]):
         self.num_slots = num_slots
         self._model = model
         self._left: dict[int, Prefix] = {}  # content of free slots
-        self._slots = frozenset(self._free)
         self._max_waiting = max_waiting
         self._what = what
         self._waiting: dict[HolderT, str] = {}  # with their accounts, in order of arrival
@@ -93,22 +92,6 @@ class Admission(Generic[HolderT]):
     def is_awaited(self) -> bool:
         """Return whether a session waits whose account holds no slot; may be read on any thread."""
         return not {*self._waiting.values()} <= {*self._held.values()}
-
-    @property
-    def contradiction(self) -> str:
-        """Describe how slots, holders, kept prefixes and queue contradict one another; empty if they agree."""
-        held = [holder.slot for holder in self.running if holder.slot is not None]
-        agreed = {
-            f"slots {held} are held and {self._free} free": sorted([*held, *self._free]) == sorted(self._slots),
-            f"slots {held} are held, and {[*self._since]} are timed": set(held) == self._since.keys(),
-            "a holder without an account, or an account's without a slot": set(self.running) == self._held.keys(),
-            f"prefixes are kept of slots {[*self._left]}, of which {self._free} are free": self._left.keys()
-            <= set(self._free),
-            "a holder waits and has a slot": all(holder.slot is None for holder in self._waiting),
-            f"accounts {[*self._turns]} have turns and no holder": self._turns.keys()
-            <= {*self._held.values(), *self._waiting.values()},
-        }
-        return "; ".join(fault for fault, holds in agreed.items() if not holds)
 
     def enqueue(self, holder: HolderT) -> None:
         """Add a holder to the queue for a slot, on the current caller's account.

@@ -71,7 +71,6 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._loop_task: asyncio.Task[None] | None = None
         self._refusal = ""  # the reason why no session may enter; empty if they may
         self.broken: str | None = None
-        self._contradicted = False
         self._pass_timeout_s = pass_timeout_s
         self._guard = StepGuard(self._schedule, self._can_replay)
         self.timeline: Timeline | None = None
@@ -90,6 +89,9 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
 
     def _passed(self, done: Sequence[tuple[SessionT, WorkT, ResultT]]) -> None:
         """Take note of a step after its results were delivered: called with its work; empty if the step failed."""
+
+    def _rest(self) -> None:
+        """Take note that no session has work."""
 
     def _can_replay(self, session: SessionT) -> bool:
         """Return whether a session gets the same tokens if it is computed again after a failed step."""
@@ -195,14 +197,8 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                         self._deliver(session, work, result)
                 self._passed(done)
             else:
-                self._check()
+                self._rest()
                 await self._wake.wait()
-
-    def _check(self) -> None:
-        """Take note that no session has work; log once if there are no sessions, but a slot is missing or held."""
-        if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
-            self._contradicted = True
-            logger.error("the idle engine contradicts itself, please report this: %s", fault)
 
     async def _admit(self) -> None:
         """Give free slots to waiting sessions, and let the model prepare each slot with the prefix that is reused."""

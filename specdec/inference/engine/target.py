@@ -234,8 +234,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         num_verified = sum(verdict.own.num_lookup_tokens for verdict in verdicts)
         self.drafting.passed(passed, sum(session.num_found for session in decoding), num_verified)
 
-    def _check(self) -> None:
-        super()._check()
+    def _rest(self) -> None:
         if not self._sessions():
             self.drafting.idle()
 
