@@ -195,10 +195,6 @@ class Admission(Generic[HolderT]):
             self._free.remove(place.source_slot)
             self._free.append(place.source_slot)
 
-    def num_cached(self, holder: HolderT) -> int:
-        """Return how many of a holder's first tokens are cached in the slot that it would get; 0 if none is free."""
-        return self._choose(holder).num_tokens if len(self.running) < self.num_slots else 0
-
     def _shared(self, holder: HolderT) -> dict[int, int]:
         """Return how many of a holder's first tokens each slot has; slots without a gain from reuse are left out."""
         held, wanted = dict(self._left), holder.wanted

@@ -21,11 +21,9 @@ class VerificationSession(Protocol):
 
     Attributes:
         request: the request, with the sampling parameters that its tokens obey.
-        num_cached_tokens: number of prompt tokens that the session's slot held already when it entered.
     """
 
     request: GenerationRequest
-    num_cached_tokens: int
 
     @property
     def token_ids(self) -> Sequence[int]:

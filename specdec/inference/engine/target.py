@@ -162,7 +162,6 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         looking = Looking(limits.lookup, min(width, limits.width), self._answers)
         session = TargetSession(request, max_length=self.max_length, gamma=gamma, grammar=grammar, looking=looking)
         session.drafting = self.drafting
-        session.num_cached_tokens = self._admission.num_cached(session)
         self._enter(session)
         return session
 

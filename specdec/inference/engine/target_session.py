@@ -172,7 +172,7 @@ class TargetSession:
         # A stop token may cut a commit; then the session ends, and _num_cached counts accepted tokens after the cut.
         # _suspect_at <= len(token_ids): the session is a suspect while they are equal, up to its next commit.
         self._num_cached = 0  # first tokens that the slot holds
-        self.num_cached_tokens = 0  # prompt tokens that the slot held before; an estimate until there is a slot
+        self.num_cached_tokens = 0
         self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
         self.drafting = Drafting()
