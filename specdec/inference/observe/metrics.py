@@ -81,26 +81,20 @@ class SlotLoad(Load, Protocol):
 
 
 class Upstream(Protocol):
-    """Server that this process passes requests on to, with sums over the requests that have ended there.
+    """Server that this process passes requests on to.
 
-    Its properties are: address, requests ended, those of them that the server failed, their seconds there, and their
-    output tokens.
+    Attributes:
+        address: address of the server.
+        num_ended, num_failed: requests that have ended there, and those of them that the server failed.
+        busy_s: sum of the times of these requests at the server, in seconds.
+        num_tokens: output tokens that the server sent.
     """
 
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def num_ended(self) -> int: ...
-
-    @property
-    def num_failed(self) -> int: ...
-
-    @property
-    def busy_s(self) -> float: ...
-
-    @property
-    def num_tokens(self) -> int: ...
+    address: str
+    num_ended: int
+    num_failed: int
+    busy_s: float
+    num_tokens: int
 
 
 class _Upstreams(Collector):
@@ -129,11 +123,8 @@ class _Upstreams(Collector):
 class Drafting(Protocol):
     """On-off switch of drafting, with its measurements; `specdec.inference.engine.drafting.Drafting` describes them."""
 
-    @property
-    def is_on(self) -> bool: ...
-
-    @property
-    def num_switches(self) -> int: ...
+    is_on: bool
+    num_switches: int
 
     @property
     def lost_s(self) -> float: ...
