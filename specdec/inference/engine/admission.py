@@ -58,6 +58,11 @@ class Admission(Generic[HolderT]):
         num_spare: slots beyond `num_slots`, which keep the keys and values of sessions that left: a session that
             yielded its slot finds its tokens there when it enters again.
         what: name of the slots in error messages, in the plural.
+
+    Attributes:
+        num_slots: as above.
+        waiting: sessions in the queue, each with its account, in order of arrival.
+        running: sessions that hold a slot, each with its account.
     """
 
     def __init__(
@@ -75,23 +80,18 @@ class Admission(Generic[HolderT]):
         self._left: dict[int, Prefix] = {}  # content of free slots
         self._max_waiting = max_waiting
         self._what = what
-        self._waiting: dict[HolderT, str] = {}  # with their accounts, in order of arrival
+        self.waiting: dict[HolderT, str] = {}
         self._begun: set[HolderT] = set()  # those that wait again; the limit of the queue is not for them
-        self._held: dict[HolderT, str] = {}  # with their accounts
+        self.running: dict[HolderT, str] = {}
         self._turns: dict[str, int] = {}  # by account with a holder here: number of its latest turn
         self._num_turns = 0
         self._since: dict[int, float] = {}  # by slot: when it was taken
         self._mean_hold_s = 1.0
-        self.running: list[HolderT] = []
-
-    @property
-    def waiting(self) -> tuple[HolderT, ...]:
-        return tuple(self._waiting)
 
     @property
     def is_awaited(self) -> bool:
         """Return whether a session waits whose account holds no slot; may be read on any thread."""
-        return not {*self._waiting.values()} <= {*self._held.values()}
+        return not {*self.waiting.values()} <= {*self.running.values()}
 
     def enqueue(self, holder: HolderT) -> None:
         """Add a holder to the queue for a slot, on the current caller's account.
@@ -105,11 +105,11 @@ class Admission(Generic[HolderT]):
         account = caller().account
         if len(self._new()) >= self._max_waiting + self.num_slots - len(self.running):
             self._make_room(account)
-        self._waiting[holder] = account
+        self.waiting[holder] = account
 
     def _new(self) -> dict[HolderT, str]:
         """Return the waiting holders that have not yet had a slot, each with its account."""
-        return {holder: account for holder, account in self._waiting.items() if holder not in self._begun}
+        return {holder: account for holder, account in self.waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
         """Make room in a full queue: refuse the newest holder of the account that has most holders in it.
@@ -141,9 +141,9 @@ class Admission(Generic[HolderT]):
     def admit(self) -> list[tuple[HolderT, SlotChoice]]:
         """Give free slots to waiting holders; return each one that got a slot, with that slot and the tokens in it."""
         entered = []
-        while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
+        while self.waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
-            account = self._held[holder] = self._waiting.pop(holder)
+            account = self.running[holder] = self.waiting.pop(holder)
             self._begun.discard(holder)
             self._num_turns += 1
             self._turns[account] = self._num_turns
@@ -151,19 +151,18 @@ class Admission(Generic[HolderT]):
             self._take(place)
             self._since[place.slot] = time.monotonic()
             holder.enter(place.slot, place.num_tokens)
-            self.running.append(holder)
             entered.append((holder, place))
         return entered
 
     def _next(self) -> HolderT:
         """Return the first waiting holder of the account with fewest slots; of equals, the one served longest ago."""
-        held = Counter(self._held.values())
+        held = Counter(self.running.values())
 
         def standing(holder: HolderT) -> tuple[int, int]:
-            account = self._waiting[holder]
+            account = self.waiting[holder]
             return held[account], self._turns.get(account, 0)
 
-        return min(self._waiting, key=standing)
+        return min(self.waiting, key=standing)
 
     def _yielded(self) -> bool:
         """Free a slot for an account that has none; return False if no account waits for one, or no slot can be freed.
@@ -171,16 +170,16 @@ class Admission(Generic[HolderT]):
         Among the accounts with most slots, the session with fewest tokens yields, because its tokens may have to be
         computed again.
         """
-        held = Counter(self._held.values())
-        if held[self._waiting[self._next()]]:
+        held = Counter(self.running.values())
+        if held[self.waiting[self._next()]]:
             return False
-        able = [each for each in self.running if each.can_yield and held[self._held[each]] > 1]
+        able = [each for each in self.running if each.can_yield and held[self.running[each]] > 1]
         if not able:
             return False
-        holder = min(able, key=lambda each: (-held[self._held[each]], each.held.length))
-        account = self._held[holder]
+        holder = min(able, key=lambda each: (-held[self.running[each]], each.held.length))
+        account = self.running[holder]
         self.release(holder)
-        self._waiting = {holder: account, **self._waiting}
+        self.waiting = {holder: account, **self.waiting}
         self._begun.add(holder)
         return True
 
@@ -214,16 +213,15 @@ class Admission(Generic[HolderT]):
 
     def release(self, holder: HolderT) -> None:
         """Remove a holder from its slot or from the queue; do nothing if it has left already."""
-        accounts = self._waiting if holder.slot is None else self._held
+        accounts = self.waiting if holder.slot is None else self.running
         if holder not in accounts:
             return
         account = accounts.pop(holder)
         self._begun.discard(holder)
-        if account not in self._waiting.values() and account not in self._held.values():
+        if account not in self.waiting.values() and account not in self.running.values():
             self._turns.pop(account, None)  # accounts without holders are forgotten
         if holder.slot is None:
             return
-        self.running.remove(holder)
         self._mean_hold_s += 0.2 * (time.monotonic() - self._since.pop(holder.slot) - self._mean_hold_s)
         self._free.append(holder.slot)
         if self._model is not None and holder.held.length:
