@@ -19,7 +19,7 @@ from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
 from specdec.inference.engine.target_session import Looking, TargetSession
 from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
-from specdec.inference.model.slots import PrefixKeeper, WindowedBackend
+from specdec.inference.model.slots import PrefixKeeper
 from specdec.inference.request import MAX_GAMMA, GenerationRequest, Noise, Schedule
 from specdec.inference.scheduling.counterfactual import Pass
 from specdec.inference.speculation.answers import KeptAnswers
@@ -99,8 +99,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._decoder = decoder
         self._limits = limits
         self._grammars = grammars
-        slots = decoder.slots if isinstance(decoder, PrefixKeeper) else None
-        windows = slots.windows if isinstance(slots, WindowedBackend) else None
+        windows = getattr(decoder.slots, "windows", None) if isinstance(decoder, PrefixKeeper) else None
         self._batching = Batching(limits.prompt_share, decoder.prompt_chunk_tokens, windows)
         self.drafting = Drafting(limits.drafting, self.wake)
         if isinstance(decoder, SpeculativeDecoder):

@@ -35,8 +35,9 @@ class Backend(Protocol):
 
     One thread at a time calls `forward`; the attributes are constants that any thread reads. A backend may also have
     `arithmetic`, a text that names backend, dtype, kind of device and levels of quantization: a server continues
-    another server's answer only if both texts are equal. A bigram model keeps nothing in its slots, and is a complete
-    backend:
+    another server's answer only if both texts are equal. One that always computes whole windows of positions, so that
+    logits do not depend on what else is in a pass, has them as `windows`. A bigram model keeps nothing in its slots,
+    and is a complete backend:
 
         class Bigrams:
             num_slots, max_length, slot_bytes = 4, 1024, 0
@@ -139,18 +140,6 @@ class Windows:
     def count(self, start: int, end: int) -> int:
         """Return how many windows the positions start .. end-1 lie in."""
         return (end - 1) // self.width - start // self.width + 1
-
-
-@runtime_checkable
-class WindowedBackend(Protocol):
-    """Backend that may compute whole windows of positions, so that logits do not depend on what else a pass computes.
-
-    Attributes:
-        windows: windows of its passes; None if it computes just the positions of the spans.
-    """
-
-    @property
-    def windows(self) -> Windows | None: ...
 
 
 @runtime_checkable
