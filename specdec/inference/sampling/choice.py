@@ -61,8 +61,7 @@ def choose_tokens(
     """
     if _has_kernel(logits):
         return _choose_by_kernel(logits, sampling, positions, before)
-    if adjusts(sampling, before):
-        logits = _adjusted(logits, sampling, positions, before)
+    logits = _adjusted(logits, sampling, positions, before)
     return _argmax(_scored(logits, sampling, positions, count=1))
 
 
@@ -89,8 +88,7 @@ def _choose_by_kernel(
 
     masks = [row.allowed for row in before or [NONE_BEFORE] * len(sampling)]
     before = before and rows_within(before, [None] * len(before))
-    if adjusts(sampling, before):
-        logits = _adjusted(logits, sampling, positions, before)
+    logits = _adjusted(logits, sampling, positions, before)
     return winners(logits, sampling, positions, masks)
 
 
@@ -100,6 +98,9 @@ def _adjusted(
     positions: Sequence[int],
     before: Sequence[TokensBefore] | None,
 ) -> Array:
+    """Return the logits after bias, penalties, grammar and least length: a copy, or `logits` itself if none applies."""
+    if not adjusts(sampling, before):
+        return logits
     if before is None:
         if any(params.penalizes for params in sampling):
             raise ValueError("penalties look back: choose_tokens needs the tokens before each row")
@@ -130,8 +131,7 @@ def rank_tokens(
         Per row, a list of (token id, score). The score is the logit, or with sampling the processed logit plus noise;
         tokens that truncation removed have -inf.
     """
-    if adjusts(sampling, before):
-        logits = _adjusted(logits, sampling, positions, before)
+    logits = _adjusted(logits, sampling, positions, before)
     scores = _scored(logits, sampling, positions, count=count)
     return _best(logits + 0.0 if scores is logits else scores, count)  # the cheapest copy that both libraries make
 
@@ -150,8 +150,7 @@ def audit_tokens(
         token_ids: the given tokens, one per row.
     """
     xp = array_api_compat.array_namespace(logits)
-    if adjusts(sampling, before):
-        logits = _adjusted(logits, sampling, positions, before)
+    logits = _adjusted(logits, sampling, positions, before)
     scores, rows = _scored(logits, sampling, positions, count=ALL), list(range(len(token_ids)))
     own, choices = scores[rows, list(token_ids)], _argmax(scores)
     margins = (scores[rows, choices] - own).tolist()
