@@ -123,9 +123,9 @@ async def test_a_silent_worker_costs_nothing(pool: DraftPool) -> None:
 
 
 async def test_a_line_about_a_session_names_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
-    """The line about a session that decodes alone has the id of that session's request.
+    """The log line about a session that decodes alone has the id of that session's request.
 
-    Regression: it had the id of the request or worker whose coming or going had handed the session over.
+    Regression: it had the id of another request or worker, by whose arrival or end the session had got its worker.
     """
     caplog.handler.addFilter(NamesRequests())
     request = GenerationRequest((0, 1, 2), max_new_tokens=8, schedule=Schedule.SYNC)
