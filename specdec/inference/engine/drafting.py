@@ -32,20 +32,20 @@ class Workers(Protocol):
 
 
 class HasGamma(Protocol):
-    """Session with the most draft tokens of its passes."""
+    """Session, as far as its limit of draft tokens is concerned."""
 
     @property
     def gamma(self) -> int | None:
-        """Return that number; None if the request leaves it to the server."""
+        """Return the most draft tokens of one pass; None if the request leaves it to the server."""
 
 
 def concern_drafting(sessions: Iterable[HasGamma]) -> bool:
-    """Return whether a pass of these sessions says anything about drafting: not if none of them may have drafts."""
+    """Return whether a pass over these sessions can show what drafting brings: some of them may have draft tokens."""
     return any(session.gamma != 0 for session in sessions)
 
 
 class OwnDraft:
-    """Draft model in the engine's own passes, which skip its steps while drafting is off."""
+    """Draft model that runs within the engine's own passes, which leave its steps out while drafting is off."""
 
     can_hold = True
 
@@ -92,7 +92,7 @@ class Drafting:
 
     @property
     def lost_s(self) -> float:
-        """Return the seconds that drafting lost against decoding without it, while tried or not yet stopped."""
+        """Return the seconds that drafting has cost so far, while it was slower than decoding without it."""
         return self.rule.lost_s
 
     def figures(self) -> list[tuple[int, float, float | None]]:

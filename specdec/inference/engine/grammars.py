@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 64
 """Default of the most requests that compile a grammar or wait for one; a target sets its own limit."""
 MAX_KNOWN = 64
-"""Most grammars whose trials are remembered, 262,144 characters each at most."""
+"""Most grammars whose trials are remembered; each has at most 262,144 characters."""
 _Trial = asyncio.Future[InvalidRequestError | None]
 
 

@@ -29,7 +29,7 @@ class Prefix:
     salt: str = ""
 
     def num_shared(self, other: Prefix) -> int:
-        """Return how many tokens both prefixes have in common."""
+        """Return how many first tokens both prefixes have in common; 0 if their salts differ."""
         if self.salt != other.salt:
             return 0
         return common_length(*(TokenView(each.token_ids, end=each.length) for each in (self, other)))

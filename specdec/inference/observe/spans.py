@@ -55,7 +55,7 @@ class Spans:
 
     @contextmanager
     def generation(self, attributes: Mapping[str, AttributeValue]) -> Generator[GenerationSpan, None, None]:
-        """Open the span of one sequence without making it current: several tasks run the block's async generator."""
+        """Open the span of one sequence, but do not make it current, since several tasks run parts of the block."""
         span = self._tracer.start_span("generate", attributes=attributes)
         try:
             yield GenerationSpan(span)

@@ -16,7 +16,8 @@ _NUM_ROUND_TRIPS = 32
 _NUM_PASSES = 15
 """Number of latest passes, the median of which counts: a mean would contain the first, which reads the prompt."""
 NEAR = 2.0
-"""Longest round trip, in passes, for which a session can await its draft while others keep a busy target at work."""
+"""Longest round trip, as a multiple of a pass, at which a busy target gets synchronous rounds: other sessions keep it
+at work while one waits for its draft tokens."""
 
 
 class Link:

@@ -26,9 +26,11 @@ MIN_ROUND_TRIP_OF_PASS = 0.5
 MAX_WINDOW = 128
 """Most draft tokens past the committed ones; with the branches beside them they fit into the target's tree."""
 MAX_BRANCH_DEPTH = 12
+"""Most draft tokens of a branch after its first one."""
 MIN_BRANCHED_CHAIN = 3
+"""Shortest chain beside which branches are made."""
 MIN_BRANCH_MASS = 0.05
-"""Least probability with which the chain fails at a token that gets a branch."""
+"""Least probability that the chain is rejected just at a token, for that token to get a branch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,13 +76,13 @@ class _Shelf:
 
 
 class KeptAnswers:
-    """Token ids of finished answers, by owner; the oldest ones of all are dropped first.
+    """Token ids of finished answers, by owner; beyond the limit of memory, the oldest of all owners are dropped.
 
     Args:
         size: most memory, in bytes; 0 keeps nothing.
 
     Attributes:
-        num_bytes: memory in use, estimated from above.
+        num_bytes: memory in use, in bytes; an estimate that is rather too high.
     """
 
     def __init__(self, size: int = 0) -> None:

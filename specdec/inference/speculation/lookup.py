@@ -132,7 +132,7 @@ class Guide:
 
     @classmethod
     def predicted(cls, token_ids: Sequence[int], num_tokens: int) -> Guide:
-        """Return a guide by a prediction of the output after `num_tokens` tokens."""
+        """Return a guide that has a prediction as its text, for an output that begins after `num_tokens` tokens."""
         return cls(SuffixIndex(PREDICTED_MATCH), 0, num_tokens, token_ids, is_sure=False)
 
     def read(self) -> None:
