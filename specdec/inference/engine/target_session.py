@@ -17,7 +17,7 @@ from specdec.inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS
 from specdec.inference.speculation.answers import NO_ANSWERS, KeptAnswers, Origin
 from specdec.inference.speculation.sources import Sources
-from specdec.inference.speculation.tree import Branch, DraftTree
+from specdec.inference.speculation.tree import Branch
 from specdec.inference.tokens import Tally, TokenView
 
 
@@ -205,11 +205,6 @@ class TargetSession:
         self.sources.follow()
 
     @property
-    def tree(self) -> DraftTree:
-        """Return the draft worker's tokens that a pass may still verify."""
-        return self.sources.tree
-
-    @property
     def help_id(self) -> str:
         """Return the name by which the present draft worker knows the session; late messages of others have others."""
         return f"{self.id}.{self._num_helps}"
@@ -269,7 +264,7 @@ class TargetSession:
 
     @property
     def _ready(self) -> bool:
-        return not self._waits_for_draft or self._was_asked or len(self.tree) > 0
+        return not self._waits_for_draft or self._was_asked or len(self.sources.tree) > 0
 
     @property
     def _widest(self) -> int:
@@ -319,7 +314,7 @@ class TargetSession:
             return self._turn(self._num_cached + part, chooses=False)
         room = self._end - end - 1  # each pass adds one token of the target itself
         limit, width = min(self._widest, room), max(0, min(self._adjusted(self._width), room))
-        proposal = self.tree.path(limit) if self.drafting.is_on else []
+        proposal = self.sources.tree.path(limit) if self.drafting.is_on else []
         preferred = self.sources.preferred(width, len(proposal) or (limit if self.drafting.is_on else 0))
         if self._ready or preferred:
             proposal = [] if preferred else proposal
@@ -378,7 +373,7 @@ class TargetSession:
         position = len(self.token_ids)
         token_ids, reason = self._cut(verdict.token_ids)
         self.token_ids.extend(token_ids)
-        self.tree.commit(token_ids)
+        self.sources.tree.commit(token_ids)
         self._was_asked = False
         share, has_grammar = self.drafting.lookup_share, self._grammar is not None
         is_predicted = verdict.own.num_lookup_tokens > 0 and self.sources.lookup.is_prediction

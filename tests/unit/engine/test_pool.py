@@ -199,9 +199,9 @@ async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None
     await asked[0].aclose()
     assert worker.sessions == {session.id}, "there is room again"
     pool.propose(worker, first, [Branch(7, 0, tokens_at(12, 4))])
-    assert session.tree.num_numbers == 0
+    assert session.sources.tree.num_numbers == 0
     pool.propose(worker, session.help_id, [Branch(None, 4, tokens_at(4, 8))])
-    assert session.tree.num_numbers == 8
+    assert session.sources.tree.num_numbers == 8
     await asked[1].aclose()
 
 
