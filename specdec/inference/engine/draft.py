@@ -109,7 +109,6 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         sampling: SamplingParams,
         *,
         output_start: int | None = None,
-        grammar: Matcher | None = None,
         cache_salt: str = "",
         vocab_size: int | None = None,
         words: TargetWords | None = None,
@@ -120,7 +119,6 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             token_ids: the prompt, then the output so far.
             sampling: the request's sampling parameters.
             output_start: position of the first output token; None if there is no output yet.
-            grammar: matcher of the request's grammar; without it fewer draft tokens are accepted.
             cache_salt: the request's cache salt; sequences with different salts share no cached tokens.
             vocab_size: number of the target's token ids; None if every token id of the draft is one of the target's.
             words: the target's vocabulary; None if it is the one for which the engine was made.
@@ -133,7 +131,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         if vocab_size is not None:
             token_map = replace(token_map, num_ids=vocab_size)
         session = DraftSession(
-            DraftedSequence(token_ids, sampling, output_start, grammar, cache_salt, token_map),
+            DraftedSequence(token_ids, sampling, output_start, cache_salt, token_map),
             num_slots=self._proposer.num_slots,
             num_branches=self.num_branches,
             confidence=self._confidence,
