@@ -31,17 +31,13 @@ class Workers(Protocol):
         """Let the workers draft if `is_on`, else ask them to stop."""
 
 
-class HasGamma(Protocol):
-    """Session, as far as its limit of draft tokens is concerned."""
+def concern_drafting(gammas: Iterable[int | None]) -> bool:
+    """Return whether a pass can show what drafting brings: some of its sessions may have draft tokens.
 
-    @property
-    def gamma(self) -> int | None:
-        """Return the most draft tokens of one pass; None if the request leaves it to the server."""
-
-
-def concern_drafting(sessions: Iterable[HasGamma]) -> bool:
-    """Return whether a pass over these sessions can show what drafting brings: some of them may have draft tokens."""
-    return any(session.gamma != 0 for session in sessions)
+    Args:
+        gammas: the most draft tokens of each session; None where the request leaves the number to the server.
+    """
+    return any(gamma != 0 for gamma in gammas)
 
 
 class OwnDraft:

@@ -216,7 +216,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return self._batching.narrowed(turns)
 
     def _passed(self, done: Sequence[tuple[TargetSession, Turn, _Timed]]) -> None:
-        if not concern_drafting(session for session, _, _ in done):
+        if not concern_drafting(session.gamma for session, _, _ in done):
             return
         verdicts = [verdict for _, _, (verdict, _, _) in done]
         decoding = [session for session, turn, _ in done if turn.num_unread == 1]
