@@ -20,22 +20,18 @@ class VerificationSession(Protocol):
     """State of one request at a target's engine.
 
     Attributes:
+        id: name of the session in logs; unique in the process.
+        request_id: id of the client's request, under which the logs of all processes name it.
         request: the request, with the sampling parameters that its tokens obey.
     """
 
+    id: str
+    request_id: str
     request: GenerationRequest
 
     @property
     def token_ids(self) -> Sequence[int]:
         """Return the prompt's tokens, then the committed output tokens."""
-
-    @property
-    def id(self) -> str:
-        """Return the name of the session in logs; unique in the process."""
-
-    @property
-    def request_id(self) -> str:
-        """Return the id of the client's request, under which the logs of all processes name it."""
 
     @property
     def help_id(self) -> str:
@@ -57,14 +53,15 @@ SessionT = TypeVar("SessionT", bound=VerificationSession)
 
 
 class VerificationEngine(TokenSource, Protocol[SessionT]):
-    """Engine of a target: a `TokenSource` that also verifies the proposals of draft workers."""
+    """Engine of a target: a `TokenSource` that also verifies the proposals of draft workers.
+
+    Attributes:
+        drafting: on-off switch of drafting, for all sessions of the engine.
+        seed_invariant: True if a request with a seed gets the same tokens from every engine of the same model.
+    """
 
     drafting: Drafting
-    """On-off switch of drafting, for all sessions of the engine."""
-
-    @property
-    def seed_invariant(self) -> bool:
-        """Return whether a request with a seed gets the same tokens from every engine of the same model."""
+    seed_invariant: bool
 
     @property
     def pass_us(self) -> int:
