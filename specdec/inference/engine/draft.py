@@ -48,11 +48,17 @@ _Extension = list[DraftToken] | None
 
 @dataclass(frozen=True, slots=True)
 class _Extending:
-    """Chain or branch of a session that one step extends."""
+    """Chain or branch of a session that one step extends.
+
+    Attributes:
+        path: the chain or branch.
+        draft: the input by which the proposer extends it.
+        ranked: True if its new tokens need runner-ups and margins.
+    """
 
     path: DraftPath
     draft: Draft
-    ranked: bool  # whether runner-ups and margins are needed
+    ranked: bool
 
 
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):

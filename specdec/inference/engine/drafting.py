@@ -64,8 +64,8 @@ class Drafting:
         is_on: True if draft workers may compute, and passes verify their tokens.
         num_switches: number of changes of `is_on`.
         rule: decision by measured passes; only MEASURED obeys it.
-        lookup_share: recent share, of the tokens found by prompt lookup, that passes without a draft model's tokens
-            verify; the others do not pay.
+        lookup_share: recent share of the tokens found by prompt lookup that passes verified, of those passes that had
+            no tokens of a draft model; such a pass leaves tokens out where they would not pay.
     """
 
     def __init__(self, mode: str = ALWAYS, wake: Callable[[], None] = lambda: None) -> None:

@@ -121,7 +121,7 @@ class PrivateMatch:
 
 
 def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_declined: bool = False) -> None:
-    """Keep a private worker's message about a request that has not arrived; the oldest ones beyond the limits go.
+    """Keep a private worker's message about a request that has not arrived; drop the oldest beyond the limit.
 
     Args:
         helper: record of the worker.
@@ -141,7 +141,7 @@ def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_decl
 
 
 def _sweep(helper: Helper) -> None:
-    """Drop a worker's early messages that are older than `EARLY_S`, and look again when the next one will be."""
+    """Drop a worker's early messages that are older than `EARLY_S`, and do so again when the next one will be."""
     now = time.monotonic()
     helper.early = {name: early for name, early in helper.early.items() if early.since + EARLY_S > now}
     # Between two times of the clock, so that the timer never lasts less than the clock can tell apart.

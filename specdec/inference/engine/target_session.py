@@ -82,7 +82,7 @@ class Clock:
 
     @property
     def ready_s(self) -> float:
-        """Return the seconds since the session became ready."""
+        """Return the seconds since the session became ready for its next pass, with or without a slot."""
         return time.monotonic() - self._ready_since
 
     @property

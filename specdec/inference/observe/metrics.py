@@ -66,7 +66,7 @@ class Replaceable(Protocol):
 
 
 class Certificate(Replaceable, Protocol):
-    """TLS certificate of a server, whose files may be replaced while the server runs; `days_left` until it expires."""
+    """TLS certificate of a server, and the days until it expires; its files may be replaced while the server runs."""
 
     @property
     def days_left(self) -> float: ...

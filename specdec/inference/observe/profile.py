@@ -1,4 +1,4 @@
-"""Profile of many requests, in files: a table with a row of figures per request as CSV, and with totals as JSON.
+"""Profile of many requests, in two files: figures of each request as CSV, and as JSON, which also has totals.
 
 A request's end-to-end time has five parts, which add up to it: drafting, verifying (target passes), waiting in queues,
 the network between draft worker and target, and the rest, such as the network between client and server.

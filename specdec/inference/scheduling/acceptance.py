@@ -39,7 +39,7 @@ class Acceptance:
     _accepted: float = 0.0
 
     def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Record the verdict of one pass; `num_draft_tokens` may be 0."""
+        """Record how many draft tokens a pass verified, possibly 0, and how many of them the target accepted."""
         num_tested = min(num_accepted_tokens + 1, num_draft_tokens)
         self._tested = self._tested * DECAY + num_tested
         self._accepted = self._accepted * DECAY + num_accepted_tokens

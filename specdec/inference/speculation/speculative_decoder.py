@@ -92,7 +92,7 @@ class SpeculativeDecoder:
         return {chain.turn.slot: chain.tokens for chain in chains}
 
     def _room(self, turn: Turn) -> int:
-        """Return the most draft tokens that a turn may have."""
+        """Return the most draft tokens that a turn may have, by its gamma and the longest chain of the proposer."""
         return min(turn.gamma, self._proposer.max_length + 1 - len(turn.token_ids))
 
     def _growing(self, chains: Sequence[Chain], num_sessions: int) -> list[Chain]:

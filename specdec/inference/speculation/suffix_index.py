@@ -1,4 +1,4 @@
-"""Index of texts of tokens, which finds where the last tokens of a sequence occurred before, as many as possible.
+"""Index of texts of tokens, which finds the longest earlier occurrence of a sequence's last tokens.
 
 Places before which the tokens have the same hash are linked to a chain, the latest first, as in the LZ77 search of
 zlib. A text takes 16 to 24 bytes a token: its id, the distance to the previous place of its chain, and the heads of the
@@ -63,7 +63,7 @@ class SuffixIndex:
             heads[bucket] = place
 
     def find(self, last: Sequence[int], near: int | None = None) -> tuple[int, int]:
-        """Find the place before which most of a sequence's last tokens stand.
+        """Find the longest occurrence of a sequence's last tokens.
 
         Args:
             last: the sequence's last tokens, of which at least `num` must match.

@@ -155,7 +155,7 @@ class DraftTree:
         return token_ids
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Move the root along newly committed tokens, and drop every path that disagrees with them."""
+        """Move the root along newly committed tokens, and drop every proposed token that disagrees with them."""
         for token_id in token_ids:
             old = self._root
             winner = old.children.pop(token_id) if token_id in old.children else None
