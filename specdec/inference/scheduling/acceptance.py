@@ -12,14 +12,13 @@ import math
 from dataclasses import dataclass
 
 from specdec.inference.model.proposer import DraftToken
-from specdec.inference.scheduling.pass_times import DECAY
 
-_PRIOR_RATE = 0.8
+_PRIOR_RATE = 0.8  # of a session, and of tokens without a margin
 _PRIOR_TESTED = 4.0
+_DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 _EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # nats of lead
 _PRIOR_TESTED_OF_GROUP = 8.0
 _DECAY_OF_GROUP = 0.995  # weight of the past at each verdict of a group: about 200 verdicts count
-_UNKNOWN_RATE = 0.8  # of tokens without a margin
 
 
 @dataclass(slots=True)
@@ -41,8 +40,8 @@ class Acceptance:
     def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Record how many draft tokens a pass verified, possibly 0, and how many of them the target accepted."""
         num_tested = min(num_accepted_tokens + 1, num_draft_tokens)
-        self._tested = self._tested * DECAY + num_tested
-        self._accepted = self._accepted * DECAY + num_accepted_tokens
+        self._tested = self._tested * _DECAY + num_tested
+        self._accepted = self._accepted * _DECAY + num_accepted_tokens
 
     @property
     def rate(self) -> float:
@@ -89,5 +88,5 @@ def _group(token: DraftToken) -> int:
 def _prior_rate(group: int) -> float:
     """Return the first estimate for a group: 1 / (1 + exp(-margin)), or a constant for tokens without a runner-up."""
     if group > len(_EDGES):
-        return _UNKNOWN_RATE
+        return _PRIOR_RATE
     return 1.0 / (1.0 + math.exp(-_EDGES[min(group, len(_EDGES) - 1)]))

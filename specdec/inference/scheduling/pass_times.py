@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 NUM_RECENT = 5
 """Number of latest passes, with equally many draft tokens, of which the median counts: any may have been delayed."""
 MAX_AGE = 300
