@@ -37,6 +37,8 @@ class Link:
         passes_s = [earlier.pass_s] if earlier and earlier.pass_s else []
         self._passes_s = deque(passes_s, maxlen=_NUM_PASSES)
         self._least_pass_s: float = earlier._least_pass_s if earlier else math.inf
+        # (tokens sent up to the end of a message, time) of messages that no commit has acknowledged yet
+        self._sent: deque[tuple[int, float]] = deque()
 
     @property
     def round_trip_s(self) -> float:
@@ -61,20 +63,12 @@ class Link:
         is_near = self.round_trip_s <= NEAR * self.pass_s
         return schedule_for(self._least_pass_s, self.pass_s) if is_near else Schedule.ASYNC
 
-
-class Echoes:
-    """Sent messages that no commit has acknowledged yet; each acknowledgement gives `link` a round-trip time."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._sent: deque[tuple[int, float]] = deque()  # (tokens sent up to the end of a message, time)
-
     def sent(self, num_tokens: int, now: float) -> None:
         """Record that a message was sent at `now`; with it, `num_tokens` draft tokens have been sent so far."""
         self._sent.append((num_tokens, now))
 
     def received(self, num_tokens: int, hold_s: float, now: float) -> None:
-        """Record that a commit came at `now`, which acknowledges the messages up to a number of draft tokens.
+        """Record that a commit came at `now`, which acknowledges messages, and so shows the time of a round trip.
 
         Args:
             num_tokens: number of draft tokens that the target had received when it sent the commit.
@@ -85,4 +79,4 @@ class Echoes:
         while self._sent and self._sent[0][0] <= num_tokens:
             when = self._sent.popleft()[1]
         if when is not None:
-            self._link.record_round_trip(max(0.0, now - when - hold_s))
+            self.record_round_trip(max(0.0, now - when - hold_s))
