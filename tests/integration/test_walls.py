@@ -163,7 +163,7 @@ async def test_late_branches_by_the_megabyte_cost_little() -> None:
             await session.propose(*late)
         assert await tokens(worker.channel) == tokens_at(3, 40)
         (running,) = target.engine._sessions()
-        assert len(running.tree._nodes) <= 4096
+        assert len(running.sources.tree._nodes) <= 4096
         await session.propose(*late, *late)
         code, details = await end_of(worker.call)
         assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,7 +1,8 @@
-"""Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
+"""Admission of sessions to the slots of a model: the accounts of their callers take turns, and the queue is bounded.
 
-When all slots are held, an account with several slots gives one up for an account that has none. The session that loses
-its slot waits as its account's first, and goes on from its committed tokens.
+The sessions of one account get slots in order of arrival. When all slots are held, an account with several slots gives
+one up for an account that has none. The session that loses its slot waits as its account's first, and later goes on
+from its committed tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from specdec.inference.model.slots import Backend, CompiledBackend, ForkingBacke
 
 
 class Holder(Protocol):
-    """Session, with the members that admission needs."""
+    """Session that waits for a slot or holds one: the members that `Admission` uses."""
 
     slot: int | None
 
@@ -35,7 +36,7 @@ class Holder(Protocol):
         """Return whether the session has committed tokens since it entered, so that leaving now loses no work."""
 
     def enter(self, slot: int, num_cached_tokens: int) -> None:
-        """Take a slot that holds the first `num_cached_tokens` tokens."""
+        """Take a slot, whose cache has the first `num_cached_tokens` of this session's tokens already."""
 
     def leave(self) -> None:
         """Give up the slot; the session may enter again later."""
@@ -48,14 +49,20 @@ HolderT = TypeVar("HolderT", bound=Holder)
 
 
 class Admission(Generic[HolderT]):
-    """Slots of a model: the free ones, the holders of the others, and a bounded queue. Used only on the event loop.
+    """Slots of a model: the free ones, the sessions that hold the others, and the queue. Used only on the event loop.
 
     Args:
-        num_slots: most holders at a time.
+        num_slots: most sessions that hold a slot at a time.
+        max_waiting: most sessions in the queue, besides those that have had a slot and yielded it.
         model: backend that has the slots; None if no session may reuse the content of a freed slot.
         num_spare: slots beyond `num_slots`, which keep the keys and values of sessions that left: a session that
             yielded its slot finds its tokens there when it enters again.
         what: name of the slots in error messages, in the plural.
+
+    Attributes:
+        num_slots: as above.
+        waiting: sessions in the queue, each with its account, in order of arrival.
+        running: sessions that hold a slot, each with its account.
     """
 
     def __init__(
@@ -72,57 +79,38 @@ class Admission(Generic[HolderT]):
         self._model = model
         self._can_copy = isinstance(model, ForkingBackend)
         self._left: dict[int, Prefix] = {}  # content of free slots
-        self._slots = frozenset(self._free)
         self._max_waiting = max_waiting
         self._what = what
-        self._waiting: dict[HolderT, str] = {}  # with their accounts, in order of arrival
+        self.waiting: dict[HolderT, str] = {}
         self._begun: set[HolderT] = set()  # those that wait again; the limit of the queue is not for them
-        self._held: dict[HolderT, str] = {}  # with their accounts
+        self.running: dict[HolderT, str] = {}
         self._turns: dict[str, int] = {}  # by account with a holder here: number of its latest turn
         self._num_turns = 0
         self._since: dict[int, float] = {}  # by slot: when it was taken
         self._mean_hold_s = 1.0
-        self.running: list[HolderT] = []
-
-    @property
-    def waiting(self) -> tuple[HolderT, ...]:
-        return tuple(self._waiting)
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether an account without a slot waits; other threads may read it too."""
-        return not {*self._waiting.values()} <= {*self._held.values()}
-
-    @property
-    def contradiction(self) -> str:
-        """Describe how slots, holders, kept prefixes and queue contradict one another; empty if they agree."""
-        held = [holder.slot for holder in self.running if holder.slot is not None]
-        agreed = {
-            f"slots {held} are held and {self._free} free": sorted([*held, *self._free]) == sorted(self._slots),
-            f"slots {held} are held, and {[*self._since]} are timed": set(held) == self._since.keys(),
-            "a holder without an account, or an account's without a slot": set(self.running) == self._held.keys(),
-            f"prefixes are kept of slots {[*self._left]}, of which {self._free} are free": self._left.keys()
-            <= set(self._free),
-            "a holder waits and has a slot": all(holder.slot is None for holder in self._waiting),
-            f"accounts {[*self._turns]} have turns and no holder": self._turns.keys()
-            <= {*self._held.values(), *self._waiting.values()},
-        }
-        return "; ".join(fault for fault, holds in agreed.items() if not holds)
+        """Return whether a session waits whose account holds no slot; may be read on any thread."""
+        return not {*self.waiting.values()} <= {*self.running.values()}
 
     def enqueue(self, holder: HolderT) -> None:
-        """Queue a holder for a slot, on the current caller's account.
+        """Add a holder to the queue for a slot, on the current caller's account.
+
+        If the queue is full and another account has at least two holders more in it, that account's newest one is ended
+        with a CapacityError, and this one takes its place.
 
         Raises:
-            CapacityError: the queue is full; see `_make_room`.
+            CapacityError: the queue is full, and no account has so many more holders in it.
         """
         account = caller().account
         if len(self._new()) >= self._max_waiting + self.num_slots - len(self.running):
             self._make_room(account)
-        self._waiting[holder] = account
+        self.waiting[holder] = account
 
     def _new(self) -> dict[HolderT, str]:
-        """Return the waiting holders that have not had a slot yet, with their accounts."""
-        return {holder: account for holder, account in self._waiting.items() if holder not in self._begun}
+        """Return the waiting holders that have not yet had a slot, each with its account."""
+        return {holder: account for holder, account in self.waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
         """Make room in a full queue: refuse the newest holder of the account that has most holders in it.
@@ -145,19 +133,18 @@ class Admission(Generic[HolderT]):
         latest.fail(full)
 
     def _retry_after_s(self) -> float:
-        """Estimate the seconds until the queue has a free place, from the recent mean time that a slot is held.
+        """Estimate the seconds until there is room in the queue, from the recent mean time for which a slot is held.
 
-        The result varies at random, so that clients that are refused at the same time do not all return at the same
-        time.
+        The result varies at random, so that clients that are refused together do not all return together.
         """
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, SlotChoice]]:
-        """Give free slots to waiting holders; return each holder that got one, with its slot and its reused prefix."""
+        """Give free slots to waiting holders; return each one that got a slot, with that slot and the tokens in it."""
         entered = []
-        while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
+        while self.waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
-            account = self._held[holder] = self._waiting.pop(holder)
+            account = self.running[holder] = self.waiting.pop(holder)
             self._begun.discard(holder)
             self._num_turns += 1
             self._turns[account] = self._num_turns
@@ -165,19 +152,18 @@ class Admission(Generic[HolderT]):
             self._take(place)
             self._since[place.slot] = time.monotonic()
             holder.enter(place.slot, place.num_tokens)
-            self.running.append(holder)
             entered.append((holder, place))
         return entered
 
     def _next(self) -> HolderT:
         """Return the first waiting holder of the account with fewest slots; of equals, the one served longest ago."""
-        held = Counter(self._held.values())
+        held = Counter(self.running.values())
 
         def standing(holder: HolderT) -> tuple[int, int]:
-            account = self._waiting[holder]
+            account = self.waiting[holder]
             return held[account], self._turns.get(account, 0)
 
-        return min(self._waiting, key=standing)
+        return min(self.waiting, key=standing)
 
     def _yielded(self) -> bool:
         """Free a slot for an account that has none; return False if no account waits for one, or no slot can be freed.
@@ -185,16 +171,16 @@ class Admission(Generic[HolderT]):
         Among the accounts with most slots, the session with fewest tokens yields, because its tokens may have to be
         computed again.
         """
-        held = Counter(self._held.values())
-        if held[self._waiting[self._next()]]:
+        held = Counter(self.running.values())
+        if held[self.waiting[self._next()]]:
             return False
-        able = [each for each in self.running if each.can_yield and held[self._held[each]] > 1]
+        able = [each for each in self.running if each.can_yield and held[self.running[each]] > 1]
         if not able:
             return False
-        holder = min(able, key=lambda each: (-held[self._held[each]], each.held.length))
-        account = self._held[holder]
+        holder = min(able, key=lambda each: (-held[self.running[each]], each.held.length))
+        account = self.running[holder]
         self.release(holder)
-        self._waiting = {holder: account, **self._waiting}
+        self.waiting = {holder: account, **self.waiting}
         self._begun.add(holder)
         return True
 
@@ -209,12 +195,8 @@ class Admission(Generic[HolderT]):
             self._free.remove(place.source_slot)
             self._free.append(place.source_slot)
 
-    def num_cached(self, holder: HolderT) -> int:
-        """Return how many of a holder's first tokens are cached in the slot that it would get; 0 if none is free."""
-        return self._choose(holder).num_tokens if len(self.running) < self.num_slots else 0
-
     def _shared(self, holder: HolderT) -> dict[int, int]:
-        """Return, by slot with content worth reusing, how many of the holder's first tokens that slot has."""
+        """Return how many of a holder's first tokens each slot has; slots without a gain from reuse are left out."""
         held, wanted = dict(self._left), holder.wanted
         if self._can_copy:
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
@@ -232,16 +214,15 @@ class Admission(Generic[HolderT]):
 
     def release(self, holder: HolderT) -> None:
         """Remove a holder from its slot or from the queue; do nothing if it has left already."""
-        accounts = self._waiting if holder.slot is None else self._held
+        accounts = self.waiting if holder.slot is None else self.running
         if holder not in accounts:
             return
         account = accounts.pop(holder)
         self._begun.discard(holder)
-        if account not in self._waiting.values() and account not in self._held.values():
+        if account not in self.waiting.values() and account not in self.running.values():
             self._turns.pop(account, None)  # accounts without holders are forgotten
         if holder.slot is None:
             return
-        self.running.remove(holder)
         self._mean_hold_s += 0.2 * (time.monotonic() - self._since.pop(holder.slot) - self._mean_hold_s)
         self._free.append(holder.slot)
         if self._model is not None and holder.held.length:

@@ -1,6 +1,7 @@
 """Choice of a pass: which sessions take part, how long it waits for draft tokens, and how many of them it verifies.
 
-Owns the measured costs by which it chooses. Does not know the decoder, slots, the clock or the event loop.
+It chooses by the times of earlier passes, which it keeps. It knows neither the decoder, nor slots, nor the event loop,
+and reads no clock.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ Turns: TypeAlias = Sequence[tuple[TargetSession, Turn]]
 
 
 class Batching:
-    """Choice of each pass by the measured times of earlier passes.
+    """Choice of each pass of a target's engine, by the measured times of earlier passes.
 
     Args:
-        prompt_share: most time that prompts may add to a pass, as a multiple of its time without.
-        chunk_tokens: number of tokens of the parts in which the decoder reads prompts; 0: any number.
-        windows: blocks of positions that passes compute whole; None: none.
+        prompt_share: longest time that reading prompts may add to a pass, as a multiple of the pass without prompts.
+        chunk_tokens: number of tokens of the parts in which the decoder reads long prompts; 0 if it takes any number.
+        windows: windows of positions that the backend computes as a whole; None if it computes positions as they come.
     """
 
     def __init__(self, prompt_share: float, chunk_tokens: int, windows: Windows | None = None) -> None:
@@ -39,11 +40,11 @@ class Batching:
 
     @property
     def pass_s(self) -> float:
-        """Return the recent median seconds of a pass over one session, without draft tokens if that was measured."""
+        """Return the recent median time of a pass over one session, in seconds; without draft tokens if measured so."""
         return self._passes.of(1).seconds(0)
 
     def schedule(self, num_sessions: int) -> Schedule:
-        """Return the schedule that gives most tokens while so many sessions share the passes."""
+        """Return the schedule that gives most tokens per second while `num_sessions` share the passes."""
         return schedule_for(self.pass_s, self._passes.of(num_sessions).seconds(0))
 
     def turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
@@ -62,9 +63,10 @@ class Batching:
         return turns
 
     def _room(self, sessions: Sequence[TargetSession]) -> int:
-        """Return how many prompt tokens the next pass may read; without limit unless sessions also decode in that pass.
+        """Return how many prompt tokens the next pass over `sessions` may read, all prompts together.
 
-        A decoder with prompt parts of a fixed length reads one part of each prompt per pass.
+        There is no limit if none of them decodes, or if the decoder has prompt parts of a fixed length: then each pass
+        reads one part of each prompt.
         """
         num_decoding = sum(session.num_unread == 1 for session in sessions)
         if not num_decoding or self._chunk_tokens:
@@ -72,14 +74,22 @@ class Batching:
         return self._parts.room(self._steps.of(num_decoding).seconds(0))
 
     def wait_s(self, turns: Turns, now: float) -> float:
-        """Return how many seconds to wait for draft tokens before a pass runs without them; 0 or less: do not wait."""
+        """Return for how many more seconds the pass over `turns` should wait for draft tokens; 0 or less: not at all.
+
+        Args:
+            turns: sessions of the pass, each with its turn.
+            now: the present time, in monotonic seconds.
+        """
         if not turns or any(not _could_wait(session, turn) for session, turn in turns):
             return 0.0  # the pass runs anyway, so the others join it
         costs = self._passes.of(1)
         return min(session.sources.wait_s(costs, now=now, ready_s=session.ready_s) for session, _ in turns)
 
     def narrowed(self, turns: Turns) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns, with proposals cut to the number of tokens that pays most, except in synchronous rounds."""
+        """Return the turns, each with its proposal cut to the number of tokens that pays most.
+
+        Proposals of synchronous rounds are not cut.
+        """
         turns = turns if self._windows is None else list(_within(self._windows, turns))
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
         available = [len(turn.proposal or turn.lookup) for _, turn in free]
@@ -89,9 +99,10 @@ class Batching:
         return [(session, cut.get(session, turn)) for session, turn in turns]
 
     def record(self, work: Sequence[Turn], verdicts: Sequence[Verdict], seconds: float) -> None:
-        """Record the seconds of a pass: as the cost of its draft tokens, or of its prompts and of the rest.
+        """Record the time of a pass, in seconds, for the choice of later ones.
 
-        What prompts added is known only if such a pass without them is; in a burst each pass reads some.
+        The time of a pass that read no prompt shows the cost of its draft tokens. A pass that also read prompts shows
+        their cost by the difference to an equal pass without them; if no such pass was measured, it shows nothing.
         """
         num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
         unread = [turn.num_unread for turn in work if turn.num_unread > 1]
@@ -115,7 +126,10 @@ def _could_wait(session: TargetSession, turn: Turn) -> bool:
 
 
 def _within(windows: Windows, turns: Turns) -> Iterator[tuple[TargetSession, Turn]]:
-    """Yield the turns, with drafts cut to the room in windows that are computed anyway; rounds keep theirs."""
+    """Yield the turns, with proposals cut to the positions that the pass computes anyway, since it computes windows.
+
+    Proposals of synchronous rounds are not cut.
+    """
     num_spare = -sum(windows.count(turn.start, len(turn.token_ids)) for _, turn in turns) % windows.num
     for session, turn in turns:
         end, length = len(turn.token_ids), len(turn.proposal or turn.lookup) or turn.gamma

@@ -1,7 +1,7 @@
 """Contract of a target's engine and its sessions: the methods that the draft pool, gRPC services and the server call.
 
-`TargetEngine` fulfils it with passes of this process. An engine that computes elsewhere, on a thread or in processes of
-its own, can stand in its place: all methods are called from one event loop, and all events are read there.
+`TargetEngine` implements it with passes in this process; an engine that computes elsewhere, in threads or processes of
+its own, can take its place. All methods are called from one event loop, and all events are read on it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,22 @@ class VerificationSession(Protocol):
     """State of one request at a target's engine.
 
     Attributes:
+        id: name of the session in logs; unique in the process.
+        request_id: id of the client's request, under which the logs of all processes name it.
         request: the request, with the sampling parameters that its tokens obey.
-        num_cached_tokens: number of prompt tokens that the session's slot held already when it entered.
     """
 
+    id: str
+    request_id: str
     request: GenerationRequest
-    num_cached_tokens: int
 
     @property
     def token_ids(self) -> Sequence[int]:
         """Return the prompt's tokens, then the committed output tokens."""
 
     @property
-    def id(self) -> str:
-        """Return the name of the session in logs; unique in the process."""
-
-    @property
-    def request_id(self) -> str:
-        """Return the id of the client's request, which the logs of all processes have in common."""
-
-    @property
     def help_id(self) -> str:
-        """Return the session's name at its present draft worker; `begin_help` and `end_help` change this name."""
+        """Return the name by which the session's present draft worker knows it; each change of worker changes it."""
 
     @property
     def runs_ahead(self) -> bool:
@@ -49,32 +43,33 @@ class VerificationSession(Protocol):
 
     @property
     def idle_s(self) -> float:
-        """Return the seconds for which the session's next pass has waited for a proposal; 0 if it waits for none."""
+        """Return for how many seconds the session has waited for a proposal of its worker; 0 if it waits for none."""
 
     def fail(self, error: Exception) -> None:
-        """End the session's answer with an error, once the events before it have been read."""
+        """End the session's answer with an error, which its reader gets after the events before it."""
 
 
 SessionT = TypeVar("SessionT", bound=VerificationSession)
 
 
 class VerificationEngine(TokenSource, Protocol[SessionT]):
-    """Engine of a target: a `TokenSource` that also verifies the proposals of draft workers."""
+    """Engine of a target: a `TokenSource` that also verifies the proposals of draft workers.
+
+    Attributes:
+        drafting: on-off switch of drafting, for all sessions of the engine.
+        seed_invariant: True if a request with a seed gets the same tokens from every engine of the same model.
+    """
 
     drafting: Drafting
-    """Switch that stops or allows all drafting."""
-
-    @property
-    def seed_invariant(self) -> bool:
-        """Return whether equal seeds give equal tokens at every engine of the same model."""
+    seed_invariant: bool
 
     @property
     def pass_us(self) -> int:
-        """Return the recent time of a pass over one session without draft tokens, in microseconds; 0 while unknown."""
+        """Return the recent time of a pass over one session without draft tokens, in microseconds; 0 if unknown."""
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule that gives most tokens under the present load, for requests that ask for no schedule."""
+        """Return the schedule that gives most tokens per second at present, for requests that leave it open."""
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled for `open`; None if it has none, or if the engine compiles it itself.
@@ -107,7 +102,7 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
         """
 
     def begin_help(self, session: SessionT, schedule: Schedule) -> None:
-        """Begin to verify a draft worker's proposals; the worker numbers its draft tokens, the tree's nodes, from 0."""
+        """Begin to verify a draft worker's proposals for a session; the worker numbers its draft tokens from 0."""
 
     def end_help(self, session: SessionT) -> None:
         """Stop verifying proposals: the session decodes without draft tokens again."""

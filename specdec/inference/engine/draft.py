@@ -1,8 +1,9 @@
-"""Engine of a draft model: each step extends chains and branches of many sessions together.
+"""Engine of a draft model: each step extends the draft tokens of many sessions together.
 
-A session has a window: the number of tokens past the committed ones that its chain should reach. The engine extends
-every shorter chain, until the proposer has no more tokens for it, and also the branches that the session wants. In a
-synchronous round the window is set, the chain is awaited, and the window is set to 0; in run-ahead the window stays.
+The draft tokens of a session are a chain after its committed tokens, and branches beside the chain (draft_session.py).
+The chain should have as many tokens as the session's window says. The engine extends every shorter chain, until the
+proposer has no more tokens for it, and also the branches that the session wants. In a synchronous round the window is
+set, the chain is awaited, and the window is set to 0; a session that runs ahead keeps its window.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from specdec.inference.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class TargetWords:
-    """Vocabulary of a target, for a draft model that drafts for it.
+    """Vocabulary of a target, for a draft model with another tokenizer that drafts for it.
 
     Attributes:
-        vocabulary: the target's vocabulary; draft tokens for this target are ids of it.
-        grammars: compiler of grammars over this vocabulary; None: the grammars of requests are ignored.
+        vocabulary: the target's vocabulary, to which the ids of the draft tokens belong.
+        token_map: map from the target's token ids to the draft model's.
+        grammars: compiler of grammars over the target's vocabulary; None if the grammars of requests are ignored.
     """
 
     vocabulary: Vocabulary
@@ -46,19 +48,29 @@ _Extension = list[DraftToken] | None
 
 @dataclass(frozen=True, slots=True)
 class _Extending:
-    """Chain or branch that one step extends."""
+    """Chain or branch of a session that one step extends.
+
+    Attributes:
+        path: the chain or branch.
+        draft: the input by which the proposer extends it.
+        ranked: True if its new tokens need runner-ups and margins.
+    """
 
     path: DraftPath
     draft: Draft
-    ranked: bool  # whether runner-ups and margins are needed
+    ranked: bool
 
 
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
     """Engine that extends the chains of many sessions together, by calls of one proposer.
 
     Args:
+        proposer: source of the draft tokens.
+        max_waiting: most sessions that may wait for a slot.
         grammars: compiler of grammars over the target's tokens; without it the engine ignores the grammars of requests.
-        token_map: map from the targets' token ids to the draft model's.
+        prefix_caching: True if a session may reuse a prefix that an earlier one left in a slot.
+        token_map: map from the target's token ids to the draft model's, for sessions whose target has the tokenizer
+            for which the proposer was loaded.
     """
 
     def __init__(
@@ -84,9 +96,10 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
 
     async def compiled(self, grammar: Grammar | None, words: TargetWords | None = None) -> Matcher | None:
-        """Return a request's grammar, compiled for `open`; None if there is no grammar, or no compiler.
+        """Return a request's grammar, compiled for its session; None if there is no grammar, or no compiler.
 
         Args:
+            grammar: the grammar as the request gives it; None if it has none.
             words: as for `open`.
 
         Raises:
@@ -102,7 +115,6 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         sampling: SamplingParams,
         *,
         output_start: int | None = None,
-        grammar: Matcher | None = None,
         cache_salt: str = "",
         vocab_size: int | None = None,
         words: TargetWords | None = None,
@@ -113,10 +125,9 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             token_ids: the prompt, then the output so far.
             sampling: the request's sampling parameters.
             output_start: position of the first output token; None if there is no output yet.
-            grammar: the request's grammar. Without it fewer draft tokens are accepted.
-            cache_salt: the request's cache salt.
+            cache_salt: the request's cache salt; sequences with different salts share no cached tokens.
             vocab_size: number of the target's token ids; None if every token id of the draft is one of the target's.
-            words: the target's vocabulary, if it differs from the one that the engine was made for.
+            words: the target's vocabulary; None if it is the one for which the engine was made.
 
         Raises:
             CapacityError: slots and queue are full.
@@ -126,7 +137,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         if vocab_size is not None:
             token_map = replace(token_map, num_ids=vocab_size)
         session = DraftSession(
-            DraftedSequence(token_ids, sampling, output_start, grammar, cache_salt, token_map),
+            DraftedSequence(token_ids, sampling, output_start, cache_salt, token_map),
             num_slots=self._proposer.num_slots,
             num_branches=self.num_branches,
             confidence=self._confidence,
@@ -135,19 +146,19 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return session
 
     async def propose(self, session: DraftSession, num_tokens: int) -> tuple[int, ...]:
-        """Draft up to `num_tokens` tokens after the committed ones, for a synchronous round; return these tokens."""
+        """Return up to `num_tokens` draft tokens after the committed ones, for a synchronous round."""
         self.pace(session, Pacing(window=num_tokens))
         chain = await session.drafted()
         session.pacing = Pacing()
         return tuple(chain)
 
     def pace(self, session: DraftSession, pacing: Pacing) -> None:
-        """Set how far and how broadly a session drafts from now on."""
+        """Set how many draft tokens and branches a session makes from now on."""
         session.pace(pacing)
         self._wake_for(session)
 
     def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:
-        """Apply tokens that the target committed; the session drafts on after them."""
+        """Add tokens that the target committed to a session, which then drafts after them."""
         session.commit(token_ids)
         self._wake_for(session)
 

@@ -1,10 +1,11 @@
 """Draft tokens of one sequence: a chain, and branches where the chain is uncertain.
 
 The chain is the draft's best guess after the committed tokens. A branch begins where the chain's token scored little
-better than the runner-up; it holds the runner-up and a few tokens after it. If the target rejects the chain's token and
-chooses the runner-up, the branch becomes the chain: the target has the branch already, and need not wait for new draft
-tokens. The engine's loop owns a session. A session does not know the wire, only which tokens were sent, and their node
-numbers.
+better than the runner-up, the second best token; it holds the runner-up and a few tokens after it. If the target
+rejects the chain's token and chooses the runner-up, the branch becomes the chain: the target has the branch already,
+and need not wait for new draft tokens. Draft and target number the tokens that are sent, the nodes of a tree, in the
+order of sending. A session knows which of its tokens were sent, and their numbers, but not the wire. Only the engine's
+loop changes it.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ class DraftPath:
     """Consecutive draft tokens, a chain or a branch, which the draft model makes in one slot.
 
     Attributes:
-        start: absolute position of the first token.
+        slot: slot of the draft model that holds the keys and values of the path.
+        start: position of the first token in the sequence.
+        tokens: the draft tokens.
         rates: per token, the probability that the target chooses the same token, given that it chose all tokens before
             it.
-        nodes: node numbers of the tokens that have been sent to the target: always the first tokens of the path.
+        nodes: numbers of the tokens that have been sent to the target, which are always the first ones of the path.
         exhausted: True if the proposer has no further token for this path.
     """
 
@@ -55,7 +58,7 @@ class DraftPath:
         return self.start + len(self.tokens)
 
     def advance(self, start: int) -> None:
-        """Drop the tokens before absolute position `start`, since they are committed now."""
+        """Drop the tokens before position `start` of the sequence, since they are committed now."""
         count = start - self.start
         self.start = start
         self.tokens, self.rates, self.nodes = self.tokens[count:], self.rates[count:], self.nodes[count:]
@@ -80,28 +83,37 @@ class DraftedSequence:
 
     Attributes:
         token_ids: the prompt, then the output so far.
+        sampling: the request's sampling parameters.
         output_start: position of the first output token; None if there is no output yet.
-        grammar: matcher of the request's grammar, used by no other sequence.
-        cache_salt: the request's cache salt.
+        cache_salt: the request's cache salt; sequences with different salts share no cached tokens.
         token_map: map from the target's token ids to the draft model's.
     """
 
     token_ids: Sequence[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     output_start: int | None = None
-    grammar: Matcher | None = None
     cache_salt: str = ""
     token_map: TokenMap = SAME_IDS
 
 
 class DraftSession:
-    """State of one sequence for which a draft model's engine proposes tokens: its commits, window and branches.
+    """State of one sequence for which a draft model's engine proposes tokens: committed tokens, chain and branches.
 
     Args:
+        sequence: the sequence, with its parameters.
         num_slots, num_branches: number of the engine's slots for sequences, and of slots for each one's branches; see
             `Proposer`.
         confidence: estimate of how likely a draft token is to be accepted, learned from commits; shared by all
             sessions.
+
+    Attributes:
+        slot: slot of the chain; None while the session waits for one.
+        committed: the prompt and the committed output; the list grows.
+        grammar: matcher of the request's grammar, once it is compiled; without it fewer draft tokens are accepted.
+        pacing: how many draft tokens and branches to make, and when to send them.
+        num_branch_hits: number of commits that made a branch, which had been sent, the chain.
+        num_wasted_tokens: draft tokens that were dropped.
+        error: why the engine ended the session; None while it goes on.
     """
 
     def __init__(
@@ -117,7 +129,7 @@ class DraftSession:
         self.output_start = len(self.committed) if sequence.output_start is None else sequence.output_start
         self.sampling = sequence.sampling
         self._tally = Tally(self.output_start) if self.sampling.penalizes else None
-        self.grammar = sequence.grammar
+        self.grammar: Matcher | None = None
         self._token_map = sequence.token_map
         self._cache_salt = f"{self._token_map.name}{sequence.cache_salt}"  # ids of another tokenizer are other text
         self.pacing = Pacing()
@@ -135,7 +147,7 @@ class DraftSession:
         self.is_suspect = False
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
-        """Take a slot, and the slots of its branches; the proposer keeps track of their contents."""
+        """Take a slot for the chain, and the slots of its branches; the proposer knows what they hold."""
         first = self._num_slots + slot * self._num_branches
         self.slot, self._path.slot = slot, slot
         self._slots = [slot, *range(first, first + self._num_branches)]
@@ -143,7 +155,7 @@ class DraftSession:
         self._changed.set()
 
     def leave(self) -> None:
-        """Give up the slots, and stop drafting; the chain is kept."""
+        """Give up the slots, drop the branches and stop drafting; the chain is kept."""
         self.slot, self._branches, self.pacing = None, [], Pacing()
         self._changed.set()
 
@@ -157,7 +169,7 @@ class DraftSession:
         self._changed.set()
 
     def replay(self) -> None:
-        """Mark the session as a suspect after a failed step (see guard.py); the proposer tracks what its slots hold."""
+        """Mark the session as a suspect of a failed step (guard.py); the proposer knows what its slots still hold."""
         self.is_suspect = True
 
     @property
@@ -167,7 +179,7 @@ class DraftSession:
 
     @property
     def held(self) -> Prefix:
-        """Return the prefix that the slot probably holds; only the proposer knows for certain. See `Holder.held`."""
+        """Return the prefix that the slot probably holds; only the proposer knows it for certain."""
         return Prefix(self.committed, len(self.committed), self._cache_salt)
 
     @property
@@ -200,12 +212,12 @@ class DraftSession:
         return self.pacing.window - len(path.tokens)
 
     def pace(self, pacing: Pacing) -> None:
-        """Set how far and how broadly to draft from now on; waiting callers learn at once if no token will come."""
+        """Set how many draft tokens and branches to make from now on; a caller that waits for tokens looks again."""
         self.pacing = pacing
         self._changed.set()
 
     def draft(self, path: DraftPath) -> Draft:
-        """Return the proposer's input for extending `path`."""
+        """Return the input by which the proposer extends `path`."""
         return Draft(
             path.slot,
             TokenView(self.committed, tail=self._whole(path)),
@@ -231,7 +243,7 @@ class DraftSession:
     def _doubts(self) -> list[tuple[float, int, int]]:
         """Return (-probability of rejection, position, runner-up) of chain tokens without a branch, riskiest first.
 
-        Left out: sure tokens, and those that the target passes before a branch can arrive.
+        Tokens that are nearly sure are left out, and those whose positions the target decodes before a branch arrives.
         """
         first = len(self.committed) + self.pacing.num_ahead - self.pacing.branching.depth
         covered = {branch.start for branch in self._branches}
@@ -245,9 +257,9 @@ class DraftSession:
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
-        """Append a step's tokens to `path`, or mark the path as exhausted if there are none.
+        """Append a step's tokens to `path`; if there are none, mark the path as exhausted.
 
-        If `path` was dropped during the step, its tokens are only counted as wasted.
+        If the session dropped `path` during the step, the tokens only count as wasted.
         """
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
@@ -259,7 +271,7 @@ class DraftSession:
         self._changed.set()
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Apply committed tokens: a path that agrees with all becomes the chain; if none does, a new chain begins."""
+        """Append committed tokens; a path that agrees with all becomes the chain, else a new chain begins."""
         self._learn(token_ids)
         paths = [self._path, *self._branches]
         num_agreeing = [common_length(self._whole(path), token_ids) for path in paths]
@@ -285,7 +297,10 @@ class DraftSession:
         return sum(len(path.tokens) for path in (self._path, *self._branches))
 
     def _go_on(self, path: DraftPath) -> None:
-        """Make `path` the chain. Drop passed branches; if another path was the chain, drop all."""
+        """Make `path` the chain from the latest commit on.
+
+        Branches that begin before it are dropped; all of them are if `path` was not the chain.
+        """
         start = len(self.committed)
         if path is not self._path and len(path.tokens) == 1:  # the draft model has not used its slot yet
             path.slot = self._path.slot
@@ -296,7 +311,7 @@ class DraftSession:
         path.exhausted = False
 
     def take_unsent(self, first_node: int) -> list[Branch]:
-        """Return the unsent tokens to send now, as branches; mark them as sent, with node numbers from `first_node` on.
+        """Return the tokens to send now, as `Branch`es, and mark them as sent, with numbers from `first_node` on.
 
         The chain's tokens come first: if two tokens follow the same one, the target verifies the one that arrived
         first.
@@ -332,7 +347,7 @@ class DraftSession:
         return Branch(parents[-1] if parents else None, len(self.committed), token_ids)
 
     async def drafted(self) -> list[int]:
-        """Return the chain's token ids once it fills the window or can grow no further.
+        """Wait until the chain fills the window or can grow no further; return its token ids.
 
         Raises:
             Exception: the engine ended this session.
@@ -341,7 +356,7 @@ class DraftSession:
         return self.chain
 
     async def has_unsent(self) -> None:
-        """Wait until there are tokens that should be sent now.
+        """Wait until `take_unsent` has tokens to return.
 
         Raises:
             Exception: the engine ended this session.

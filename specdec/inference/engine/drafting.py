@@ -1,4 +1,4 @@
-"""Drafting of a target's engine, on or off: measured pass by pass, decided by `Counterfactual`, told to the workers."""
+"""On-off switch of all drafting for a target's engine: `Counterfactual` decides by measured passes, workers obey."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specdec.inference.scheduling.quiet import Pass
 logger = logging.getLogger(__name__)
 
 SHARE_WEIGHT = 0.05
-"""Weight of the newest pass with looked-up tokens alone in the share of them that is verified."""
+"""Weight of the newest pass, of those without a draft model's tokens, in `Drafting.lookup_share`."""
 
 
 class Workers(Protocol):
-    """Draft workers that can be held."""
+    """Draft workers of an engine, which can all be stopped together."""
 
     @property
     def computes(self) -> bool:
@@ -29,24 +29,20 @@ class Workers(Protocol):
         """Return whether all workers stop when they are asked to."""
 
     def hold(self, *, is_on: bool) -> None:
-        """Let the workers go on, or ask them to stop."""
+        """Let the workers draft if `is_on`, else ask them to stop."""
 
 
-class HasGamma(Protocol):
-    """Session with the most draft tokens of its passes."""
+def concern_drafting(gammas: Iterable[int | None]) -> bool:
+    """Return whether a pass can show what drafting brings: some of its sessions may have draft tokens.
 
-    @property
-    def gamma(self) -> int | None:
-        """Return that number; None if the request leaves it to the server."""
-
-
-def concern_drafting(sessions: Iterable[HasGamma]) -> bool:
-    """Return whether a pass of these sessions says anything about drafting: not if none of them may have drafts."""
-    return any(session.gamma != 0 for session in sessions)
+    Args:
+        gammas: the most draft tokens of each session; None where the request leaves the number to the server.
+    """
+    return any(gamma != 0 for gamma in gammas)
 
 
 class OwnDraft:
-    """Draft model in the engine's own passes, which skip its steps while drafting is off."""
+    """Draft model that runs within the engine's own passes, which leave its steps out while drafting is off."""
 
     can_hold = True
 
@@ -54,21 +50,23 @@ class OwnDraft:
         self.computes = True
 
     def hold(self, *, is_on: bool) -> None:
-        """Follow the engine."""
+        """Take note of the switch, which the engine's passes obey by themselves."""
         self.computes = is_on
 
 
 class Drafting:
-    """Switch of all drafting for one engine.
+    """On-off switch of all drafting for one engine.
 
     Args:
-        mode: ALWAYS or NEVER, or MEASURED: on while that is not slower than decoding without drafts.
-        wake: called at each change: passes that waited for draft tokens may begin without them.
+        mode: ALWAYS (on), NEVER (off), or MEASURED: on while that is not slower than decoding without drafts.
+        wake: function that is called at each change, since passes that waited for draft tokens may begin without them.
 
     Attributes:
-        is_on: whether draft workers may compute, and passes verify their tokens.
+        is_on: True if draft workers may compute, and passes verify their tokens.
         num_switches: number of changes of `is_on`.
-        lookup_share: share of looked-up tokens that passes without a draft model verify.
+        rule: decision by measured passes; only MEASURED obeys it.
+        lookup_share: recent share of the tokens found by prompt lookup that passes verified, of those passes that had
+            no tokens of a draft model; such a pass leaves tokens out where they would not pay.
     """
 
     def __init__(self, mode: str = ALWAYS, wake: Callable[[], None] = lambda: None) -> None:
@@ -80,22 +78,26 @@ class Drafting:
         self._pass: Pass | None = None  # without its period
 
     def follow(self, workers: Workers) -> None:
-        """Switch these workers from now on."""
+        """Tell these workers about each change from now on, in place of earlier ones."""
         self._workers = workers
 
     def begin_off(self) -> None:
-        """Measure passes without drafts first: they share their cores with the draft."""
+        """Begin with drafting off, if it is MEASURED and no pass was measured: passes and draft share their cores."""
         if self.mode == MEASURED and not self.rule.has_decided:
             self.rule.is_on = self.rule.begins_on = False
             self.switch(is_on=False)
 
     @property
     def lost_s(self) -> float:
-        """Return the seconds that drafting lost against decoding without it, while tried or not yet stopped."""
+        """Return the seconds that drafting has cost so far, while it was slower than decoding without it."""
         return self.rule.lost_s
 
     def figures(self) -> list[tuple[int, float, float | None]]:
-        """Return numbers of sessions, each with the gain by drafting and the seconds of a pass without, if known."""
+        """Return the measured figures by number of sessions.
+
+        Each is (number of sessions, speed with drafts over speed without, seconds of a pass without drafts); the last
+        is None if it is not known.
+        """
         return [(number, gain, self.rule.quiet.period(number)) for number, gain in self.rule.gains().items()]
 
     @property
@@ -104,7 +106,7 @@ class Drafting:
         return self._workers is None or not self._workers.computes
 
     def begins(self, now: float) -> None:
-        """Take note that a pass begins now, which ends the period of the one before."""
+        """Note that a pass begins now, which ends the period of the pass before: from its start to this one's."""
         began, self._began = self._began, (now, self.is_quiet)
         done, self._pass = self._pass, None
         if began is not None and done is not None:
@@ -112,12 +114,12 @@ class Drafting:
             self.measured(replace(done, seconds=now - since), is_quiet=was_quiet and self._began[1], now=now)
 
     def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
-        """Decide anew whether workers draft, after a pass.
+        """Take a measured pass into account, and decide anew whether workers draft.
 
         Args:
-            each: the pass, with its period in seconds.
+            each: the pass; its `seconds` are its period, the time from its start to the start of the next pass.
             is_quiet: True if no draft worker computed in that period.
-            now: time at which the period ended, in seconds.
+            now: time at which the period ended, in monotonic seconds.
         """
         if self.mode != MEASURED or self._workers is None:
             return
@@ -130,7 +132,7 @@ class Drafting:
                 _log(change)
 
     def switch(self, *, is_on: bool) -> None:
-        """Let the workers go on, or ask them to stop."""
+        """Turn drafting on or off; do nothing if it is so already."""
         if is_on != self.is_on:
             self.is_on = is_on
             self.num_switches += 1
@@ -139,13 +141,19 @@ class Drafting:
             self._wake()
 
     def passed(self, done: Pass, num_found: int, num_verified: int) -> None:
-        """Take note of what the latest pass did, and of the tokens that its sessions looked up and that it verified."""
+        """Note what the latest pass did; its period is known only when the next pass begins.
+
+        Args:
+            done: the pass, with 0 seconds.
+            num_found: number of tokens that prompt lookup found for the sessions of the pass.
+            num_verified: number of these tokens that the pass verified.
+        """
         self._pass = done
         if num_found and not done.has_drafts:
             self.lookup_share += SHARE_WEIGHT * (num_verified / num_found - self.lookup_share)
 
     def idle(self) -> None:
-        """Note that there is no work, so that the wait for the next pass is not counted as a pass's time."""
+        """Note that there is no work: the wait until the next pass does not belong to the period of the latest one."""
         self._began = None
 
 

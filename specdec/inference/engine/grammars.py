@@ -1,4 +1,7 @@
-"""Compilation of grammars off the event loop: a new one is tried out first, one at a time, in a bounded queue."""
+"""Compilation of grammars on threads, for which requests queue; a new grammar is tried out first, one at a time.
+
+A trial compiles the grammar in another process, with limits of time and memory (inference/text/grammar_trial.py).
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,25 @@ from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
-"""Default limit of requests for a grammar, as many as may wait for a slot; a target sets its own."""
+"""Default of the most requests that compile a grammar or wait for one; a target sets its own limit."""
 MAX_KNOWN = 64
-"""Most grammars whose trials are remembered, 262,144 characters each at most."""
+"""Most grammars whose trials are remembered; each has at most 262,144 characters."""
 _Trial = asyncio.Future[InvalidRequestError | None]
 
 
 class Grammars:
     """Compilation of grammars for the requests of one model: trials of new ones on one thread, known ones on another.
 
-    A trial takes up to seconds, a known grammar a millisecond or so. A grammar for which several requests ask is tried
-    once, when the first of their accounts has its turn. All calls come from one event loop.
+    A trial takes up to seconds, the compilation of a known grammar a millisecond or so. If several requests ask for the
+    same new grammar, it is tried once, as soon as the account of one of them has its turn. All calls come from one
+    event loop.
 
     Args:
         compiler: compiler for the model's tokenizer.
-        num_places: most requests that run or wait on a thread.
+        num_places: most requests that one thread works for or has in its queue.
+
+    Attributes:
+        source: the compiler's source of grammars.
     """
 
     def __init__(self, compiler: GrammarCompiler, num_places: int = MAX_WAITING) -> None:
@@ -38,7 +45,7 @@ class Grammars:
         self._others = Threads("grammars", num_threads=1, num_places=num_places)
 
     async def warm_up(self) -> None:
-        """Make what all grammars share, so that the first request does not wait for it."""
+        """Prepare the tables that all grammars share, so that the first request does not wait for them."""
         try:
             await self._trials.run(self._compiler.warm_up)
         except Exception:  # of a tokenizer that the library cannot read; all else is served
@@ -49,7 +56,7 @@ class Grammars:
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: all places are taken, or the trial was ended since another account waits.
+            CapacityError: too many requests wait already, or the trial was ended early since another account waits.
         """
         trial = self._known.get(grammar) or self._remember(grammar)
         if not trial.done() and (matcher := await self._tried(grammar, trial)) is not None:
@@ -64,7 +71,12 @@ class Grammars:
         return self._known.setdefault(grammar, asyncio.get_running_loop().create_future())
 
     async def _tried(self, grammar: Grammar, trial: _Trial) -> GrammarMatcher | None:
-        """Wait for a trial, in a place of one's own; return None if another ended first, or it failed."""
+        """Try a grammar out when the caller's turn has come, unless another request's trial ends before.
+
+        Returns:
+            The matcher that the trial made; None if another request's trial ended first, or this one failed. The
+            outcome is then in `trial`.
+        """
         work = self._trials.run(self._compiler.compile, grammar, self._trials.is_awaited)
         turn = asyncio.ensure_future(work)
         first: list[asyncio.Future[Any]] = [trial, turn]

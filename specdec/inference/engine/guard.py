@@ -1,8 +1,8 @@
 """Guard of an engine's steps: the thread that runs them, and the recovery after a step that fails.
 
-After a failed step, the next tokens of a session follow from its committed ones. A session whose noise a device draws
-cannot repeat them, and ends with an error. The others become suspects: each takes its next step alone. One with which a
-step fails again ends with an error; the rest only lose time.
+After a failed step, each of its sessions is computed again from its committed tokens. A session for which a device
+draws random numbers of its own would get other tokens, so it ends with an error. The others become suspects: each takes
+its next step alone. If that step fails too, its session ends with an error; the rest only lose time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ SHRUNK_STEPS = 100
 """Number of steps for which fewer sessions share a step, after memory ran out."""
 
 NO_MEMORY = re.compile("OutOfMemory|bad_alloc|allocate memory")
-"""Part of the name or text of errors besides MemoryError that mean that memory ran out: devices have classes of their
-own, and ONNX Runtime and torch raise RuntimeError when a CPU's memory is full."""
+"""Pattern in the class name or text of errors, other than MemoryError, that mean that memory ran out: devices have
+classes of their own, and ONNX Runtime and torch raise RuntimeError when a CPU's memory is full."""
 
 
 class EngineSession(Holder, Protocol):
     """Session of an engine, with the methods that the loop needs."""
 
     def replay(self) -> None:
-        """Mark the session as a suspect, and compute its tokens again: a failed step may have spoilt the slot."""
+        """Mark the session as a suspect, and let it be computed again: a failed step may have spoilt its slot."""
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether the session may have made a step fail: since its `replay` it has committed nothing."""
+        """Return whether the session may have made a step fail: it has done no step since its `replay`."""
 
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT
 
 
 class ModelThread:
-    """The only thread that runs a model. A running function cannot be interrupted, but its result can be ignored."""
+    """Thread of an engine on which its model runs. A running function cannot be interrupted, but it can be ignored."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -71,8 +71,11 @@ class ModelThread:
 class StepGuard(Generic[SessionT, WorkT]):
     """Choice of the sessions for each step, such that a session whose steps fail does not fail the others.
 
-    A session that was in a failed step is a suspect: it gets a step alone, before all other sessions. The arguments are
-    methods of the `Engine`.
+    A session that was in a failed step is a suspect: it gets a step alone, before all other sessions.
+
+    Args:
+        schedule: function that returns the work of the next step for some sessions: those that have any, with it.
+        can_replay: function that returns whether a session's tokens would be the same if it is computed again.
     """
 
     def __init__(self, schedule: Scheduler[SessionT, WorkT], can_replay: Callable[[SessionT], bool]) -> None:
@@ -84,7 +87,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         """Failed steps since the last one that succeeded."""
 
     def next_step(self, running: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
-        """Return the sessions of the next step with their work; while there are suspects, only one of these."""
+        """Return the sessions of the next step, each with its work; while there are suspects, one of these alone."""
         while self._suspects:
             suspect = self._suspects[0]
             if suspect.slot is not None and suspect.is_suspect and (work := self._schedule((suspect,))):
@@ -93,7 +96,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return self._together(self._schedule(running))
 
     def _together(self, scheduled: list[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT]]:
-        """Return the work of as many sessions as fit into one step; if not all fit, sessions take turns."""
+        """Return the work of as many sessions as one step may have since memory ran out; sessions take turns."""
         self._num_steps += 1
         if self._num_steps > self._shrunk_until or len(scheduled) <= self._num_together:
             return scheduled
@@ -118,7 +121,12 @@ class StepGuard(Generic[SessionT, WorkT]):
 
 
 def _failure(exc: Exception, *, tried: bool) -> Exception:
-    """Return the error with which a session ends after a failed step; `tried`: that step ran for this session alone."""
+    """Return the error with which a session ends after a failed step.
+
+    Args:
+        exc: the step's error.
+        tried: True if the session was a suspect, and the step ran for it alone.
+    """
     if isinstance(exc, InternalError):
         return exc
     if tried:

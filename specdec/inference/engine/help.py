@@ -1,4 +1,4 @@
-"""Help that a session gets from draft workers, from one at a time, and what is known of each worker."""
+"""Help that a target's session gets from a draft worker, one at a time, and the records of the workers."""
 
 from __future__ import annotations
 
@@ -20,26 +20,33 @@ logger = logging.getLogger(__name__)
 FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
-"""Most commits of a session in a row without a proposal of its worker, which should send one at least every 16."""
+"""Commits in a row without a proposal, after which a session loses its worker, which should send one every 16."""
 MAX_VAIN_COMMITS = 256
-"""Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
+"""Commits in a row without an accepted token of its worker, after which a session loses it: another may be better."""
 PATIENCE_S = 1.0
 """Longest wait for a proposal, in seconds, where the target and not the request has chosen synchronous rounds."""
 
 
 class Worker(Protocol):
-    """Draft worker that is attached to the pool. Its methods send a message and return at once."""
+    """Draft worker that is attached to the pool. Its methods send a message and return at once.
+
+    Attributes:
+        id: name of the worker in logs; a worker that attaches again may have the same.
+        num_slots: most sessions that it has room for.
+        does_rounds: True if it can draft in synchronous rounds; otherwise it only runs ahead.
+        takes_hold: True if it stops when it is asked to, and says so.
+        scope: beginning of the names of all sessions that a private worker drafts for; empty for a worker that helps
+            the sessions of all clients.
+    """
 
     id: str
     num_slots: int
     does_rounds: bool
     takes_hold: bool
-    """Whether the worker stops when it is asked to, and says so."""
     scope: str
-    """Beginning of the names of all sessions that a private worker drafts for; empty for a worker that helps all."""
 
     def open(self, session: VerificationSession) -> None:
-        """Ask the worker to draft for this session, after the session's present tokens."""
+        """Ask the worker to draft for a session, after its present tokens."""
 
     def commit(self, session: VerificationSession, commit: Commit) -> None:
         """Send the worker the tokens that a session has just committed."""
@@ -48,15 +55,23 @@ class Worker(Protocol):
         """Ask the worker to stop drafting for this session."""
 
     def hold(self, number: int, *, is_on: bool) -> None:
-        """Ask the worker to stop computing for all sessions, which it keeps; with `is_on` False, to go on.
+        """Ask the worker to stop computing for its sessions, but to keep them; with `is_on` False, to go on.
 
-        The worker answers with the number once it has stopped; see `DraftPool.held`.
+        Args:
+            number: number of this request, which the worker returns once it has stopped; see `DraftPool.held`.
+            is_on: True to stop the worker, False to let it go on.
         """
 
 
 @dataclass(slots=True)
 class Early:
-    """Messages of a private worker that came before their request; `since` is the time of the first message."""
+    """Messages of a private worker that came before their request.
+
+    Attributes:
+        since: time of the first message, in monotonic seconds.
+        branches: draft tokens for the request's session.
+        is_declined: True if the worker declined the session.
+    """
 
     since: float
     branches: list[Branch] = field(default_factory=list)
@@ -68,10 +83,11 @@ class Helper:
     """Record of an attached draft worker.
 
     Attributes:
-        sessions: help of the sessions for which the worker drafts, by `help_id`.
+        worker: the worker.
+        sessions: sessions for which the worker drafts, by the name under which it knows them.
         trust: most sessions that the worker may have now; grows while its draft tokens are accepted.
         early: messages of a private worker about requests that have not arrived, by session name, oldest first.
-        sweep: timer that drops the oldest of these; None while nothing is kept.
+        sweep: timer that drops such messages once they are too old; None while nothing is kept.
     """
 
     worker: Worker
@@ -82,17 +98,18 @@ class Helper:
 
 
 class Help:
-    """Record of one session's help, and the changes of its worker.
+    """Record of the help that one session gets, and the changes of its draft worker.
 
     Attributes:
-        helper: the worker that proposes; None while the session decodes alone.
-        alone_since: time at which the session last lost a worker; 0 before its first one.
+        helper: record of the worker that drafts for the session; None while the session decodes alone.
+        alone_since: time at which the session last lost a worker, in monotonic seconds; 0 before its first one.
         useless: ids of the workers that declined the session, or proposed too few tokens that were accepted.
 
     Args:
         session: the session.
         engine: the session's engine.
-        idle_timeout_s: seconds that the session in rounds may wait for a proposal before it decodes alone.
+        idle_timeout_s: seconds that the session may wait for a proposal, in synchronous rounds, before it loses its
+            worker.
         lend: function that finds workers for the sessions that decode alone; called when a worker has become free,
             or may have more sessions.
     """
@@ -115,7 +132,7 @@ class Help:
         self._missed: list[Commit] = []  # while drafting is off
 
     def begin(self, helper: Helper) -> None:
-        """Let a worker draft for the session, which has none."""
+        """Let a worker draft for the session, which must have no worker."""
         self.helper, self._num_silent, self._num_vain = helper, 0, 0
         worker, session = helper.worker, self.session
         schedule = session.request.schedule or self._by_load(helper)
@@ -127,7 +144,7 @@ class Help:
             self._watch_after(self._patience_s, session.help_id)
 
     def _by_load(self, helper: Helper) -> Schedule:
-        """Return the schedule for a request that asks for none; a worker with few accepted drafts so far runs ahead."""
+        """Return the schedule for a request that asks for none: run-ahead with a new worker, else the engine's."""
         return self._engine.schedule if helper.trust > FIRST_SESSIONS else Schedule.ASYNC
 
     @property
@@ -138,7 +155,11 @@ class Help:
         asyncio.get_running_loop().call_later(seconds, self._watch, help_id)
 
     def _watch(self, help_id: str) -> None:
-        """Take a session in synchronous rounds away from its worker if the worker has proposed nothing for too long."""
+        """Take the session, in synchronous rounds, from its worker if it has waited too long for a proposal.
+
+        Args:
+            help_id: the session's name at the worker that is watched; nothing happens if it has changed.
+        """
         if self.helper is None or self.session.help_id != help_id:
             return
         left_s = self._patience_s - self.session.idle_s
@@ -161,7 +182,7 @@ class Help:
         self._engine.propose(self.session, branches)
 
     def count(self, commit: Commit) -> None:
-        """Send the worker a commit of the session, or take the session away from a worker that is of no use to it."""
+        """Send the worker a commit of the session, or take the session from a worker that is of no use to it."""
         if self.helper is None:
             return
         if commit.is_held:
@@ -181,7 +202,7 @@ class Help:
             self.helper.worker.commit(self.session, commit)
 
     def resume(self) -> None:
-        """Send the worker the tokens of all commits that were made while it was held, as one commit."""
+        """Send the worker, as one commit, the tokens of all commits that were made while drafting was off."""
         if self.helper is not None and self._missed:
             token_ids = tuple(token_id for each in self._missed for token_id in each.token_ids)
             latest, position = self._missed[-1], self._missed[0].position
@@ -189,13 +210,13 @@ class Help:
             self._missed.clear()
 
     def _trust(self, helper: Helper) -> None:
-        """Raise the worker's limit of sessions by one, since one of its draft tokens was accepted."""
+        """Raise a worker's limit of sessions by one, since one of its draft tokens was accepted."""
         if helper.trust <= max(helper.worker.num_slots, FIRST_SESSIONS):  # above its slots: its drafts were good
             helper.trust += 1
             self._lend()
 
     def take_back(self, *, trust: int) -> None:
-        """Take the session away from a worker that does not help it; set the worker's limit of sessions to `trust`."""
+        """Take the session from its worker for good, since it does not help; `trust` is the worker's new limit."""
         if (helper := self.helper) is None:
             return
         helper.trust = max(1, trust)
@@ -204,14 +225,14 @@ class Help:
         self._lend()
 
     def end(self) -> None:
-        """Let the session decode alone; its worker, if there is one, may be asked again."""
+        """Let the session decode alone; the worker that it had, if any, may help it again."""
         if self.helper is not None:
             self.leave()
             self._engine.end_help(self.session)
             self.alone_since = time.monotonic()
 
     def leave(self) -> None:
-        """End the worker's part: the session closes, or decodes alone."""
+        """Tell the worker, if there is one, to stop drafting for the session, and forget it."""
         if self.helper is not None:
             self._missed.clear()
             del self.helper.sessions[self.session.help_id]

@@ -1,8 +1,8 @@
-"""Loop of every model server: admit, step, deliver.
+"""Loop of every engine: admit waiting sessions, run one step of the model, deliver its results.
 
 One asyncio task owns all sessions; only it changes them. In each round it gives free slots to waiting sessions, gets
 the work of one step from the subclass, runs it on the model thread, and delivers the results. A target's step verifies
-(target.py), a draft model's step extends chains (draft.py). guard.py handles failed steps.
+draft tokens (target.py), a draft model's step makes them (draft.py). guard.py handles failed steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specdec.inference.observe.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 PASS_TIMEOUT_S = 60.0
-"""Seconds after which a running step is taken for one that never ends; the server then reports that it is not ready."""
+"""Seconds after which a running step is assumed never to end; the server then reports that it is not ready."""
 LAST_STEP_S = 1.0
 """Seconds that a shutdown waits for the running step, after all sessions have left."""
 SHUTTING_DOWN = "the server is shutting down"
@@ -35,7 +35,20 @@ ResultT = TypeVar("ResultT")
 
 
 class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
-    """Engine of one model: its sessions, its slots and the loop. All calls come from one running event loop."""
+    """Engine of one model: its sessions, its slots and the loop. All calls come from one running event loop.
+
+    Args:
+        model: the model.
+        max_waiting: most sessions that may wait for a slot.
+        prefix_caching: True if a session may reuse a prefix that an earlier one left in a slot.
+        pass_timeout_s: seconds after which a running step is assumed never to end.
+        num_spare: slots of the model beyond those that may be held at a time; see `Admission`.
+
+    Attributes:
+        num_slots: most sessions that hold a slot at a time.
+        broken: reason why no request can be served any more; None while requests are served. Only a restart helps.
+        timeline: recorder of the steps; None records nothing.
+    """
 
     def __init__(
         self,
@@ -58,8 +71,6 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._loop_task: asyncio.Task[None] | None = None
         self._refusal = ""  # the reason why no session may enter; empty if they may
         self.broken: str | None = None
-        """Reason why no request can be served any more, or None; only a restart helps."""
-        self._contradicted = False
         self._pass_timeout_s = pass_timeout_s
         self._guard = StepGuard(self._schedule, self._can_replay)
         self.timeline: Timeline | None = None
@@ -77,16 +88,19 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         """Apply one result to a session that still holds its slot."""
 
     def _passed(self, done: Sequence[tuple[SessionT, WorkT, ResultT]]) -> None:
-        """Note a step whose results have been delivered; `done` is empty if it failed."""
+        """Take note of a step after its results were delivered: called with its work; empty if the step failed."""
+
+    def _rest(self) -> None:
+        """Take note that no session has work."""
 
     def _can_replay(self, session: SessionT) -> bool:
-        """Return whether computing a session's next tokens again, after a failed step, would give the same tokens."""
+        """Return whether a session gets the same tokens if it is computed again after a failed step."""
         return True
 
     _step_name = "step"
 
     def _describe(self, work: list[WorkT], results: list[ResultT]) -> dict[str, Any]:
-        """Return the attributes of a step's span in the timeline."""
+        """Return what the time-line shows of a step besides its name and its time."""
         return {"sessions": len(work)}
 
     @property
@@ -105,7 +119,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
 
     @property
     def fault(self) -> str | None:
-        """Return why the engine serves no requests at the moment; None if it serves them."""
+        """Return why the engine serves no requests at present; None if it serves them."""
         if self.broken is None and self.hangs:
             return f"a {self._step_name} has run for longer than {self._pass_timeout_s:g} s"
         return self.broken
@@ -145,7 +159,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self.wake()
 
     def close(self, session: SessionT) -> None:
-        """Free the session's slot, or its place in the queue; a step that runs drops its result for this session."""
+        """Free the session's slot, or remove it from the queue; what a running step computes for it is dropped."""
         self._admission.release(session)
         self._left.set()
         self.wake()
@@ -166,7 +180,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._break("the engine broke; the server's log has the cause")
 
     def _break(self, why: str) -> None:
-        """Refuse requests from now on, and end all present ones with an error; the host then ends the process."""
+        """Refuse requests from now on, and end the present ones with an error; the server sees `broken`, and ends."""
         logger.error("no more requests are taken: %s", why)
         self.broken = self._refusal = why
         for session in self._sessions():
@@ -183,17 +197,11 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                         self._deliver(session, work, result)
                 self._passed(done)
             else:
-                self._check()
+                self._rest()
                 await self._wake.wait()
 
-    def _check(self) -> None:
-        """Log once if the slots are inconsistent while there are no sessions: a slot is missing, or still held."""
-        if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
-            self._contradicted = True
-            logger.error("the idle engine contradicts itself, please report this: %s", fault)
-
     async def _admit(self) -> None:
-        """Give free slots to waiting sessions, and let the model copy or keep the prefixes that they reuse."""
+        """Give free slots to waiting sessions, and let the model prepare each slot with the prefix that is reused."""
         entered = self._admission.admit()
         if self._keeper is None or not entered:
             return
@@ -205,7 +213,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._take_failure({session: place.slot for session, place in entered}, exc)
 
     async def _step(self, scheduled: Sequence[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT, ResultT]]:
-        """Run one step on the model thread; return its work with the results, or an empty list if the step failed."""
+        """Run one step on the model thread; return its work with the results, or an empty list if it failed."""
         work = [work for _, work in scheduled]
         slots = {session: session.slot for session, _ in scheduled}
         started = time.monotonic()
@@ -220,7 +228,12 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return [(*piece, result) for piece, result in zip(scheduled, results, strict=True)]
 
     def _take_failure(self, slots: Mapping[SessionT, int | None], exc: Exception) -> None:
-        """After a failed step, end the sessions that cannot go on, or the engine; `slots` has the step's sessions."""
+        """After a failed step, end the sessions that cannot go on, or the engine after too many such steps.
+
+        Args:
+            slots: sessions of the step, each with the slot that it had when the step began.
+            exc: the step's error.
+        """
         logger.error("a step over %d sessions failed", len(slots), exc_info=exc)
         ended = self._guard.take_failure(slots, exc)
         if self._guard.num_failed_steps >= MAX_FAILED_STEPS:

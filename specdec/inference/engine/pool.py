@@ -1,8 +1,8 @@
 """Pool of a target's draft workers, which assigns workers to sessions. It does not know the wire.
 
-A session decodes without draft tokens until a worker has room for it. The worker then helps the session: it proposes
-draft tokens for it. Workers come and go at any time. A session that loses its worker moves to another, or decodes alone
-until there is one.
+A session decodes alone, that is without draft tokens, until a worker has room for it. The worker then helps the
+session: it proposes draft tokens. Workers come and go at any time. A session that loses its worker moves to another, or
+decodes alone until there is one.
 
 A worker begins with few sessions, whatever capacity it advertises, and gets more as its draft tokens are accepted. A
 worker that proposes nothing useful to a session loses the session to another worker, and its limit falls (help.py).
@@ -28,15 +28,17 @@ from specdec.inference.speculation.tree import Branch
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 1024
-"""Most workers that help all requests; as many more may be private ones, which help one client each."""
+"""Most workers that help the sessions of all clients; as many more may be private, that is, help one client each."""
 
 
 class DraftPool:
     """Assignment of draft workers to the sessions of an engine, by free capacity; a `TokenSource` over that engine.
 
     Args:
-        max_worker_slots: most sessions of one worker of the pool.
-        idle_timeout_s: seconds that a session in rounds may wait for a proposal before it decodes alone.
+        engine: engine that decodes and verifies.
+        max_worker_slots: most sessions of one worker.
+        idle_timeout_s: seconds that a session may wait for a proposal, in synchronous rounds, before it loses its
+            worker.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class DraftPool:
         return self._engine.pass_us
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Answer a request, see `TokenSource`; a request with gamma 0 gets no worker."""
+        """Answer a request with a worker's help, see `TokenSource`; a request with gamma 0 gets no worker."""
         grammar = await self._engine.compiled(request)
         session: VerificationSession = self._engine.open(request, grammar=grammar)
         try:
@@ -113,11 +115,11 @@ class DraftPool:
 
     @property
     def can_hold(self) -> bool:
-        """Return whether all workers stop when they are asked to; one of an earlier version does not."""
+        """Return whether all workers stop when they are asked to; workers of earlier versions do not."""
         return all(worker.takes_hold for worker in self._workers)
 
     def hold(self, *, is_on: bool) -> None:
-        """Let all workers go on, or ask them to stop; they keep their sessions."""
+        """Let all workers draft if `is_on`, else ask them to stop; they keep their sessions."""
         self._num_holds += 1
         self._computing.update(self._workers)
         for help_ in self._helped.values():
@@ -127,16 +129,21 @@ class DraftPool:
         self._lend()
 
     def begin_off(self) -> None:
-        """Measure passes without drafts first, unless something is measured: a worker shares the target's cores."""
+        """Begin with drafting off, unless a pass was measured, since a worker shares the target's cores."""
         self._engine.drafting.begin_off()
 
     def held(self, worker: Worker, number: int) -> None:
-        """Take note that a worker has stopped, as it was asked to under this number."""
+        """Take note that a worker has stopped, as `hold` asked it to; `number` tells which call it answers."""
         if number == self._num_holds and not self._engine.drafting.is_on:
             self._computing.discard(worker)
 
     def propose(self, worker: Worker, help_id: str, branches: Sequence[Branch]) -> None:
         """Pass a worker's branches on to a session, unless the session has another worker by now.
+
+        Args:
+            worker: the worker that proposes.
+            help_id: the session's name at the worker.
+            branches: draft tokens for the session.
 
         Raises:
             InvalidRequestError: a branch names a parent that never existed, or an unknown token id. For a private
@@ -150,7 +157,7 @@ class DraftPool:
             help_.propose(branches)
 
     def decline(self, worker: Worker, help_id: str) -> None:
-        """Move a session that its worker declines to another worker; limit the first one to its remaining sessions."""
+        """Move a session that its worker declines to another worker; limit the first to its remaining sessions."""
         if (helper := self._workers.get(worker)) is None:
             return
         if worker.scope:
@@ -159,7 +166,7 @@ class DraftPool:
             help_.take_back(trust=len(helper.sessions) - 1)
 
     def resized(self, worker: Worker) -> None:
-        """Apply a worker's new number of slots; sessions in excess move to other workers."""
+        """Move a worker's sessions in excess of its `num_slots`, which has changed, to other workers."""
         if (helper := self._workers.get(worker)) is not None:
             for help_ in list(helper.sessions.values())[worker.num_slots :]:
                 help_.end()
@@ -181,9 +188,9 @@ class DraftPool:
             self._lend()
 
     def _lend(self) -> None:
-        """Assign draft workers of the pool to sessions without one, first the worker that can take most sessions.
+        """Assign workers that help all clients to the sessions without one, each time the one with most room.
 
-        While drafting is off, sessions get no worker.
+        The session that has been without a worker for longest is first. While drafting is off, none gets a worker.
         """
         if not self._engine.drafting.is_on:
             return
@@ -193,7 +200,11 @@ class DraftPool:
                 help_.begin(helper)
 
     def _choice(self, useless: set[str]) -> Helper | None:
-        """Return the worker, of an id not in `useless`, that can take most further sessions; None if none can."""
+        """Return the worker that can take most further sessions; None if no worker can take any.
+
+        Args:
+            useless: ids of workers that must not be chosen.
+        """
         public = (each for each in self._workers.values() if not each.worker.scope)
         willing = (each for each in public if each.worker.id not in useless and self._room(each) >= 1)
         return max(willing, key=self._room, default=None)

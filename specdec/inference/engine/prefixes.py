@@ -1,9 +1,9 @@
-"""Prefixes that slots hold, and the choice of a slot for a new sequence. Pure: knows tokens, no model.
+"""Prefixes that slots hold, and the choice of a slot for a new sequence. Knows tokens, but no model.
 
-A sequence reuses the longest prefix that any slot holds. It takes the slot of this prefix itself if it overwrites
-nothing useful there, and otherwise a copy in an empty slot, or in the one left longest ago. If slots cannot be copied,
-it takes such a slot too, unless it reuses in another at least as many tokens as it overwrites: a shared greeting must
-not erase a long conversation.
+A sequence reuses the longest prefix that any slot holds. If it overwrites nothing useful in the slot of that prefix, it
+takes that slot; otherwise the prefix is copied to an empty slot, or to the one that was left longest ago. A backend
+that cannot copy slots gives the sequence the slot of a prefix only if at least as many tokens are reused there as are
+overwritten, since a shared greeting must not erase a long conversation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Prefix:
     salt: str = ""
 
     def num_shared(self, other: Prefix) -> int:
-        """Return how many tokens both prefixes have in common."""
+        """Return how many first tokens both prefixes have in common; 0 if their salts differ."""
         if self.salt != other.salt:
             return 0
         return common_length(*(TokenView(each.token_ids, end=each.length) for each in (self, other)))
@@ -37,12 +37,12 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class SlotChoice:
-    """Slot of a new sequence, and the cached tokens that it begins with.
+    """Slot of a new sequence, and the cached tokens that the sequence begins with.
 
     Attributes:
-        slot: the slot that it takes.
+        slot: the slot that the sequence takes.
         source_slot: the slot that has the sequence's first tokens cached: `slot` itself, or another one to copy from.
-        num_tokens: number of these cached tokens.
+        num_tokens: number of these cached tokens; 0 if none is reused.
     """
 
     slot: int
@@ -59,7 +59,9 @@ def choose_slot(
         free: slots that may be taken, the one that was left longest ago first; at least one.
         left: by free slot, the number of tokens that an earlier sequence left in it; a slot without an entry holds
             none.
-        shared: by slot, free or held, the number of the new sequence's first tokens that the slot has.
+        shared: by slot, free or held, the number of the new sequence's first tokens that the slot has; a slot without
+            an entry has none.
+        can_copy: True if the backend can copy the content of one slot to another.
     """
     oldest = _oldest(free, left)
     room = {slot for slot in free if slot == oldest or _can_overwrite(slot, left, shared, can_copy=can_copy)}

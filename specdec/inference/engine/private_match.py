@@ -1,4 +1,8 @@
-"""Match of private draft workers with the sessions of their clients, by name; either may be there before the other."""
+"""Match of private draft workers with the sessions of their clients, by name.
+
+A private worker drafts in the process of a client, for the requests of that client alone. A request names its session
+for the worker. The worker's first draft tokens may arrive before the request, or after it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,15 @@ from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
 logger = logging.getLogger(__name__)
 
 MAX_EARLY_SESSIONS = 64
-"""Most requests that have not arrived yet for which draft tokens of one private worker are kept."""
+"""Most requests, not arrived yet, for which draft tokens of one private worker are kept."""
 EARLY_S = 5.0
 """Longest time, in seconds, that draft tokens are kept before their request arrives, usually within a round trip."""
 
 
 class PrivateMatch:
-    """Match of each private worker with the sessions of its client, which both sides name alike.
+    """Match of each private worker with the sessions of its client.
+
+    A name has two parts: the scope, which the target gives to the client's connection, and the client's own name.
 
     Args:
         lend: function that finds workers for the sessions that decode alone; called when a private worker declines.
@@ -44,7 +50,7 @@ class PrivateMatch:
             del self._helpers[helper.worker.scope]
 
     def begin(self, help_: Help) -> None:
-        """Match a new session with its private worker: now, or when the worker's first proposal arrives."""
+        """Match a new session with its private worker now, or else when the worker's first proposal arrives."""
         if not (name := help_.session.request.draft_session):
             return
         self._named[name] = help_
@@ -66,7 +72,7 @@ class PrivateMatch:
             del self._named[name]
 
     def awaits(self, help_: Help) -> bool:
-        """Return whether proposals of the session's private worker may be on their way."""
+        """Return whether the session has a private worker whose proposals may still come."""
         helper = self._helper_of(help_.session)
         return helper is not None and helper.worker.id not in help_.useless
 
@@ -74,6 +80,11 @@ class PrivateMatch:
         """Pass on a private worker's branches for a session, or keep them until the session's request arrives.
 
         A worker whose branches are not valid loses the session.
+
+        Args:
+            helper: record of the worker.
+            name: the client's own name of the session, without the scope.
+            branches: the draft tokens.
         """
         name = helper.worker.scope + name
         if (help_ := self._named.get(name)) is None:
@@ -82,7 +93,7 @@ class PrivateMatch:
             self._grow(help_, helper, branches)
 
     def decline(self, helper: Helper, name: str) -> None:
-        """Let a worker of the pool help a session that its private worker declines, perhaps before its request."""
+        """Let another worker help a session that its private worker declines; the request may not have arrived yet."""
         name = helper.worker.scope + name
         if (help_ := self._named.get(name)) is None:
             _keep(helper, name, is_declined=True)
@@ -93,7 +104,7 @@ class PrivateMatch:
             self._lend()
 
     def _helper_of(self, session: VerificationSession) -> Helper | None:
-        """Return the private worker that the session's client has attached on the same connection, if any."""
+        """Return the private worker on the connection of the session's client; None if there is none."""
         scope, slash, _ = session.request.draft_session.rpartition("/")
         return self._helpers.get(scope + slash)
 
@@ -110,7 +121,14 @@ class PrivateMatch:
 
 
 def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_declined: bool = False) -> None:
-    """Keep a message about a request that has not arrived, within bounds of number, tokens and time."""
+    """Keep a private worker's message about a request that has not arrived; drop the oldest beyond the limit.
+
+    Args:
+        helper: record of the worker.
+        name: the session's whole name.
+        branches: draft tokens for the session.
+        is_declined: True if the worker declines the session.
+    """
     early = helper.early.setdefault(name, Early(time.monotonic()))
     early.is_declined |= is_declined
     early.branches += branches
@@ -123,7 +141,7 @@ def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_decl
 
 
 def _sweep(helper: Helper) -> None:
-    """Drop what has been kept for `EARLY_S`; look again when the oldest of the rest has been."""
+    """Drop a worker's early messages that are older than `EARLY_S`, and do so again when the next one will be."""
     now = time.monotonic()
     helper.early = {name: early for name, early in helper.early.items() if early.since + EARLY_S > now}
     # Between two times of the clock, so that the timer never lasts less than the clock can tell apart.

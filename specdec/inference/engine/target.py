@@ -1,4 +1,4 @@
-"""Engine of a target model: one pass verifies or decodes many sessions."""
+"""Engine of a target model: in each pass it decodes many sessions, and verifies the draft tokens that they have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
 from specdec.inference.engine.target_session import Looking, TargetSession
 from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
-from specdec.inference.model.slots import PrefixKeeper, WindowedBackend
+from specdec.inference.model.slots import PrefixKeeper
 from specdec.inference.request import MAX_GAMMA, GenerationRequest, Noise, Schedule
 from specdec.inference.scheduling.quiet import Pass
 from specdec.inference.speculation.answers import KeptAnswers
@@ -29,9 +29,9 @@ from specdec.inference.speculation.tree import Branch
 MAX_PASS_DRAFT_TOKENS = 16
 """Default limit of the draft tokens of one session in one pass."""
 UNREAD_BYTES_OF_CALL = 8 * 1024 * 1024
-"""Most unread commits of one call, in bytes: some 2000 tokens with 20 log-probabilities each."""
+"""Most unread commits of one answer, in bytes: some 2000 tokens with 20 log-probabilities each."""
 UNREAD_BYTES = 256 * 1024 * 1024
-"""Most unread commits of all calls together, in bytes; calls that have left their slot count too."""
+"""Most unread commits of all answers together, in bytes; answers whose session has left its slot count too."""
 
 _Timed = tuple[Verdict, float, float]
 
@@ -41,20 +41,20 @@ class EngineLimits:
     """Limits and options of a target engine.
 
     Attributes:
-        max_waiting: sessions that may queue for a slot.
+        max_waiting: most sessions that may queue for a slot.
         gamma: most draft tokens of one session in one pass, unless the request sets its own.
         eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
         pass_timeout_s: seconds after which the engine assumes that a pass will never end.
         prefix_caching: True if a request may reuse a prefix that an earlier request left in a slot.
         lookup: True to propose tokens found in the session's own text (prompt lookup) when no draft tokens have
             arrived.
-        width: most tokens of one session in one pass from its prediction, or from an answer that was given before.
-        answers_bytes: memory for answers that were given before; 0: none is kept.
-        drafting: when draft workers may compute, see `Drafting`.
         prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of the
             pass.
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
+        drafting: when draft workers may compute: a mode of `Drafting`.
+        width: most tokens of one session in one pass that come from its prediction, or from a kept earlier answer.
+        answers_bytes: memory for earlier answers, in bytes; 0 keeps none.
     """
 
     max_waiting: int = 64
@@ -78,6 +78,12 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         decoder: decoder that runs the steps.
         limits: limits of requests, passes and times.
         grammars: compiler of requests' grammars; without it, requests with a grammar are refused.
+
+    Attributes:
+        drafting: on-off switch of drafting.
+        max_length: most tokens of prompt and output together.
+        vocab_size: number of token ids.
+        seed_invariant: True if a request with a seed gets the same tokens from every engine of the same model.
     """
 
     def __init__(
@@ -93,8 +99,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._decoder = decoder
         self._limits = limits
         self._grammars = grammars
-        slots = decoder.slots if isinstance(decoder, PrefixKeeper) else None
-        windows = slots.windows if isinstance(slots, WindowedBackend) else None
+        windows = getattr(decoder.slots, "windows", None) if isinstance(decoder, PrefixKeeper) else None
         self._batching = Batching(limits.prompt_share, decoder.prompt_chunk_tokens, windows)
         self.drafting = Drafting(limits.drafting, self.wake)
         if isinstance(decoder, SpeculativeDecoder):
@@ -106,12 +111,15 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     @property
     def pass_us(self) -> int:
-        """Return the recent median time of a pass over one session in microseconds, without draft tokens if known."""
+        """Return the recent median time of a pass over one session, in microseconds; 0 if unknown.
+
+        It is the time without draft tokens, if such passes were measured.
+        """
         return round(self._batching.pass_s * 1e6)
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule that gives most tokens under the present load, for requests that ask for no schedule."""
+        """Return the schedule that gives most tokens per second at present, for requests that leave it open."""
         return self._batching.schedule(len(self._admission.running) + len(self._admission.waiting))
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
@@ -153,19 +161,18 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         looking = Looking(limits.lookup, min(width, limits.width), self._answers)
         session = TargetSession(request, max_length=self.max_length, gamma=gamma, grammar=grammar, looking=looking)
         session.drafting = self.drafting
-        session.num_cached_tokens = self._admission.num_cached(session)
         self._enter(session)
         return session
 
     def propose(self, session: TargetSession, branches: Sequence[Branch]) -> None:
-        """Grow the session's draft tree; see `TargetSession.propose`."""
+        """Add a draft worker's branches to the session's draft tree; see `TargetSession.propose`."""
         for branch in branches:
             check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
         session.propose(branches)
         self.wake()
 
     def begin_help(self, session: TargetSession, schedule: Schedule) -> None:
-        """Begin to verify the proposals of a draft worker for a session that has decoded without one."""
+        """Begin to verify the proposals of a draft worker for a session that decoded without one so far."""
         session.follow(schedule)
 
     def end_help(self, session: TargetSession) -> None:
@@ -174,7 +181,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self.wake()
 
     def close(self, session: TargetSession) -> None:
-        """Free the session's place, and keep its answer; a second call has no effect."""
+        """Free the session's slot, or remove it from the queue, and keep its answer; a second call has no effect."""
         super().close(session)
         if not session.request.audits:
             self._answers.add(session.origin, session.token_ids[session.request.output_start :])
@@ -209,7 +216,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return self._batching.narrowed(turns)
 
     def _passed(self, done: Sequence[tuple[TargetSession, Turn, _Timed]]) -> None:
-        if not concern_drafting(session for session, _, _ in done):
+        if not concern_drafting(session.gamma for session, _, _ in done):
             return
         verdicts = [verdict for _, _, (verdict, _, _) in done]
         decoding = [session for session, turn, _ in done if turn.num_unread == 1]
@@ -225,8 +232,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         num_verified = sum(verdict.own.num_lookup_tokens for verdict in verdicts)
         self.drafting.passed(passed, sum(session.num_found for session in decoding), num_verified)
 
-    def _check(self) -> None:
-        super()._check()
+    def _rest(self) -> None:
         if not self._sessions():
             self.drafting.idle()
 
@@ -263,7 +269,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self._limit_unread(session)
 
     def _limit_unread(self, session: TargetSession) -> None:
-        """End a session with too many unread bytes; if all sessions together have too many, end the one with most."""
+        """End the session if its answer has too many unread bytes; if all answers together have, end the largest."""
         self._unread.add(session)
         limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:
@@ -282,7 +288,12 @@ def _width(turn: Turn) -> int:
 
 
 def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:
-    """Raise an error for a prompt that leaves no room for one output token, or has ids outside the vocabulary."""
+    """Check that a prompt leaves room for one output token, and has only ids of the vocabulary.
+
+    Raises:
+        ContextLengthError: the prompt is too long.
+        InvalidRequestError: an id is outside the vocabulary.
+    """
     if len(token_ids) >= max_length:
         raise ContextLengthError(  # clients look for OpenAI's "maximum context length is" and for "prompt is too long"
             f"This model's maximum context length is {max_length} tokens, {max_length - 1} of them for the prompt "

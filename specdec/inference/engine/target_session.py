@@ -1,4 +1,4 @@
-"""Session of one request at a target: its tokens, the tokens in its slot, its draft tree and its queue of commits."""
+"""Session of one request at a target: its tokens, how many of them its slot holds, its draft tokens, its commits."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from specdec.inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS
 from specdec.inference.speculation.answers import NO_ANSWERS, KeptAnswers, Origin
 from specdec.inference.speculation.sources import Sources
-from specdec.inference.speculation.tree import Branch, DraftTree
+from specdec.inference.speculation.tree import Branch
 from specdec.inference.tokens import Tally, TokenView
 
 
 class CommitQueue:
-    """Queue of the events of one answer: the engine's loop puts them, the RPC handler gets them.
+    """Queue of the events of one answer: the engine's loop puts them in, the task that answers the client takes them.
 
     Attributes:
-        num_bytes: size of unread events, except those put into an empty queue.
+        num_bytes: estimated memory of the unread events, in bytes; an event put into an empty queue counts as 0.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class CommitQueue:
         self.num_bytes = 0
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event; `num_bytes` omits it if the queue was empty."""
+        """Add an event."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
         self._queue.put_nowait((event, num_bytes))
 
     def fail(self, error: Exception) -> None:
-        """End the answer with an error, which is raised after the queued events have been read."""
+        """End the answer with an error, which `get` raises after the events before it."""
         self._queue.put_nowait((error, 0))
 
     def drop(self) -> None:
@@ -49,7 +49,7 @@ class CommitQueue:
         self.num_bytes = 0
 
     async def get(self) -> TokenEvent:
-        """Return the next event.
+        """Wait for the next event, and return it.
 
         Raises:
             Exception: the error given to `fail`, after the events put before it.
@@ -62,7 +62,7 @@ class CommitQueue:
 
 
 class Clock:
-    """Stopwatch of the time between two commits of a session: queueing, computing and idle, in monotonic seconds."""
+    """Stopwatch of a session: how long it has waited and computed since its latest commit, in monotonic seconds."""
 
     def __init__(self) -> None:
         self.restart(time.monotonic())
@@ -73,7 +73,7 @@ class Clock:
         self._compute_s = 0.0  # in passes since then
 
     def enter(self) -> None:
-        """Record that the session has got a slot; idle time is counted from here."""
+        """Record that the session has got a slot, from which its idle time counts."""
         self._waiting_since = time.monotonic()
 
     def computed(self, started: float, ended: float) -> None:
@@ -82,7 +82,7 @@ class Clock:
 
     @property
     def ready_s(self) -> float:
-        """Return the seconds since the session became ready."""
+        """Return the seconds since the session became ready for its next pass, with or without a slot."""
         return time.monotonic() - self._ready_since
 
     @property
@@ -91,26 +91,32 @@ class Clock:
         return time.monotonic() - self._waiting_since
 
     def timings(self, ended: float, draft_us: int, step_us: int) -> Timings:
-        """Return a commit's timings; time since the session became ready counts as queueing, except in its passes."""
+        """Return a commit's timings: the time in passes since the session became ready, and the rest as queueing.
+
+        Args:
+            ended: end of the pass that gives the commit, in monotonic seconds.
+            draft_us: microseconds that a draft model took in the engine's own step.
+            step_us: microseconds of one step of the draft worker's model; 0 if unknown.
+        """
         busy_us = _us(self._compute_s)
         queue_us = max(0, _us(ended - self._ready_since) - busy_us)
         return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us, step_us=step_us)
 
 
 MAX_ADJUSTED_GAMMA = 16
-"""Most draft tokens per pass of a request with penalties or biases, which make every draft token slower to verify."""
+"""Most draft tokens per pass of a request with penalties or logit biases, which make each one slower to verify."""
 
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Looking:
-    """Texts in which a target looks up draft tokens by itself.
+    """Texts in which a target looks up draft tokens by itself, besides the prediction of a request.
 
     Attributes:
-        in_own_text: whether it looks in the request's own text too.
-        width: most tokens of a proposal from the request's prediction, or from an answer that was given before.
-        answers: answers that were given before.
+        in_own_text: True if it looks in the request's own text too.
+        width: most tokens of a proposal from the request's prediction, or from an earlier answer.
+        answers: earlier answers that are kept.
     """
 
     in_own_text: bool = False
@@ -119,13 +125,23 @@ class Looking:
 
 
 class TargetSession:
-    """Session of one request at a target. The engine's loop owns it.
+    """Session of one request at a target; only the engine's loop changes it.
 
     Attributes:
+        id: name of the session in logs.
+        request_id: id of the client's request in logs.
+        request: the request.
+        slot: slot that the session holds; None while it waits for one.
+        commits: events of the answer.
+        token_ids: the prompt, then the committed output.
+        num_cached_tokens: prompt tokens that the slot held when the session entered it.
         drafting: switch of drafting, which the engine sets; while it is off, passes verify no draft worker's tokens.
-        gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
         schedule: SYNC: every pass waits for a proposal of the draft worker. ASYNC: a pass verifies the draft tokens
             that have arrived, or decodes if there are none. None: there is no draft worker.
+        origin: caller, prompt and seed, by which the answer is kept for later requests.
+        gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
+        sources: draft tokens, and estimates of their worth.
+        num_found: tokens that prompt lookup found for the next pass.
 
     Args:
         request: the request, already validated against the engine's limits.
@@ -156,7 +172,7 @@ class TargetSession:
         # A stop token may cut a commit; then the session ends, and _num_cached counts accepted tokens after the cut.
         # _suspect_at <= len(token_ids): the session is a suspect while they are equal, up to its next commit.
         self._num_cached = 0  # first tokens that the slot holds
-        self.num_cached_tokens = 0  # prompt tokens that the slot held before; an estimate until there is a slot
+        self.num_cached_tokens = 0
         self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
         self.drafting = Drafting()
@@ -178,7 +194,10 @@ class TargetSession:
         self._clock = Clock()
 
     def follow(self, schedule: Schedule | None) -> None:
-        """Change the schedule; clear the draft tree, because the next draft worker numbers its tokens from 0."""
+        """Take over the schedule of another draft worker, or None for none; drop the draft tokens of the one before.
+
+        The next worker numbers its draft tokens from 0.
+        """
         self._num_helps += 1
         is_new = self.request.schedule is None and self.drafting.num_switches > 0
         self._heard_at = -1 if is_new else self.drafting.num_switches
@@ -186,13 +205,8 @@ class TargetSession:
         self.sources.follow()
 
     @property
-    def tree(self) -> DraftTree:
-        """Return the draft worker's tokens that a pass may still verify."""
-        return self.sources.tree
-
-    @property
     def help_id(self) -> str:
-        """Return the session's name at its present draft worker; late messages of an earlier one carry another name."""
+        """Return the name by which the present draft worker knows the session; late messages of others have others."""
         return f"{self.id}.{self._num_helps}"
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
@@ -212,7 +226,7 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """Return the reusable prefix: all tokens before the first whose logits are needed, to choose or to score."""
+        """Return the prefix that may be reused: all tokens before the first whose logits are needed."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         if self.request.audits:
             length = min(length, self.request.output_start - 1)
@@ -227,7 +241,7 @@ class TargetSession:
         self.commits.fail(error)
 
     def replay(self) -> None:
-        """Let the next passes compute all tokens of the slot again, after a failed step; see `EngineSession`."""
+        """Become a suspect after a failed step: the next passes compute all tokens of the slot again."""
         self._num_cached = self.num_cached_tokens = 0
         self._prompt_logprobs.clear()
         self._audits.clear()
@@ -235,12 +249,12 @@ class TargetSession:
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether the session may be what made a step fail: it has committed nothing since its last `replay`."""
+        """Return whether the session may have made a step fail: it has committed nothing since its last `replay`."""
         return self._suspect_at == len(self.token_ids)
 
     @property
     def idle_s(self) -> float:
-        """Return the seconds for which the session has waited in its slot for a proposal; 0 if it waits for none."""
+        """Return for how many seconds the session has waited in its slot for a proposal; 0 if it waits for none."""
         return 0.0 if self.slot is None or self._ready else self._clock.idle_s
 
     @property
@@ -250,11 +264,11 @@ class TargetSession:
 
     @property
     def _ready(self) -> bool:
-        return not self._waits_for_draft or self._was_asked or len(self.tree) > 0
+        return not self._waits_for_draft or self._was_asked or len(self.sources.tree) > 0
 
     @property
     def _widest(self) -> int:
-        """Return the most draft tokens that one pass may verify; the tree keeps the others for later passes."""
+        """Return the most draft tokens that one pass may verify; the others wait for later passes."""
         return self._adjusted(MAX_GAMMA if self._waits_for_draft else self.gamma)
 
     def _adjusted(self, widest: int) -> int:
@@ -286,7 +300,7 @@ class TargetSession:
 
     @property
     def num_unread(self) -> int:
-        """Return how many tokens the slot does not have yet: 1 while decoding, more while a prompt is read."""
+        """Return how many tokens the slot does not hold yet: 1 while decoding, more while a prompt is read."""
         return len(self.token_ids) - self._num_cached
 
     def next_turn(self, part: int = MAX_PART_TOKENS) -> Turn | None:
@@ -300,7 +314,7 @@ class TargetSession:
             return self._turn(self._num_cached + part, chooses=False)
         room = self._end - end - 1  # each pass adds one token of the target itself
         limit, width = min(self._widest, room), max(0, min(self._adjusted(self._width), room))
-        proposal = self.tree.path(limit) if self.drafting.is_on else []
+        proposal = self.sources.tree.path(limit) if self.drafting.is_on else []
         preferred = self.sources.preferred(width, len(proposal) or (limit if self.drafting.is_on else 0))
         if self._ready or preferred:
             proposal = [] if preferred else proposal
@@ -331,10 +345,10 @@ class TargetSession:
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Return the tokens that a pass up to position `end` gives log-probabilities to, or audits.
+        """Return the prompt's tokens that a pass up to position `end` scores: by log-probabilities, or in an audit.
 
-        Each row of logits scores the token after it. The result is empty after the first commit: a prompt that is read
-        again is not scored again.
+        Each row of logits scores the token after it. After the first commit the result is empty, since a prompt that
+        is read again, as after a failed step, is not scored again.
         """
         request, length = self.request, len(self.request.prompt_token_ids)
         if (request.prompt_logprobs is None and not request.audits) or len(self.token_ids) > length:
@@ -345,6 +359,8 @@ class TargetSession:
         """Apply a pass's verdict and queue the commit; return the finish reason if the session ends with it, else None.
 
         Args:
+            turn: what the pass did for this session.
+            verdict: what the pass gave.
             started, ended: start and end of the pass, in monotonic seconds.
         """
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
@@ -357,7 +373,7 @@ class TargetSession:
         position = len(self.token_ids)
         token_ids, reason = self._cut(verdict.token_ids)
         self.token_ids.extend(token_ids)
-        self.tree.commit(token_ids)
+        self.sources.tree.commit(token_ids)
         self._was_asked = False
         share, has_grammar = self.drafting.lookup_share, self._grammar is not None
         is_predicted = verdict.own.num_lookup_tokens > 0 and self.sources.lookup.is_prediction

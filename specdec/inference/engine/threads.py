@@ -1,4 +1,4 @@
-"""Threads for work before a request gets a slot, such as tokenizing. Accounts take turns, as in `Admission`."""
+"""Threads for work before a request gets a slot, such as tokenizing, on which the callers' accounts take turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ _Out = TypeVar("_Out")
 
 
 class _Job:
-    """Job that waits for a thread; `turn` is done once it has one. A job never yields, as threads cannot be stopped."""
+    """Job that waits for a thread or runs on one; to `Admission`, the threads are slots.
+
+    A running job does not yield its thread, since a thread cannot be stopped.
+
+    Attributes:
+        slot: number of the job's thread; None while it waits.
+        turn: future that is done once the job has a thread.
+    """
 
     can_yield = False
     wanted = held = Prefix((), 0)
@@ -41,10 +48,11 @@ class _Job:
 class Threads:
     """Threads beside the event loop; jobs queue for them by the rules of `Admission`.
 
-    All calls come from one event loop.
+    All calls come from one event loop, except of `is_awaited`.
 
     Args:
         work: name of the work, for the threads' names and for errors.
+        num_threads: number of threads.
         num_places: most jobs that run or wait.
     """
 
@@ -55,14 +63,14 @@ class Threads:
         )
 
     def is_awaited(self) -> bool:
-        """Return whether a job waits whose account has none at work; any thread may ask."""
+        """Return whether a job waits whose account has none that runs; any thread may call this."""
         return self._admission.is_awaited
 
     async def run(self, work: Callable[..., _Out], *arguments: object) -> _Out:
-        """Return the result of `work`, run on a thread; a job that is cancelled meanwhile keeps its thread to its end.
+        """Run `work` on a thread, and return its result; if the caller is cancelled meanwhile, the work still goes on.
 
         Raises:
-            CapacityError: all places are taken, or another account needs this one; see `Admission`.
+            CapacityError: too many jobs wait already, or this one had to make room for another account's.
         """
         job = _Job()
         self._admission.enqueue(job)

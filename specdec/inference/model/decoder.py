@@ -1,4 +1,4 @@
-"""Decoders: one step takes a turn of each of many sequences, with its grammar, and returns a verdict for each."""
+"""Contract of decoders: one step takes a `Turn` of each of many sequences, and returns a `Verdict` for each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from specdec.inference.tokens import Tally
 class Matcher(Protocol):
     """Compiled grammar, which decides which tokens may follow the output of one sequence.
 
-    Callers pass the whole output each time: the committed tokens after the prompt, and any draft tokens to count with
-    them. One thread at a time uses a matcher.
+    Callers pass the whole output each time: the committed tokens after the prompt, and draft tokens that are to count
+    as if they were committed. One thread at a time uses a matcher.
     """
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
@@ -34,9 +34,9 @@ class Matcher(Protocol):
         """Return which tokens are allowed in each of the len(proposal) + 1 rows of logits that verify a proposal.
 
         Returns:
-            Per row, one bit per token id, the lowest bit of the first byte first. None where a proposal's token before
-            the row was refused or ended the sequence: no token of that row can be committed. If the grammar becomes too
-            complex within the proposal, the list is shorter: no token may be committed for the missing rows.
+            Per row, one bit per token id, the lowest bit of the first byte first. None for a row after a token of the
+            proposal that is refused or ends the sequence: no token of that row can be committed. If the grammar becomes
+            too complex within the proposal, the list is shorter: no token may be committed for the missing rows.
 
         Raises:
             InternalError: as `num_allowed`.
@@ -44,7 +44,7 @@ class Matcher(Protocol):
         """
 
     def forced(self, output: Sequence[int], limit: int) -> list[int]:
-        """Return up to `limit` tokens that must follow; empty if there is a choice, or the output is refused."""
+        """Return up to `limit` tokens that must follow the output; none if there is a choice, or it is refused."""
 
     def goes_on(self, output: Sequence[int]) -> bool:
         """Return whether the grammar allows the output and lets it continue."""
@@ -61,15 +61,16 @@ class Turn:
             part of a longer prompt. Not changed while the pass runs.
         sampling: how tokens are chosen.
         proposal: draft tokens to verify after `token_ids`; empty for plain decoding.
-        gamma: number of draft tokens that a decoder with a draft of its own may add where the proposal is empty.
-        drafts: False if a decoder with a draft of its own adds none of its tokens to this turn.
+        gamma: number of draft tokens that a decoder with a draft model of its own may add if the proposal is empty.
+        drafts: False if a decoder with a draft model of its own must add none of its tokens to this turn.
         chooses: False for a part of a prompt that ends before its last token: no token is chosen.
         output_start: position of the sequence's first output token; penalties distinguish prompt and output by it.
         logprobs: as in `GenerationRequest`.
         scored: prompt tokens for which log-probabilities are wanted: those after `start` that this pass can score.
         prompt_logprobs: number of best tokens for which log-probabilities are wanted at the position of each scored
             token.
-        audits: True if the scored tokens from `output_start` on are compared with the target's choices instead.
+        audits: True if the scored tokens from `output_start` on are compared with the target's choices, instead of
+            getting log-probabilities.
         grammar: the grammar that binds the output; None: any output is allowed.
         lookup: proposal for a turn without draft tokens, from prompt lookup: the tokens that followed an earlier
             occurrence of the last ones.
@@ -109,9 +110,9 @@ class Verdict:
         num_draft_tokens: number of draft tokens that were verified.
         num_accepted_tokens: number of draft tokens that were accepted.
         draft_us: microseconds that the decoder's own draft took.
-        logprobs: log-probabilities of each of these tokens, if the turn asked for them.
-        prompt_logprobs: log-probabilities of each scored prompt token.
-        audits: comparison of each scored token from the first output token on, if the turn asked for them.
+        logprobs: log-probabilities of each of `token_ids`, if the turn asked for them.
+        prompt_logprobs: log-probabilities of each token that the turn had scored.
+        audits: comparisons of the scored tokens with the target's choices, if the turn asked for them.
         error: why the sequence cannot go on; None if it can. With an error there are no tokens.
         own: counts of the draft tokens that the target proposed itself, by lookup or grammar.
         rejected_token_ids: draft tokens that were rejected; empty if a device does not return them.
@@ -135,8 +136,8 @@ class Verdict:
 
 
 Decide: TypeAlias = Callable[[Sequence[Turn], Array], list[Verdict]]
-"""Function that chooses tokens from logits, and verifies proposals. Layers below speculation, which cannot import
-`specdec.inference.speculation.slot_decoder.decide`, get it as an argument."""
+"""Type of `specdec.inference.speculation.slot_decoder.decide`, which chooses tokens from logits and verifies proposals.
+Layers below speculation cannot import that function, so they get it as an argument."""
 
 
 class Decoder(Protocol):
@@ -179,7 +180,7 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class CompiledDecoder(Decoder, Protocol):
-    """Decoder that is one compiled graph, choice of tokens included, and serves only some requests.
+    """Decoder that is one compiled graph, which also chooses the tokens, and that cannot serve every request.
 
     Attributes:
         slot_bytes: size of one slot's keys and values, in bytes.
@@ -197,7 +198,7 @@ def is_seed_invariant(model: object) -> bool:
 
 
 def check_seed(generator: object, sampling: SamplingParams) -> None:
-    """Raise InvalidRequestError for the seed of a request that samples, if equal seeds give other tokens here."""
+    """Raise InvalidRequestError for a request with a seed that samples, if equal seeds may give other tokens here."""
     if not sampling.greedy and not is_seed_invariant(generator):
         raise InvalidRequestError(
             "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"

@@ -1,4 +1,4 @@
-"""Proposers: sources of draft tokens, which add them one step at a time to chains of such tokens."""
+"""Contract of proposers: sources of draft tokens, which extend a chain of such tokens in steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ class Draft:
     """Chain of draft tokens after a sequence, for a proposer to extend.
 
     Attributes:
-        slot: the sequence's slot in the draft model.
+        slot: slot of the chain in the draft model.
         token_ids: committed tokens, then the draft tokens so far; not changed while the step runs.
         sampling: how the target will choose tokens.
-        limit: number of tokens wanted at most, >= 1.
-        output_start: as in `Turn`.
-        source_slot: another slot, to copy keys and values from, since it may hold more of this chain; None: no other.
-        grammar, tally: as in `Turn`.
+        limit: most tokens that are wanted, at least 1.
+        output_start: position of the sequence's first output token.
+        source_slot: another slot that may hold more of this chain, from which keys and values can be copied; None if
+            there is none.
+        grammar: matcher of the grammar that binds the output; None if any output is allowed.
+        tally: token counts for penalties, kept between steps; None: count again.
         token_map: map from the target's token ids to the draft model's.
     """
 
@@ -41,12 +43,14 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
-    """Token that a draft model chose.
+    """Token that a proposer chose.
 
     Attributes:
-        runner_up: the second best token under the same noise; None if it was not asked for.
-        margin: by how much the token's score exceeds the runner-up's: logits, or log-probabilities with noise.
-        is_forced: True if a grammar left no choice, and the token took no pass.
+        token_id: the token.
+        runner_up: the second best token under the same noise; None if it is not known.
+        margin: score of the token less that of the runner-up, where scores are logits, or with sampling
+            log-probabilities plus noise; infinite without a runner-up.
+        is_forced: True if a grammar left no choice, so that the token took no pass of a model.
     """
 
     token_id: int
@@ -56,10 +60,10 @@ class DraftToken:
 
 
 class Proposer(Protocol):
-    """A source of draft tokens for many sequences.
+    """Source of draft tokens for many sequences.
 
-    One thread calls it; the attributes are constants. Proposals affect speed only, never the answer, so a proposer may
-    be wrong, and may ignore `sampling` and `grammar`. One that repeats the last token is complete:
+    One thread calls `extend`; the attributes are constants. Draft tokens affect speed only, never the answer, so a
+    proposer may be wrong, and may ignore `sampling` and `grammar`. One that repeats the last token is complete:
 
         class Repeater:
             num_slots, max_length, num_branches = 8, 4096, 0
@@ -79,12 +83,13 @@ class Proposer(Protocol):
     num_branches: int
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Extend every draft by one step; the drafts have distinct slots.
+        """Extend every chain by one step.
 
         Args:
+            drafts: the chains, of distinct slots.
             ranked: True if runner-ups and margins are wanted too; a proposer without them leaves the defaults.
 
         Returns:
-            Per draft, its next 1 .. limit tokens. Per draft, an empty list means that there is nothing to propose. None
-            means that the step read a part of a long prompt, and more steps are needed.
+            Per chain, its next tokens, at most `limit`; an empty list if there is nothing to propose; None if the step
+            only read a part of a long prompt, so that more steps are needed.
         """

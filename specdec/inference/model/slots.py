@@ -1,4 +1,4 @@
-"""Slot models: backends that keep sequences in slots and run them through one model; and abilities of some."""
+"""Contract of slot models, backends that keep sequences in slots and run them through one model; optional abilities."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class Span:
 
 
 class Backend(Protocol):
-    """A causal language model with a fixed number of slots, each of which holds one sequence.
+    """Causal language model with a fixed number of slots, each of which holds one sequence.
 
     A span writes its positions, and overwrites what they held. Each token sees its own sequence up to its own position
     and nothing after it. So a caller rolls a slot back by starting earlier, and reuses it by starting at 0.
 
     One thread at a time calls `forward`; the attributes are constants that any thread reads. A backend may also have
     `arithmetic`, a text that names backend, dtype, kind of device and levels of quantization: a server continues
-    another server's answer only if both texts are equal. A bigram model keeps nothing in its slots, and is a complete
-    backend:
+    another server's answer only if both texts are equal. One that always computes whole windows of positions, so that
+    logits do not depend on what else is in a pass, has them as `windows`. A bigram model keeps nothing in its slots,
+    and is a complete backend:
 
         class Bigrams:
             num_slots, max_length, slot_bytes = 4, 1024, 0
@@ -74,7 +75,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class ForkingBackend(Protocol):
-    """A backend that copies the content of one slot to another."""
+    """Backend that can copy the content of one slot to another."""
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """Copy keys and values of the positions start .. end-1; other positions of the destination stay as they are."""
@@ -82,7 +83,12 @@ class ForkingBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphCounts:
-    """Numbers of graphs that a backend has made for its passes: of all, and of those made only after its warm-up."""
+    """Numbers of compiled or captured graphs that a backend has made for its passes.
+
+    Attributes:
+        num: all graphs.
+        num_late: those that were made after the backend's warm-up, while requests waited.
+    """
 
     num: int
     num_late: int
@@ -90,20 +96,20 @@ class GraphCounts:
 
 @runtime_checkable
 class GraphMaker(Protocol):
-    """Backend that may make graphs of its passes, as a rule all of them before it serves."""
+    """Backend that may compile or capture its passes as graphs, as a rule before it serves."""
 
     @property
     def graphs(self) -> GraphCounts:
-        """Return how many graphs were made for the passes."""
+        """Return how many graphs were made so far."""
 
 
 @runtime_checkable
 class CompiledBackend(Protocol):
-    """A backend that may run passes as compiled graphs of fixed widths.
+    """Backend that may run passes as compiled graphs of fixed widths.
 
     Attributes:
         max_pass_tokens: most tokens of one span in one call of a graph; a longer span takes several calls.
-        prompt_chunk_tokens: number of tokens per part at which a long prompt is read fastest; 0: any.
+        prompt_chunk_tokens: number of tokens per part at which a long prompt is read fastest; 0 if it does not matter.
     """
 
     @property
@@ -113,62 +119,52 @@ class CompiledBackend(Protocol):
     def prompt_chunk_tokens(self) -> int: ...
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether a prompt of `num_tokens` should reuse the first `num_held` tokens that a slot holds.
+        """Return whether a prompt of `num_tokens` tokens should reuse its first `num_held` ones, which a slot holds.
 
-        It should if measurements show that this is faster than reading the whole prompt. The event loop calls this
-        method, also during a pass.
+        It should if that is faster than reading the whole prompt. The event loop calls this method, also during a pass.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of positions, each of which begins at a multiple of its width.
+    """Windows of positions that a backend computes as a whole; each begins at a multiple of the width.
 
     Attributes:
-        width: positions of a window.
-        num: windows of one pass; more take another pass.
+        width: number of positions in a window.
+        num: number of windows that one pass computes; more windows take another pass.
     """
 
     width: int
     num: int
 
     def count(self, start: int, end: int) -> int:
-        """Return how many windows the positions start .. end-1 are in."""
+        """Return how many windows the positions start .. end-1 lie in."""
         return (end - 1) // self.width - start // self.width + 1
 
 
 @runtime_checkable
-class WindowedBackend(Protocol):
-    """Backend that may compute spans as whole windows, so that logits are the same bits whatever else a pass has.
-
-    Attributes:
-        windows: windows of its passes; None if it runs spans as they come.
-    """
-
-    @property
-    def windows(self) -> Windows | None: ...
-
-
-@runtime_checkable
 class PrefixKeeper(Protocol):
-    """Decoder or proposer with slots that keep their content, so that the next sequence can begin with it."""
+    """Decoder or proposer whose slots keep their content, so that a later sequence can reuse a prefix of it."""
 
     @property
     def slots(self) -> Backend | None:
         """Return the backend that has the slots; None if no sequence may reuse their content."""
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """Give a slot to a new sequence; `source_slot` has its first tokens, `token_ids`, cached.
+        """Prepare a slot for a new sequence; called on the model's thread, between steps.
 
-        The engine calls this on the model's thread, between steps. If `token_ids` is empty, nothing is cached.
+        Args:
+            slot: the sequence's slot.
+            source_slot: slot that has the sequence's first tokens cached: `slot` itself, or another one to copy from.
+            token_ids: these first tokens; empty if none are cached.
         """
 
 
 def prompt_chunk_tokens(backend: object) -> int:
-    """Return the number of tokens per part at which a backend reads long prompts fastest; 0: any number."""
+    """Return the number of tokens per part at which a backend reads long prompts fastest; 0 if it does not matter."""
     return backend.prompt_chunk_tokens if isinstance(backend, CompiledBackend) else 0
 
 
 def max_pass_draft_tokens(backend: object, default: int) -> int:
-    """Return how many draft tokens one pass can verify after the last committed token, at most `default`."""
+    """Return how many draft tokens one pass of a backend can verify for a sequence, at most `default`."""
     return min(default, backend.max_pass_tokens - 1) if isinstance(backend, CompiledBackend) else default

@@ -29,12 +29,12 @@ class TokenMap:
     """Map from the ids of a target to those of a draft model; without arguments the ids are equal.
 
     Attributes:
-        num_ids: number of token ids that the target has; it accepts no draft token with a higher id.
+        num_ids: number of token ids that the target has; draft tokens have lower ids.
         name: names of both tokenizers, so that equal names mean equal maps; empty if the ids are equal.
-        columns: by target id, 1 + the draft's id of the token with the same bytes, or 0 if there is none. int64 [number
-            of the target's ids].
+        columns: int64 [number of the target's ids]: for each, 1 + the draft's id of the token with the same bytes, or 0
+            if the draft has no such token.
         own_ids: by target id, the ids of the draft's tokens that write the same bytes; none for a token without a text.
-        prefix: ids that the draft expects before any text.
+        prefix: ids that the draft model expects before any text.
     """
 
     num_ids: int = sys.maxsize
@@ -43,7 +43,7 @@ class TokenMap:
     own_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict, compare=False)
     prefix: tuple[int, ...] = field(default=(), compare=False)
     _moved: dict[Any, tuple[Array, Array]] = field(default_factory=dict, compare=False)
-    """By device: the logit of ids that the draft lacks, and `columns`, as arrays on that device."""
+    """By device: the logit of ids that the draft lacks, and `columns`, both as arrays on that device."""
 
     @property
     def num_shared(self) -> int | None:
@@ -87,7 +87,11 @@ SAME_IDS = TokenMap()
 
 
 class Reading:
-    """Draft model's ids of one growing sequence of a target; committed tokens are translated once. For one thread."""
+    """Draft model's ids of one growing sequence of a target; each committed token is translated once.
+
+    Attributes:
+        token_map: map from the target's ids to the draft model's.
+    """
 
     def __init__(self, token_map: TokenMap = SAME_IDS) -> None:
         self.token_map = token_map
@@ -95,7 +99,10 @@ class Reading:
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the draft model's ids of the sequence; a later call translates only new tokens and a tail."""
+        """Return the draft model's ids of the sequence; only tokens that are new since the last call are translated.
+
+        Draft tokens at the end, which may change from call to call, are translated each time.
+        """
         if not self.token_map.name:
             return token_ids
         if not has_same_log(token_ids, self._last):

@@ -1,4 +1,4 @@
-"""Files that a process writes at its end."""
+"""Writing of the files that a process leaves at its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely, or leave none; a file that cannot be opened stays as it is.
+    """Write a file completely; if writing fails half-way, as on a full disk, remove the file.
+
+    A file that cannot be opened for writing stays as it is.
 
     Raises:
         OSError: the file cannot be written; the error names it.

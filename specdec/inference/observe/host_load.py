@@ -1,4 +1,4 @@
-"""Load of this host by other processes around and during a run, which slows contenders down unevenly."""
+"""Load of this host by other processes around and during a run, since it makes measured figures unreliable."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _SUMMED = (0, 1, 2, 7)
 """Columns of /proc/stat that count as busy: user, nice, system, steal; not interrupts, as this run causes some."""
 
 MAX_OTHERS = 0.1
-"""Share of the cores that other processes may use. A desktop or a monitoring agent takes a few per cent."""
+"""Share of the cores that other processes may use; a desktop or a monitoring agent takes a few per cent."""
 MAX_SPREAD = 1.5
-"""Limit of the median cell's fastest run over its slowest, which is about 1.1 on a quiet machine."""
+"""Speed of the fastest over that of the slowest of equal runs, in the median, from which a machine counts as unsteady;
+about 1.1 on a quiet one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,9 @@ class HostLoad:
     """Load of the host around one run.
 
     Attributes:
-        before, after: load averages over a minute. The one after contains the run itself.
-        num_cores: cores that the run may use.
-        other_cores: how many of these were busy with other processes meanwhile, on average; None if that is unknown.
+        before, after: the host's load averages over a minute, before and after the run; the second contains the run.
+        num_cores: number of cores that the run may use.
+        other_cores: how many of these cores other processes kept busy during the run, on average; None if unknown.
     """
 
     before: float
@@ -40,9 +41,9 @@ class HostLoad:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether other processes used so much of the CPU that figures are unreliable.
+        """Return whether other processes used so much of the CPU that figures of the run are unreliable.
 
-        If their share is unknown, the load average decides, which earlier runs raise too.
+        If their use is unknown, the load average before the run decides, which earlier runs of this program raise too.
         """
         if self.other_cores is None:
             return self.before > self.num_cores
@@ -55,7 +56,12 @@ class HostLoad:
 
 
 def busy_warning(load: HostLoad, spread: float) -> str:
-    """Return why a run's figures are unreliable; empty if the machine was quiet. `spread` is as in `MAX_SPREAD`."""
+    """Return why a run's figures are unreliable; empty if the machine was quiet and steady.
+
+    Args:
+        load: load of the host during the run.
+        spread: speed of the fastest of equal runs over that of the slowest.
+    """
     if not load.is_busy and spread < MAX_SPREAD:
         return ""
     differing = f"equal runs differ by a factor of {spread:.2f}"
@@ -63,7 +69,7 @@ def busy_warning(load: HostLoad, spread: float) -> str:
 
 
 async def busy_at_start(cores: Sequence[int]) -> str:
-    """Return why a run that begins now will be unreliable; empty if this host is quiet at present."""
+    """Watch the host for a moment; return why a run that begins now will be unreliable, empty if the host is quiet."""
     meter = LoadMeter(cores, is_whole=True)
     await asyncio.sleep(_LOOK_S)
     load = meter.read()
@@ -83,11 +89,14 @@ def load_average() -> float:
 
 
 class LoadMeter:
-    """Meter of the host's load from its construction to `read`. Servers of the run must have stopped before `read`.
+    """Meter of the host's load, from its construction to `read`.
+
+    Processes that this one started count as part of the run once they have ended, so they must end before `read`.
 
     Args:
-        cores: cores that the run may use.
-        is_whole: whether this process started all servers. Others would count as other processes.
+        cores: numbers of the cores that the run may use.
+        is_whole: True if all processes of the run are started by this one. If not, they could not be told from other
+            processes, so the use by others is unknown.
     """
 
     def __init__(self, cores: Sequence[int], *, is_whole: bool) -> None:
@@ -103,7 +112,10 @@ class LoadMeter:
         return HostLoad(self._before, load_average(), len(self._cores), others)
 
     def _read_times(self) -> tuple[float, float, float] | None:
-        """Return CPU seconds of all processes on these cores, CPU seconds of this process, and elapsed seconds."""
+        """Return CPU seconds of all processes on these cores, those of this process and its children, and the time.
+
+        Children count once they have ended. None where the system does not tell.
+        """
         try:
             rows = [line.split() for line in _CPU_TIMES.read_text().splitlines()]
         except OSError:  # not Linux

@@ -1,8 +1,8 @@
-"""Prometheus metrics of one server: vLLM's names where vLLM has them, `specdec_` for the rest.
+"""Prometheus metrics of one server: vLLM's names where vLLM has the metric, names that begin with `specdec_` elsewhere.
 
-Owns names, labels and buckets. Labels are bounded: one model name, finish reasons, status codes, draft positions below
-MAX_GAMMA, at most MAX_ACCOUNTS accounts, the servers that a gateway dials now. Knows neither gRPC nor HTTP;
-docs/gateway.md lists the metrics.
+All names, labels and buckets stand here; docs/gateway.md lists them. The number of label values is bounded: one model
+name, finish reasons, status codes, draft positions below MAX_GAMMA, at most MAX_ACCOUNTS accounts, the servers that a
+gateway dials now. This module knows neither gRPC nor HTTP.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0
 REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 WIDTH_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 MAX_ACCOUNTS = 100
+"""Most accounts that have a label of their own."""
 OTHER_ACCOUNTS = "other accounts"
 """Label of all accounts after the first `MAX_ACCOUNTS`; no account has this name, since names have no blanks."""
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
 class Load(Protocol):
-    """Source of the current load: an engine, or a completer that counts its requests."""
+    """Source of the numbers of requests that run and wait: an engine, or a completer that counts its requests."""
 
     @property
     def num_running(self) -> int: ...
@@ -59,14 +60,14 @@ class Load(Protocol):
 
 
 class Replaceable(Protocol):
-    """Files that a process reads again when they change."""
+    """Files that a process reads again when they change; stale if the changed files could not be used."""
 
     @property
     def is_stale(self) -> bool: ...
 
 
 class Certificate(Replaceable, Protocol):
-    """TLS certificate of a server; its files may be replaced while the server runs."""
+    """TLS certificate of a server, and the days until it expires; its files may be replaced while the server runs."""
 
     @property
     def days_left(self) -> float: ...
@@ -74,33 +75,31 @@ class Certificate(Replaceable, Protocol):
 
 @runtime_checkable
 class SlotLoad(Load, Protocol):
-    """Load that is bounded by KV slots."""
+    """Load of an engine with a fixed number of KV slots."""
 
     @property
     def num_slots(self) -> int: ...
 
 
 class Upstream(Protocol):
-    """Server that requests are passed on to, with sums of its work for this process."""
+    """Server that this process passes requests on to.
 
-    @property
-    def address(self) -> str: ...
+    Attributes:
+        address: address of the server.
+        num_ended, num_failed: requests that have ended there, and those of them that the server failed.
+        busy_s: sum of the times of these requests at the server, in seconds.
+        num_tokens: output tokens that the server sent.
+    """
 
-    @property
-    def num_ended(self) -> int: ...
-
-    @property
-    def num_failed(self) -> int: ...
-
-    @property
-    def busy_s(self) -> float: ...
-
-    @property
-    def num_tokens(self) -> int: ...
+    address: str
+    num_ended: int
+    num_failed: int
+    busy_s: float
+    num_tokens: int
 
 
 class _Upstreams(Collector):
-    """Metrics by upstream server, read at every scrape; a server that has left is not reported any more."""
+    """Metrics of the servers that requests are passed on to, read at every scrape; a server that left has none."""
 
     def __init__(self, model_name: str, servers: Callable[[], Iterable[Upstream]]) -> None:
         self._model_name = model_name
@@ -123,13 +122,10 @@ class _Upstreams(Collector):
 
 
 class Drafting(Protocol):
-    """On-off switch of drafting, with its measurements."""
+    """On-off switch of drafting, with its measurements; `specdec.inference.engine.drafting.Drafting` describes them."""
 
-    @property
-    def is_on(self) -> bool: ...
-
-    @property
-    def num_switches(self) -> int: ...
+    is_on: bool
+    num_switches: int
 
     @property
     def lost_s(self) -> float: ...
@@ -168,7 +164,7 @@ class Metrics:
 
     Args:
         model_name: name of the model that is served.
-        role: role of this process. A request that passes a gateway and a server is in the counts of both, so a sum
+        role: role of this process, a label. A request that passes a gateway and a server is counted by both, so a sum
             over processes must select one role.
     """
 
@@ -222,7 +218,7 @@ class Metrics:
         self._accounts: set[str] = set()
 
     def _add_phases(self) -> None:
-        """Create the metrics by phase and direction once, since a look-up per commit would cost more than counting."""
+        """Add the metrics by phase and direction; their series are kept, as a look-up costs more than counting."""
         phase_seconds = self._counter_by(
             "phase", "specdec_phase_seconds", "Time of all requests, by phase: draft, verify, queue, network."
         )
@@ -243,7 +239,7 @@ class Metrics:
         self._request_output = self._histogram("vllm:request_generation_tokens", "Output tokens.", TOKEN_BUCKETS)
 
     def _add_run_ahead(self) -> None:
-        """Add the metrics of run-ahead: choices of draft worker and target, and their results."""
+        """Add the metrics that show how well draft worker and target work together."""
         self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
         self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
         self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
@@ -265,7 +261,7 @@ class Metrics:
         return Histogram(name, text, _MODEL, registry=self.registry, buckets=buckets).labels(self._name)
 
     def watch(self, load: Load) -> None:
-        """Read the gauges of running and waiting requests from `load` at every scrape."""
+        """Add gauges of running and waiting requests, and of held slots if there are any, read from `load`."""
         running = self._gauge("vllm:num_requests_running", "Requests with a slot.")
         waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue.")
         running.set_function(lambda: load.num_running)
@@ -275,11 +271,17 @@ class Metrics:
             self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
 
     def watch_upstream(self, servers: Callable[[], Iterable[Upstream]]) -> None:
-        """Read the sums of each server that requests are passed on to, at every scrape."""
+        """Add the metrics of the servers that requests are passed on to; `servers` is called at every scrape."""
         self.registry.register(_Upstreams(self._name, servers))
 
     def count_account(self, account: str, code: str, num_tokens: int) -> None:
-        """Count a request that has ended for its account; accounts after the first `MAX_ACCOUNTS` count together."""
+        """Count a request that has ended for its account; accounts after the first `MAX_ACCOUNTS` share one label.
+
+        Args:
+            account: name of the account.
+            code: name of the gRPC status with which the request ended.
+            num_tokens: number of its prompt and output tokens.
+        """
         if account not in self._accounts:
             if len(self._accounts) >= MAX_ACCOUNTS:
                 account = OTHER_ACCOUNTS
@@ -297,12 +299,12 @@ class Metrics:
         self.registry.register(_Drafting(self._name, drafting))
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
-        """Add a gauge of requests that no draft token of this process reached: a proxy may split their streams."""
+        """Add a gauge of requests whose draft tokens never reached the target, as when a proxy splits streams."""
         text = "Requests none of whose draft tokens reached the target since the start."
         self._gauge("specdec_undrafted_requests", text).set_function(count)
 
     def watch_graphs(self, models: Iterable[object]) -> None:
-        """Add gauges of the compiled or captured graphs of this process's models, if any."""
+        """Add gauges of compiled or captured graphs, if any of these backends may make such."""
         makers = [model for model in models if isinstance(model, GraphMaker)]
         if not makers:
             return
@@ -321,7 +323,12 @@ class Metrics:
         self._loop_lags.append(max(0.0, lag_s))
 
     def watch_security(self, certificate: Certificate | None, *others: Replaceable | None) -> None:
-        """Add gauges of the certificate's remaining days and of changed files that could not be loaded."""
+        """Add gauges of the certificate's remaining days, and of the number of stale files.
+
+        Args:
+            certificate: the server's certificate; None without TLS.
+            others: other files that are watched; None for those that the server lacks.
+        """
         if certificate is not None:
             days = self._gauge("specdec_tls_days_left", "Days until the certificate in use expires.")
             days.set_function(lambda: certificate.days_left)
@@ -334,7 +341,7 @@ class Metrics:
         return RequestMetrics(self)
 
     def exposition(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
+        """Return the text of all metrics that Prometheus scrapes."""
         return generate_latest(self.registry)
 
     def _count_speculation(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
@@ -366,7 +373,12 @@ class Metrics:
 
 
 class RequestMetrics:
-    """Metrics of one request, updated by its events."""
+    """Metrics of one request, which its events update.
+
+    Attributes:
+        num_prompt_tokens: number of tokens of the prompt.
+        status: name of the gRPC status with which the request ended; empty while it runs.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -375,7 +387,7 @@ class RequestMetrics:
         self._last = self._arrived
         self._num_tokens = 0
         self.num_prompt_tokens = 0
-        self.status = ""  # gRPC status at the end
+        self.status = ""
 
     @property
     def cost(self) -> tuple[str, int, float]:
@@ -436,11 +448,11 @@ class RequestMetrics:
             metrics._tpot.observe((self._last - self._first) / (self._num_tokens - 1))
 
     def failed(self, code: str) -> None:
-        """Count the request as failed with a gRPC status."""
+        """Count the request as failed; `code` is the name of its gRPC status."""
         self.status = code
         self._metrics._failures.labels(self._metrics._name, code).inc()
 
     def left(self, *, late: bool = False) -> None:
-        """End the request; unless it finished or failed, count it as cancelled, or with `late` as over its deadline."""
+        """Count the request as cancelled, or with `late` as over its deadline, unless it has finished or failed."""
         if not self.status:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")

@@ -1,4 +1,4 @@
-"""Profile of the time of many requests: a table with one row per request and one row of totals, as CSV and JSON.
+"""Profile of many requests, in two files: figures of each request as CSV, and as JSON, which also has totals.
 
 A request's end-to-end time has five parts, which add up to it: drafting, verifying (target passes), waiting in queues,
 the network between draft worker and target, and the rest, such as the network between client and server.
@@ -25,13 +25,18 @@ from specdec.inference.observe.stats import SOURCES, RequestStats
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 MAX_REQUESTS = 10_000
+"""Most requests of a profile."""
 MAX_MESSAGES = 500_000
-"""Number of messages, some 200 MB, after which a profile takes no further requests."""
+"""Number of messages of all its requests, some 200 MB, from which a profile takes no further request."""
 MAX_LABEL_CHARACTERS = 128
 
 
 class Profile:
-    """Profile of one process's requests; the role names its files."""
+    """Profile of one process's requests.
+
+    Args:
+        role: role of the process, which stands in the names of the files.
+    """
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -39,9 +44,11 @@ class Profile:
         self._requests: list[tuple[str, RequestStats]] = []
 
     def add(self, label: str, stats: RequestStats) -> None:
-        """Add a request under `label`: its id in a server's profile, its prompt in others.
+        """Add a request, unless the profile is full.
 
-        The request may still run and change `stats`.
+        Args:
+            label: name of the request's row: its id in a server's profile, its prompt in others.
+            stats: its figures; they may still change until the profile is written.
         """
         num_messages = sum(len(request.arrivals) for _, request in self._requests)
         if len(self._requests) < MAX_REQUESTS and num_messages < MAX_MESSAGES:
@@ -84,10 +91,10 @@ class Profile:
 
 
 def figures(requests: Sequence[RequestStats]) -> dict[str, Any]:
-    """Return the figures of one request, or of several together.
+    """Return the figures of one request, or of several together, by name of column.
 
     Counts and times are sums over the requests, TTFT and TPOT are medians; tokens_per_s is over the wall-clock time
-    from the first request's start to the last one's end.
+    from the first request's start to the last one's end. A figure without any value is None.
     """
     num_output_tokens = sum(stats.num_output_tokens for stats in requests)
     wall_s = _wall_s(requests)
@@ -119,7 +126,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _itl(gaps: Sequence[float]) -> dict[str, float | None]:
-    """Return linearly interpolated percentiles and the mean of the gaps between messages."""
+    """Return percentiles, linearly interpolated, and the mean of the gaps between messages, in seconds."""
     values = map(float, np.percentile(gaps, PERCENTILES)) if gaps else [None] * len(PERCENTILES)
     return {**{f"itl_p{p}_s": value for p, value in zip(PERCENTILES, values, strict=True)}, "itl_mean_s": _mean(gaps)}
 
@@ -170,7 +177,7 @@ def _sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _parts(requests: Sequence[RequestStats]) -> dict[str, float]:
-    """Return the parts of the requests' time, and their sum."""
+    """Return the five parts of the requests' end-to-end time, and their sum, in seconds."""
     timings = [timings for stats in requests for timings in stats.timings]
     end_to_end_s = sum(stats.end_to_end_s for stats in requests)
     parts = {
@@ -183,7 +190,7 @@ def _parts(requests: Sequence[RequestStats]) -> dict[str, float]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row with lists as JSON, since a CSV cell holds one value."""
+    """Return the row with its lists written as JSON, since a CSV cell holds one value."""
     return {
         key: json.dumps([round(v, 4) for v in value]) if isinstance(value, list) else value
         for key, value in row.items()

@@ -1,8 +1,8 @@
 """OpenTelemetry traces: one request is one trace, through all processes that it passes.
 
-Owns the spans' attributes, named by OpenTelemetry's GenAI conventions and by vLLM. Knows neither gRPC nor HTTP: their
-headers come as mappings. Imported only when traces are asked for: its packages are optional
-(requirements/tracing.txt).
+The attributes of spans are named as in OpenTelemetry's conventions for GenAI and in vLLM. This module knows neither
+gRPC nor HTTP: their headers come as mappings. It is imported only when traces are asked for, since its packages are
+optional (requirements/tracing.txt).
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _HTTP_PATH = "/v1/traces"
 
 
 class Spans:
-    """Source of the spans of one process."""
+    """Source of the trace spans of one process.
+
+    Args:
+        provider: OpenTelemetry's source of tracers, which exports the spans.
+    """
 
     def __init__(self, provider: TracerProvider) -> None:
         self.provider = provider
@@ -40,12 +44,18 @@ class Spans:
     def server_span(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, AttributeValue]
     ) -> AbstractContextManager[Span]:
-        """Open the span of an incoming call, and make it the current span of this task during the block."""
+        """Open the span of an incoming call, and make it the current span of this task during the block.
+
+        Args:
+            name: name of the call.
+            headers: headers of the call, in which the caller's trace may stand.
+            attributes: attributes of the span.
+        """
         return self._tracer.start_as_current_span(name, propagate.extract(headers), SpanKind.SERVER, attributes)
 
     @contextmanager
     def generation(self, attributes: Mapping[str, AttributeValue]) -> Generator[GenerationSpan, None, None]:
-        """Open the span of one sequence without making it current: several tasks run the block's async generator."""
+        """Open the span of one sequence, but do not make it current, since several tasks run parts of the block."""
         span = self._tracer.start_span("generate", attributes=attributes)
         try:
             yield GenerationSpan(span)
@@ -63,7 +73,7 @@ class Spans:
         return carrier
 
     def annotate(self, stats: RequestStats) -> None:
-        """Add the cost of a session to the current span."""
+        """Write the figures of a sequence into the current span."""
         get_current_span().set_attributes(usage(stats))
 
 
@@ -82,7 +92,7 @@ def usage(stats: RequestStats) -> dict[str, AttributeValue]:
 
 
 class GenerationSpan:
-    """Span of one sequence; calls that are made while it is current get spans below it."""
+    """Span of one sequence that is generated; calls that are made while it is current get spans below it."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -96,7 +106,7 @@ class GenerationSpan:
         self._span.set_attribute("gen_ai.response.finish_reasons", (reason,))
 
     def annotate(self, stats: RequestStats) -> None:
-        """Add the cost of the sequence."""
+        """Write the figures of the sequence into the span."""
         self._span.set_attributes(usage(stats))
 
 

@@ -1,4 +1,4 @@
-"""Cost of one request: counters and timings, in seconds unless a name has another unit."""
+"""Figures of one request: counts of tokens and passes, and times, in seconds unless a name has another unit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_PASS_TOKENS = 4096
 
 
 SOURCES = ("draft", "lookup", "forced")
-"""Sources of draft tokens: a draft, lookup in known or predicted text, a grammar that allows one token."""
+"""Sources of draft tokens: a draft model, lookup in known or predicted text, a grammar that allows one token alone."""
 
 
 def by_source(one: Pass) -> dict[tuple[str, bool], int]:
-    """Count the draft tokens of one pass by (source, whether they were accepted); counts of zero are left out."""
+    """Count the draft tokens of one pass by (one of `SOURCES`, whether they were accepted); zeros are left out."""
     own = one.own
     counts = (
         (one.num_draft_tokens - own.num_tokens, one.num_accepted_tokens - own.num_accepted),
@@ -37,7 +37,7 @@ def by_source(one: Pass) -> dict[tuple[str, bool], int]:
 
 
 class Pass(Protocol):
-    """Figures of one target pass, as commits, deltas and their stored records all have them."""
+    """Figures of one target pass for one request, as a `Commit` has them, and a stored record of one."""
 
     @property
     def num_draft_tokens(self) -> int: ...
@@ -60,17 +60,23 @@ class Pass(Protocol):
 
 @dataclass(slots=True)
 class RequestStats:
-    """Figures of one request, filled while it streams.
+    """Figures of one request, filled while its answer streams.
 
     Attributes:
-        started: time when the request was sent, in monotonic seconds, as for the arrivals.
+        started: time when the request was sent, in monotonic seconds.
+        num_prompt_tokens: number of tokens of the prompt.
         num_cached_tokens: prompt tokens that the target found in a slot.
-        arrivals: (time, number of tokens) of each message with tokens.
-        num_own_tokens: tokens of passes that had no proposal to verify.
+        arrivals: (time in monotonic seconds, number of tokens) of each message with tokens.
+        num_draft_tokens, num_accepted_tokens: draft tokens that were verified, and how many of them were accepted.
+        num_verified_proposals: passes that verified draft tokens.
+        num_tokens_of_proposals: tokens that these passes committed.
+        num_own_tokens: tokens that the other passes committed.
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
-        drafted_by_position, accepted_by_position: [i] counts the proposals of which token i was verified, or accepted.
+        drafted_by_position, accepted_by_position: [i] counts the passes that verified, or accepted, more than i draft
+            tokens.
+        timings, counts: times of each pass, and counts of the draft worker for it.
         by_source: numbers of draft tokens by (source, whether they were accepted).
-        num_held: passes for which drafting was off, as slower than passes without drafts.
+        num_held: passes for which drafting was off, by `--drafting never` or since drafting would be slower.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -91,7 +97,7 @@ class RequestStats:
     num_held: int = 0
 
     def take(self, event: TextEvent | TokenEvent, at: float | None = None) -> None:
-        """Count an event that has arrived now, or `at` a time in monotonic seconds."""
+        """Count an event that has arrived at the time `at`, in monotonic seconds; None: now."""
         if isinstance(event, Started):
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
         elif isinstance(event, Opened):
@@ -102,7 +108,7 @@ class RequestStats:
 
     @classmethod
     def of(cls, arrivals: Iterable[tuple[float, Pass, int]], *, num_prompt_tokens: int) -> RequestStats:
-        """Return the figures of a request that has ended.
+        """Return the figures of a request that has ended, from its stored messages.
 
         Args:
             arrivals: (seconds since the request was sent, pass, number of tokens) of each message with tokens.
@@ -145,7 +151,7 @@ class RequestStats:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from sending the request to the first token."""
+        """Seconds from sending the request to the first token; 0 without tokens."""
         return self.arrivals[0][0] - self.started if self.arrivals else 0.0
 
     @property
@@ -163,7 +169,7 @@ class RequestStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted / verified draft tokens; None if nothing was drafted."""
+        """Accepted per verified draft token; None if none was verified."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
@@ -173,7 +179,7 @@ class RequestStats:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Committed tokens per target pass that verified a proposal; None if none did."""
+        """Committed tokens per pass that verified draft tokens; None if no pass did."""
         if not self.num_verified_proposals:
             return None
         return self.num_tokens_of_proposals / self.num_verified_proposals

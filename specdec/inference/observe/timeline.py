@@ -1,6 +1,6 @@
-"""A time-line of one process in Chrome's trace format, for chrome://tracing or Perfetto.
+"""Time-line of one process in Chrome's trace format, for chrome://tracing or Perfetto.
 
-Times are CLOCK_MONOTONIC, so traces of several processes of one machine share a time axis.
+Times are those of CLOCK_MONOTONIC, so the traces of several processes on one machine share a time axis.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ MAX_EVENTS = 1_000_000
 
 
 class Timeline:
-    """Events of one process; `name` is the process's name in the picture."""
+    """Events of one process.
+
+    Args:
+        name: name of the process in the picture.
+    """
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
@@ -26,11 +30,11 @@ class Timeline:
         ]
 
     def span(self, name: str, started: float, ended: float, **args: Any) -> None:
-        """Add an event that lasted from `started` to `ended` (monotonic seconds)."""
+        """Add an event that lasted from `started` to `ended`, in monotonic seconds; `args` are shown with it."""
         if len(self._events) < MAX_EVENTS:
             times = {"ts": started * 1e6, "dur": (ended - started) * 1e6}
             self._events.append({"name": name, "ph": "X", **times, "args": args, "pid": self._pid, "tid": 0})
 
     def write(self, path: Path) -> None:
-        """Write the events collected so far."""
+        """Write the events that were added so far to a file."""
         write_whole(path, json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}) + "\n")

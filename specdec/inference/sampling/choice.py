@@ -39,7 +39,7 @@ from specdec.inference.sampling.truncation import process_logits
 # Noise by the libraries' logarithms differs from ours by less than 1e-9, and sums of scores and noise by rounding.
 _ROUGH_MARGIN = 1e-8
 ALL = 0
-"""Count of best tokens that stands for all of them."""
+"""Count of best tokens that asks for the scores of all tokens."""
 
 
 def choose_tokens(
@@ -52,17 +52,16 @@ def choose_tokens(
 
     Args:
         logits: float [num_rows, vocab_size].
-        sampling: one per row.
-        positions: absolute position of the token that each row chooses.
-        before: the tokens before each row, and what may follow them; needed if any row penalizes or has a grammar.
+        sampling: sampling parameters, one per row.
+        positions: per row, the position in the sequence of the token that is chosen from it.
+        before: per row, the tokens before it and what may follow them; None if no row has penalties or a grammar.
 
     Returns:
         num_rows token ids. Ties go to the lowest id.
     """
     if _has_kernel(logits):
         return _choose_by_kernel(logits, sampling, positions, before)
-    if adjusts(sampling, before):
-        logits = _adjusted(logits, sampling, positions, before)
+    logits = _adjusted(logits, sampling, positions, before)
     return _argmax(_scored(logits, sampling, positions, count=1))
 
 
@@ -84,13 +83,12 @@ def _choose_by_kernel(
     positions: Sequence[int],
     before: Sequence[TokensBefore] | None,
 ) -> list[int]:
-    """Choose as `choose_tokens` does, by the kernel of a device, which gets grammars as bit masks."""
+    """Choose as `choose_tokens` does, by the Triton kernel, which gets grammars as bit masks."""
     from specdec.inference.sampling.kernel import winners
 
     masks = [row.allowed for row in before or [NONE_BEFORE] * len(sampling)]
     before = before and rows_within(before, [None] * len(before))
-    if adjusts(sampling, before):
-        logits = _adjusted(logits, sampling, positions, before)
+    logits = _adjusted(logits, sampling, positions, before)
     return winners(logits, sampling, positions, masks)
 
 
@@ -100,6 +98,9 @@ def _adjusted(
     positions: Sequence[int],
     before: Sequence[TokensBefore] | None,
 ) -> Array:
+    """Return the logits after bias, penalties, grammar and least length: a copy, or `logits` itself if none applies."""
+    if not adjusts(sampling, before):
+        return logits
     if before is None:
         if any(params.penalizes for params in sampling):
             raise ValueError("penalties look back: choose_tokens needs the tokens before each row")
@@ -124,13 +125,13 @@ def rank_tokens(
 
     Args:
         logits, sampling, positions, before: as for `choose_tokens`.
-        count: tokens per row; tokens that truncation removed have the score -inf.
+        count: number of tokens per row.
 
     Returns:
-        Per row, (token id, score); the score is the logit, or with sampling the processed logit plus noise.
+        Per row, a list of (token id, score). The score is the logit, or with sampling the processed logit plus noise;
+        tokens that truncation removed have -inf.
     """
-    if adjusts(sampling, before):
-        logits = _adjusted(logits, sampling, positions, before)
+    logits = _adjusted(logits, sampling, positions, before)
     scores = _scored(logits, sampling, positions, count=count)
     return _best(logits + 0.0 if scores is logits else scores, count)  # the cheapest copy that both libraries make
 
@@ -142,15 +143,14 @@ def audit_tokens(
     before: Sequence[TokensBefore],
     token_ids: Sequence[int],
 ) -> tuple[TokenAudit, ...]:
-    """Compare one given token per row of logits with the row's choice.
+    """Compare a given token for each row of logits with the token that is chosen from the row.
 
     Args:
         logits, sampling, positions, before: as for `choose_tokens`.
-        token_ids: one per row.
+        token_ids: the given tokens, one per row.
     """
     xp = array_api_compat.array_namespace(logits)
-    if adjusts(sampling, before):
-        logits = _adjusted(logits, sampling, positions, before)
+    logits = _adjusted(logits, sampling, positions, before)
     scores, rows = _scored(logits, sampling, positions, count=ALL), list(range(len(token_ids)))
     own, choices = scores[rows, list(token_ids)], _argmax(scores)
     margins = (scores[rows, choices] - own).tolist()
@@ -159,9 +159,14 @@ def audit_tokens(
 
 
 def _scored(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return scores with noise for sampled rows, at least for the best `count` tokens, and logits for greedy rows.
+    """Return the scores by which tokens are chosen: logits for greedy rows, else processed logits plus noise.
 
-    A count of `ALL` stands for all tokens.
+    Args:
+        logits, sampling, positions: as for `choose_tokens`.
+        count: number of best tokens whose scores are needed, or `ALL`; in sampled rows, others may have -inf.
+
+    Returns:
+        float [num_rows, vocab_size]; `logits` itself if all rows are greedy.
     """
     groups = [[row for row, each in enumerate(sampling) if each.noise is law and not each.greedy] for law in Noise]
     if not any(groups):
@@ -177,7 +182,7 @@ def _scored(logits: Array, sampling: Sequence[SamplingParams], positions: Sequen
 
 
 def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
-    """Return the `count` largest scores of each row, descending; they are set to -inf in `scores`."""
+    """Return (token id, score) of the `count` best tokens of each row, best first; set these to -inf in `scores`."""
     if scores.shape[0] == 1:  # a single element takes 10 % of the time of a list of them
         return [[_take_best(scores[0]) for _ in range(count)]]
     rows, places = list(range(scores.shape[0])), []
@@ -189,7 +194,7 @@ def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
 
 
 def _take_best(scores: Array) -> tuple[int, float]:
-    """Return the largest score of one row and its token, and set it to -inf."""
+    """Return the best token of one row and its score, and set it to -inf in `scores`."""
     token_id = int(scores.argmax())
     score = float(scores[token_id])
     scores[token_id] = -math.inf
@@ -197,7 +202,7 @@ def _take_best(scores: Array) -> tuple[int, float]:
 
 
 def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return the scores with noise of the tokens that may be among the best `count`; all other scores are -inf.
+    """Return processed logits plus noise, float [num_rows, vocab_size]; -inf for tokens not among the best `count`.
 
     No row may be greedy, and all must have the same rule for random numbers (docs/noise.md).
     """
@@ -213,10 +218,20 @@ def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequenc
 
 
 def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, count: int) -> Array:
-    """Return a mask of the tokens that may be among the best `count` with noise, since exact noise for all is slow.
+    """Return which tokens may be among the best `count` once noise is added, since exact noise for all is slow.
 
-    The mask has all remaining tokens if all are asked for, if all rows are truncated, or by stock vLLM's rule. Else
-    noise from the library's own logarithm selects them: it is fast, and off by far less than the margin.
+    These are all that truncation left, if all are asked for, if all rows are truncated, or by stock vLLM's rule for
+    noise. Otherwise they are selected by noise from the library's own logarithm, which is fast, and off by far less
+    than the margin that is allowed for.
+
+    Args:
+        scores: processed logits, float [num_rows, vocab_size].
+        sampling: one per row.
+        keys: int64 [num_rows], the noise's keys.
+        count: number of best tokens, or `ALL`.
+
+    Returns:
+        bool [num_rows, vocab_size].
     """
     if count == ALL or sampling[0].noise is Noise.VLLM or all(params.truncates for params in sampling):
         return scores > -math.inf

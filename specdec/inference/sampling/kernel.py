@@ -1,10 +1,11 @@
 """The choice of `choose_tokens` on a device, by one Triton kernel: mask, temperature, truncation, noise and maximum.
 
-Rows of logits stay on the device and are read once; an id per row comes back. The arithmetic is that of `noise.py`,
+Rows of logits stay on the device and are read once; one id per row comes back. The arithmetic is that of `noise.py`,
 operation by operation in double precision, so the tokens are those that numpy gives. For that, Triton must not fuse a
 product and a sum.
 
-Knows no penalties. Imports Triton, so `choice.py` imports this module only where rows are on a device.
+Biases and penalties are applied to the logits before. This module imports Triton, so `choice.py` imports it only where
+rows are on a device.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SERIES_BELOW, _LEAST = tl.constexpr(law.STOCK_SERIES_BELOW), tl.constexpr(law.S
 
 @triton.jit
 def _log(x: tl.tensor) -> tl.tensor:
-    """Return the logarithm as `noise._log` does; x is a normal number, so its bits are exponent and mantissa."""
+    """Return the logarithm as `noise._log` does; x must be a positive normal number, so its bits can be taken apart."""
     bits = x.to(tl.int64, bitcast=True)
     mantissa = ((bits & 0xFFFFFFFFFFFFF) | 0x3FE0000000000000).to(tl.float64, bitcast=True)  # in [1/2, 1)
     is_small = (mantissa < _SQRT_HALF).to(tl.float64)
@@ -124,7 +125,7 @@ def _best_of_block(
 def winners(
     logits: torch.Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int], masks: Sequence[bytes | None]
 ) -> list[int]:
-    """Return the token with the best score of each row; arguments are as for `best_of_blocks`."""
+    """Return the id of the best token of each row; for the arguments see `best_of_blocks`."""
     best, best_ids = best_of_blocks(logits, sampling, positions, masks)
     chosen: list[int] = best_ids.gather(1, best.argmax(dim=1, keepdim=True))[:, 0].tolist()
     return chosen
@@ -133,12 +134,15 @@ def winners(
 def best_of_blocks(
     logits: torch.Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int], masks: Sequence[bytes | None]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best score with noise and its token, of each row and block: float64 and int64 [num_rows, num_blocks].
+    """Find the best token in each block of `BLOCK` neighbouring token ids of each row.
 
     Args:
-        logits: float [num_rows, vocab_size], on a device, with bias and penalties.
+        logits: float [num_rows, vocab_size], on a device; biases and penalties are applied already.
         sampling, positions: as for `choose_tokens`.
         masks: one per row, see `mask_scores`.
+
+    Returns:
+        The best scores, noise included, float64 [num_rows, num_blocks]; and their token ids, int64 of the same shape.
     """
     num_rows, vocab_size = logits.shape
     num_blocks = triton.cdiv(vocab_size, BLOCK)
@@ -163,7 +167,11 @@ def best_of_blocks(
 
 
 def _table(sampling: Sequence[SamplingParams], positions: Sequence[int], masks: Sequence[bytes | None]) -> Any:
-    """Return the kernel's inputs for each row as one array, so that one copy brings them to the device."""
+    """Return the kernel's numbers for each row as one array, so that one copy brings them to the device.
+
+    Returns:
+        int64 [num_rows, 4]; for the columns see `table` of `_best_of_block`.
+    """
     kinds = [0 if params.greedy else _KINDS[params.noise] for params in sampling]
     keys = [law.LAWS[p.noise][0]([p.seed], [at])[0] for p, at in zip(sampling, positions, strict=True)]
     divisors = np.array([np.float32(divisor(p)) if p.noise is Noise.VLLM else divisor(p) for p in sampling])
@@ -173,7 +181,7 @@ def _table(sampling: Sequence[SamplingParams], positions: Sequence[int], masks: 
 
 
 def _floors(logits: torch.Tensor, sampling: Sequence[SamplingParams], masks: Sequence[bytes | None]) -> torch.Tensor:
-    """Return the smallest score of each row that survives truncation; only truncated rows are sorted for it."""
+    """Return the smallest score of each row that survives truncation, float64 [num_rows]; -inf without truncation."""
     floors = torch.full((len(sampling),), float("-inf"), dtype=torch.float64, device=logits.device)
     for noise in Noise:
         rows = [row for row, p in enumerate(sampling) if p.truncates and not p.greedy and p.noise is noise]

@@ -17,11 +17,11 @@ LOWEST = -9999.0
 
 
 MAX_ROWS = 64
-"""Most rows at once: in double precision, those of a long prompt would take hundreds of megabytes."""
+"""Most rows that are computed at once: all rows of a long prompt would take hundreds of megabytes as float64."""
 
 
 def token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-    """Return the log-softmax of rows of logits at the chosen tokens and at the best ones.
+    """Return the log-probabilities (log-softmax) of the chosen token and of the best tokens, for each row of logits.
 
     Args:
         logits: float [num_rows, vocab_size], unprocessed.
@@ -42,7 +42,7 @@ def _token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tu
 
 
 def _best(row: npt.NDArray[np.float64], num_top: int) -> list[int]:
-    """Return the ids of the largest entries, best first; of equal ones the lowest ids."""
+    """Return the ids of the `num_top` largest entries, largest first; of equal ones, the lowest ids."""
     num_top = min(num_top, len(row))
     if not num_top:
         return []

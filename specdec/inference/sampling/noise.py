@@ -1,8 +1,9 @@
 """Shared noise G(seed, t, v), standard Gumbel, by one of two rules; each gives the same bits on numpy and torch.
 
-This project's rule hashes in 64-bit integers, and makes the logarithm of IEEE additions, multiplications and divisions
-only, because the libraries' own logarithms differ in the last bit. Stock vLLM's rule (runner V2, since 0.31) is float32
-from a 32-bit hash. docs/noise.md has the definition and test vectors of both for other languages.
+t is a position and v a token id. This project's rule hashes in 64-bit integers, and computes the logarithm by IEEE
+additions, multiplications and divisions only, because the libraries' own logarithms differ in the last bit. The rule of
+stock vLLM (runner V2, since 0.31) makes float32 numbers from a 32-bit hash. docs/noise.md has the definition and test
+vectors of both, for other languages.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def signed(value: int) -> int:
 
 
 def _shift_right(x: Array, bits: int) -> Array:
-    """Return the logical right shift of int64."""
+    """Shift int64 to the right by `bits`, and fill with zeros instead of the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -57,22 +58,23 @@ def _log(x: Array) -> Array:
 
 
 def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """Return an int64 key per (seed, position): SplitMix64 applied to the seed, then to the sum with the position."""
+    """Return an int64 key per pair of seed and position: SplitMix64 of the seed, and of that plus the position."""
     pairs = zip(seeds, positions, strict=True)
     return [signed(_mix_int(_mix_int(seed + GOLDEN) + (position + 1) * GOLDEN)) for seed, position in pairs]
 
 
 def seed_of_prompt(seed: int, prompt_digest: str) -> int:
-    """Return the seed that a prompt makes of a seed of scope "prompt".
+    """Return the seed to use where a request's seed has the scope "prompt": each prompt makes another one of it.
 
     Args:
+        seed: the request's seed.
         prompt_digest: 16 hexadecimal digits, from `Provenance.prompt_digest`.
     """
     return _mix_int(_mix_int(seed + GOLDEN) + int(prompt_digest, 16))
 
 
 def _mix_int(x: int) -> int:
-    """Apply `_mix` to a Python int, as an unsigned 64-bit value."""
+    """Return what `_mix` returns, for a Python int, as an unsigned 64-bit number."""
     x &= _MASK_64
     x = ((x ^ (x >> 30)) * MIX_1) & _MASK_64
     x = ((x ^ (x >> 27)) * MIX_2) & _MASK_64
@@ -93,7 +95,7 @@ def gumbel_noise(keys: Array, token_ids: Array) -> Array:
 
 
 def uniform_noise(keys: Array, token_ids: Array) -> Array:
-    """Return the uniform numbers that make the noise: float64 in (0, 1)."""
+    """Return the uniform numbers u of which `gumbel_noise`, with the same arguments, makes noise: float64 in (0, 1)."""
     xp = array_api_compat.array_namespace(keys, token_ids)
     high_bits = _shift_right(_mix(keys + (token_ids + 1) * signed(GOLDEN)), 12)
     return (xp.astype(high_bits, xp.float64) + 0.5) * 2.0**-52
@@ -107,7 +109,7 @@ STOCK_LEAST = 2.0**-24
 
 
 def stock_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """Return a key per (seed, position): the state of Murmur3's hash after the seed and position - 1."""
+    """Return a key per pair of seed and position: the state of Murmur3's hash after the seed and position - 1."""
     pairs = zip(seeds, positions, strict=True)
     return [_stir(_stir(_stir(0, seed & _MASK_32), seed >> 32), (position - 1) & _MASK_32) for seed, position in pairs]
 
@@ -124,7 +126,7 @@ def _rotate(word: Any, bits: int) -> Any:
 
 
 def stock_noise(keys: Array, token_ids: Array) -> Array:
-    """Return the noise that stock vLLM adds.
+    """Return the noise G(seed, t, v) of stock vLLM.
 
     Args:
         keys: int64 [...], from `stock_keys`.

@@ -1,13 +1,13 @@
 """Bias, penalties and grammar: changes to single logits before the choice, by request and by the tokens so far.
 
-Owns the arithmetic and the counting of tokens; knows neither noise nor truncation. The order is vLLM's, and
-Transformers' as far as it has them:
+This module has the arithmetic, and counts the tokens; it knows neither noise nor truncation. The order is vLLM's, and
+Transformers' as far as Transformers has these changes:
 
     logit_bias            logit + bias
     repetition_penalty    tokens in prompt or output: logit / penalty if it is above 0, else logit * penalty
     frequency_penalty     logit - penalty * occurrences in the output
     presence_penalty      logit - penalty, if the token is in the output
-    held_back             minus infinity, below the position where the sequence may end
+    held_back             minus infinity for the tokens that may end the sequence, before the position where it may end
     grammar               minus infinity, if the token may not follow: the caller makes the masks
 
 Only logits of these tokens change, in double precision and by single IEEE operations, so numpy and torch give the same
@@ -42,13 +42,13 @@ this number is already above, or below, all logits that are not divided.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokensBefore:
-    """Tokens before a row of logits that change which token is chosen from it.
+    """What the tokens before a row of logits change about the choice from it.
 
     Attributes:
         token_ids: int64 [num_seen], ascending: the ids in prompt or output.
-        counts: int64 [num_seen]: how often each is in the output, draft tokens before the row included.
-        in_prompt: bool [num_seen].
-        allowed: the mask of the ids that the grammar allows, as `Matcher.masks` gives it; None: all.
+        counts: int64 [num_seen]: how often each id is in the output, draft tokens before the row included.
+        in_prompt: bool [num_seen]: whether each id is in the prompt.
+        allowed: mask of the ids that the grammar allows, as `Matcher.masks` gives it; None if all are allowed.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -58,7 +58,13 @@ class TokensBefore:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], output_start: int, tally: Tally | None = None) -> TokensBefore:
-        """Count the tokens of a sequence whose output begins at `output_start`; `tally` keeps earlier counts."""
+        """Count the tokens of a sequence.
+
+        Args:
+            token_ids: the sequence.
+            output_start: position of the first output token.
+            tally: counts of the same sequence from earlier calls, so that only new tokens are counted; None: all are.
+        """
         log, drafts = logged(token_ids)
         row = cls(*(tally or Tally(output_start)).count(log))
         for token_id in drafts:
@@ -66,14 +72,14 @@ class TokensBefore:
         return row
 
     def followed_by(self, token_id: int) -> TokensBefore:
-        """Return these tokens with one more output token after them."""
+        """Return the record of these tokens and one more output token."""
         row = self.with_ids([token_id])
         counts = row.counts.copy()
         counts[np.searchsorted(row.token_ids, token_id)] += 1
         return replace(row, counts=counts)
 
     def with_ids(self, token_ids: Sequence[int]) -> TokensBefore:
-        """Return these tokens with an entry for each of `token_ids`; a new entry has the count 0."""
+        """Return a record that also has entries for `token_ids`; a new entry has the count 0."""
         merged = np.union1d(self.token_ids, np.asarray(token_ids, dtype=np.int64))
         if len(merged) == len(self.token_ids):
             return self
@@ -87,7 +93,10 @@ NONE_BEFORE = TokensBefore.of((), 0)
 
 
 def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
-    """Return the tokens before each row of logits, after the span and each proposed token; none without penalties."""
+    """Return a record for the row of logits after a turn's or draft's tokens, and for the row after each proposed one.
+
+    Without penalties, the records are empty.
+    """
     if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)
     rows = [TokensBefore.of(span.token_ids, span.output_start, span.tally)]
@@ -97,23 +106,23 @@ def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[Tokens
 
 
 def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
-    """Return the rows, each with the grammar's mask for it; rows beyond the last mask get None."""
+    """Return the records, each with the grammar's mask for its row; those beyond the last mask get None."""
     return [replace(row, allowed=mask) for row, mask in itertools.zip_longest(rows, masks)]
 
 
 def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> bool:
-    """Return whether any row needs `adjust_logits`, which would only copy the logits otherwise."""
+    """Return whether bias, penalties, a least length or a grammar change any row's logits."""
     return any(
         params.penalizes or params.logit_bias or isinstance(params, MinLengthSampling) for params in sampling
     ) or (before is not None and any(row.allowed is not None for row in before))
 
 
 def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> Array:
-    """Set the scores of tokens that must not come yet to minus infinity, in place.
+    """Set the scores of tokens that would end a sequence too early to minus infinity, in place; return the scores.
 
     Args:
         scores: float [num_rows, vocab_size].
-        sampling, positions: one per row.
+        sampling, positions: one per row; for positions see `choose_tokens`.
     """
     vocab_size = scores.shape[-1]
     for row, (params, position) in enumerate(zip(sampling, positions, strict=True)):
@@ -176,9 +185,9 @@ def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> N
 
 
 def _entries(params: SamplingParams, before: TokensBefore) -> tuple[npt.NDArray[Any], ...]:
-    """Return five columns with a row per token id that a bias or penalty changes, each [num_ids].
+    """Return the changes by bias and penalties to one row of logits, as five arrays, each [number of changed ids].
 
-    They are: id, bias, repetition factor, frequency deduction, presence deduction.
+    They are: id, bias, repetition penalty, frequency deduction, presence deduction.
     """
     seen = before if params.penalizes else NONE_BEFORE
     biased = [token_id for token_id, _ in params.logit_bias]

@@ -1,6 +1,7 @@
-"""Temperature and truncation of rows of logits, in the precision of their rule for random numbers (docs/noise.md).
+"""Temperature and truncation (top_k, top_p, min_p) of rows of logits; the same bits on numpy and torch.
 
-Works alike on numpy and torch. Stock vLLM's rule rounds to float32, and applies min_p before top_k and top_p.
+The precision is that of the rule for random numbers (docs/noise.md): float64, or by the rule of stock vLLM float32.
+The latter also applies min_p before top_k and top_p.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def scale_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
 
 
 def divisor(params: SamplingParams) -> float:
-    """Return the divisor of a row's logits: its temperature, raised to the least one of its rule."""
+    """Return the divisor of a row's logits: its temperature, or the least one that its rule allows."""
     return max(params.temperature, STOCK_MIN_TEMPERATURE if params.noise is Noise.VLLM else MIN_DIVISOR)
 
 
@@ -51,7 +52,12 @@ def _keep_above(scores: Array, floor: Array) -> Array:
 
 
 def truncation_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """Return the smallest score of each row that survives top_k, top_p and min_p: [num_rows, 1]."""
+    """Return the smallest score of each row that survives top_k, top_p and min_p: float [num_rows, 1].
+
+    Args:
+        scores: logits divided by temperature, float [num_rows, vocab_size].
+        sampling: one per row.
+    """
     xp = array_api_compat.array_namespace(scores)
     floor = xp.max(scores, axis=-1, keepdims=True)
     floor = floor + _column(scores, [math.log(p.min_p) if p.min_p else -math.inf for p in sampling])
@@ -62,7 +68,7 @@ def truncation_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Array
 
 
 def _top_k_top_p_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """Return the smallest score that survives top_k and then top_p: [num_rows, 1]."""
+    """Return the smallest score of each row that survives top_k and then top_p: float [num_rows, 1]."""
     xp = array_api_compat.array_namespace(scores)
     num_rows, vocab_size = scores.shape
     ascending = xp.sort(scores, axis=-1, stable=False)  # half the time of a stable one
@@ -79,6 +85,6 @@ def _top_k_top_p_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Arr
 
 
 def _column(like: Array, values: Sequence[float]) -> Array:
-    """Return [len(values), 1], of the type and on the device of `like`."""
+    """Return `values` as an array [len(values), 1], of the dtype and on the device of `like`."""
     xp = array_api_compat.array_namespace(like)
     return xp.asarray(values, dtype=like.dtype, device=array_api_compat.device(like))[:, None]

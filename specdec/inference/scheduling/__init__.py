@@ -1,5 +1,5 @@
 """Scheduling: how many tokens are drafted and verified, when to wait, and how fast to draft, by measured times.
 
-Pure: no clock, no loop, no model. Does not know its callers.
+All modules compute from what their callers measured, and read no clock. Does not know: event loops, models, callers.
 Start reading: `throughput.py`, `widths.py` and `waiting.py`; docs/scheduling.md has the reasons.
 """

@@ -1,8 +1,8 @@
-"""Acceptance: the probability that the target agrees with draft tokens, learned from its verdicts. Pure.
+"""Acceptance: the probability that the target agrees with draft tokens, learned from its verdicts.
 
-`Acceptance` is the mean acceptance rate of a session. In a text that repeats itself nearly every draft token is
-accepted, and few where a sentence begins. So `Confidence` estimates the rate of a single token, from its margin: the
-difference between its score and the runner-up's (compare AdaEDL, arXiv 2410.18351).
+`Acceptance` is the mean acceptance rate of a session. But where a text repeats itself nearly every draft token is
+accepted, and where a sentence begins few are. So `Confidence` estimates the rate of a single token, from its margin: by
+how much its score exceeds that of the draft's second best token, the runner-up (compare AdaEDL, arXiv 2410.18351).
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ import math
 from dataclasses import dataclass
 
 from specdec.inference.model.proposer import DraftToken
-from specdec.inference.scheduling.pass_times import DECAY
 
-_PRIOR_RATE = 0.8
+_PRIOR_RATE = 0.8  # of a session, and of tokens without a margin
 _PRIOR_TESTED = 4.0
+_DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 _EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # nats of lead
 _PRIOR_TESTED_OF_GROUP = 8.0
 _DECAY_OF_GROUP = 0.995  # weight of the past at each verdict of a group: about 200 verdicts count
-_UNKNOWN_RATE = 0.8  # of tokens without a margin
 
 
 @dataclass(slots=True)
 class Acceptance:
     """Share of the tested draft tokens that were accepted; recent passes weigh most.
 
-    A rejected token ends a proposal, so the tokens after it are not tested. The estimate starts as if `prior_tested`
-    tokens had been tested at `prior_rate`. The weight of old tests falls with every pass, also with one that tests
-    nothing, so a draft gets another chance after its tokens are no longer verified.
+    A rejected token ends a proposal, so the tokens after it are not tested. The weight of old tests falls with every
+    pass, also with one that tests nothing. So a draft whose tokens are no longer verified gets another chance.
+
+    Attributes:
+        prior_tested, prior_rate: the estimate begins as if so many tokens had been tested, and this share accepted.
     """
 
     prior_tested: float = _PRIOR_TESTED
@@ -37,10 +38,10 @@ class Acceptance:
     _accepted: float = 0.0
 
     def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Record the verdict of one pass; `num_draft_tokens` may be 0."""
+        """Record how many draft tokens a pass verified, possibly 0, and how many of them the target accepted."""
         num_tested = min(num_accepted_tokens + 1, num_draft_tokens)
-        self._tested = self._tested * DECAY + num_tested
-        self._accepted = self._accepted * DECAY + num_accepted_tokens
+        self._tested = self._tested * _DECAY + num_tested
+        self._accepted = self._accepted * _DECAY + num_accepted_tokens
 
     @property
     def rate(self) -> float:
@@ -48,12 +49,20 @@ class Acceptance:
 
 
 def expected_tokens(rate: float, number: int) -> float:
-    """Return how many of `number` draft tokens in a row are accepted on average, each at a rate below 1."""
+    """Return how many of `number` draft tokens are accepted on average, up to the first one that is rejected.
+
+    Args:
+        rate: probability that a token is accepted if all before it were; below 1.
+        number: number of draft tokens in a row.
+    """
     return rate * (1.0 - rate**number) / (1.0 - rate)
 
 
 class Confidence:
-    """Acceptance rate by margin: one estimate per group of similar margins, at first a logistic function of these."""
+    """Acceptance rate of a draft token by its margin: one estimate for each group of similar margins.
+
+    An estimate begins at the logistic function of the group's margin, and follows the verdicts.
+    """
 
     def __init__(self) -> None:
         self._tested = [_PRIOR_TESTED_OF_GROUP] * (len(_EDGES) + 2)
@@ -65,19 +74,19 @@ class Confidence:
         return self._accepted[group] / self._tested[group]
 
     def record(self, token: DraftToken, *, accepted: bool) -> None:
-        """Record whether a token was accepted; all tokens before it must have been accepted."""
+        """Record whether the target accepted a token; call this only if it accepted all tokens before it."""
         group = _group(token)
         self._tested[group] = self._tested[group] * _DECAY_OF_GROUP + 1.0
         self._accepted[group] = self._accepted[group] * _DECAY_OF_GROUP + accepted
 
 
 def _group(token: DraftToken) -> int:
-    """Return the group of a token's margin; tokens without a margin have the last group."""
+    """Return the number of the group of a token's margin; tokens without a runner-up are in the last group."""
     return len(_EDGES) + 1 if math.isinf(token.margin) else bisect.bisect(_EDGES, token.margin)
 
 
 def _prior_rate(group: int) -> float:
-    """Return the initial estimate for a group: 1 / (1 + exp(-margin)), or a constant without a margin."""
+    """Return the first estimate for a group: 1 / (1 + exp(-margin)), or a constant for tokens without a runner-up."""
     if group > len(_EDGES):
-        return _UNKNOWN_RATE
+        return _PRIOR_RATE
     return 1.0 / (1.0 + math.exp(-_EDGES[min(group, len(_EDGES) - 1)]))

@@ -1,7 +1,7 @@
 """Times between a draft worker and one target: the round trip and the target's passes, in seconds, taken from commits.
 
 A session begins with the times that an earlier session at the same target measured. So it drafts at the right pace
-before its own first commit, which takes a round trip and the computation of the prompt. Pure.
+before its own first commit, which takes a round trip and the computation of the prompt.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ _NUM_ROUND_TRIPS = 32
 _NUM_PASSES = 15
 """Number of latest passes, the median of which counts: a mean would contain the first, which reads the prompt."""
 NEAR = 2.0
-"""Longest round trip, in passes, for which a session can await its draft while others keep a busy target at work."""
+"""Longest round trip, as a multiple of a pass, at which a busy target gets synchronous rounds: other sessions keep it
+at work while one waits for its draft tokens."""
 
 
 class Link:
-    """Times of one session at a target; `earlier` has the times of an earlier session at the same target.
+    """Measured times of one session of a draft worker at a target.
 
     The round trip is the shortest of the latest samples, since longer ones contain queueing in the network and in
-    processes. The earlier session's round trip is used only until the first sample: the network may have become slower.
+    processes.
+
+    Args:
+        earlier: times of an earlier session at the same target; None if there was none. Its round trip is used only
+            until the first sample, since the network may have become slower.
     """
 
     def __init__(self, earlier: Link | None = None) -> None:
@@ -32,18 +37,17 @@ class Link:
         passes_s = [earlier.pass_s] if earlier and earlier.pass_s else []
         self._passes_s = deque(passes_s, maxlen=_NUM_PASSES)
         self._least_pass_s: float = earlier._least_pass_s if earlier else math.inf
+        # (tokens sent up to the end of a message, time) of messages that no commit has acknowledged yet
+        self._sent: deque[tuple[int, float]] = deque()
 
     @property
     def round_trip_s(self) -> float:
-        """Return the round-trip time; 0 while unknown."""
+        """Return the round-trip time in seconds; 0 while unknown."""
         return min(self._round_trips_s, default=self._earlier_round_trip_s)
 
     @property
     def pass_s(self) -> float:
-        """Return the median time of the target's latest passes; of an even number, the lower median.
-
-        0 while unknown.
-        """
+        """Return the lower median time of the target's latest passes, in seconds; 0 while unknown."""
         return sorted(self._passes_s)[(len(self._passes_s) - 1) // 2] if self._passes_s else 0.0
 
     def record_round_trip(self, seconds: float) -> None:
@@ -55,26 +59,24 @@ class Link:
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule for a target as busy as in its latest passes; run-ahead if the target is far away."""
+        """Return synchronous rounds if the target is near and has been busy in its latest passes, else run-ahead."""
         is_near = self.round_trip_s <= NEAR * self.pass_s
         return schedule_for(self._least_pass_s, self.pass_s) if is_near else Schedule.ASYNC
 
-
-class Echoes:
-    """Record of sent messages that no commit has acknowledged, each with the number of draft tokens sent up to it."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._sent: deque[tuple[int, float]] = deque()  # (tokens sent up to the end of a message, time)
-
     def sent(self, num_tokens: int, now: float) -> None:
-        """Record that a message was sent at `now`; `num_tokens` counts all draft tokens sent so far, with its own."""
+        """Record that a message was sent at `now`; with it, `num_tokens` draft tokens have been sent so far."""
         self._sent.append((num_tokens, now))
 
     def received(self, num_tokens: int, hold_s: float, now: float) -> None:
-        """Record a commit that acknowledges `num_tokens` draft tokens, `hold_s` after the last of them arrived."""
+        """Record that a commit came at `now`, which acknowledges messages, and so shows the time of a round trip.
+
+        Args:
+            num_tokens: number of draft tokens that the target had received when it sent the commit.
+            hold_s: seconds from the arrival of the last of these tokens to the sending of the commit.
+            now: the present time, on the clock of `sent`.
+        """
         when = None
         while self._sent and self._sent[0][0] <= num_tokens:
             when = self._sent.popleft()[1]
         if when is not None:
-            self._link.record_round_trip(max(0.0, now - when - hold_s))
+            self.record_round_trip(max(0.0, now - when - hold_s))

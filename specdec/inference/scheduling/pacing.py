@@ -2,7 +2,7 @@
 
 Three costs decide, all from measured times. Drafting one more token delays the tokens before it, for which the target
 may wait. Reading a message takes the target time, so a message must be expected to save more than that. A draft token
-saves nothing if the target has decoded its position before the token arrives. Pure.
+saves nothing if the target has decoded its position before the token arrives.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ MIN_ROUND_TRIP_OF_PASS = 0.5
 MAX_WINDOW = 128
 """Most draft tokens past the committed ones; with the branches beside them they fit into the target's tree."""
 MAX_BRANCH_DEPTH = 12
+"""Most draft tokens of a branch after its first one."""
 MIN_BRANCHED_CHAIN = 3
+"""Shortest chain beside which branches are made."""
 MIN_BRANCH_MASS = 0.05
-"""Least probability with which the chain fails at a token that gets a branch."""
+"""Least probability that the chain is rejected just at a token, for that token to get a branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """Limits of the branches beside a chain.
+    """Limits of the branches beside a chain of draft tokens, which begin at the second best token of a place in it.
 
     Attributes:
         count: most live branches per sequence.
-        depth: draft tokens of a branch after its first one, which is the runner-up of a token of the chain.
+        depth: draft tokens of a branch after its first one.
         min_chain: shortest chain that gets branches; while the chain is shorter, branches would delay it too much.
     """
 
@@ -59,7 +61,7 @@ class Pacing:
         step_s: seconds of a draft step; 0 if messages do not depend on it.
         round_s: seconds of a pass and a round trip; the first message must have enough draft tokens for this time.
         num_ahead: tokens that the target is expected to commit before a message arrives.
-        min_gain: tokens that a message must be expected to save.
+        min_gain: passes that a message must be expected to save.
         min_survival: probability that a whole chain is accepted, below which the draft does not extend the chain.
         branching: limits of branches beside the chain.
     """
@@ -110,13 +112,15 @@ def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
 
 
 def choose_branching(limit: int, measured: Measured) -> Branching:
-    """Return the limits of branches: they give the target draft tokens during the round trip after a rejection.
+    """Return the limits of branches, which give the target draft tokens for the round trip after a rejection.
 
     Args:
         limit: number of branches per sequence for which the draft model has slots.
+        measured: measured times.
 
     Returns:
-        Limits with a depth that lasts for a round trip at eight tokens per pass, as far as that can be drafted in time.
+        Branches that are as long as the target needs in a round trip, at eight tokens per pass, and no longer than the
+        draft can make meanwhile; none if there are no slots, times are unknown, or the round trip is short.
     """
     step_s, pass_s, round_trip_s = measured.step_s, measured.pass_s, measured.round_trip_s
     if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
@@ -129,7 +133,12 @@ def choose_branching(limit: int, measured: Measured) -> Branching:
 def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
     """Return whether to send a chain's first message now, instead of with one more draft token a step later.
 
-    The target has no draft tokens meanwhile. The next token is assumed to be accepted as often as the last one.
+    The target waits for it, or decodes without draft tokens. The next token is assumed to be accepted as often as the
+    last one.
+
+    Args:
+        survivals: per draft token of the chain, the probability that it and all before it are accepted.
+        pacing: limits of the drafting.
     """
     seconds, tokens = pacing.round_s + len(survivals) * pacing.step_s, 1.0 + sum(survivals)
     if survivals[-1] <= 0.0:  # a draft that was never right: the product has underflown
@@ -139,5 +148,13 @@ def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
 
 
 def expected_gain(survivals: list[float], num_before: int, pacing: Pacing) -> float:
-    """Return how many passes the chain's tokens from `num_before` on are expected to save; late ones save none."""
+    """Return how many passes the target is expected to save by the unsent tokens of a chain.
+
+    Tokens whose positions the target decodes before they arrive save none.
+
+    Args:
+        survivals: per draft token of the chain, the probability that it and all before it are accepted.
+        num_before: number of the chain's first tokens, which have been sent before.
+        pacing: limits of the drafting.
+    """
     return sum(survivals[max(num_before, pacing.num_ahead) :])

@@ -1,4 +1,4 @@
-"""Pass times of a model in seconds, by number of sessions and of draft tokens; old passes are forgotten. Pure.
+"""Times of a model's passes, in seconds, by number of sessions and of draft tokens; old passes are forgotten.
 
 Kernels multiply several rows at once, and compiled graphs have few widths. So the time of a pass rises with its width
 in steps, not in a line, and is measured for each number of draft tokens.
@@ -11,17 +11,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 NUM_RECENT = 5
-"""Number of latest passes with one number of draft tokens whose median counts: any may have been delayed."""
+"""Number of latest passes, with equally many draft tokens, of which the median counts: any may have been delayed."""
 MAX_AGE = 300
-"""Number of passes after which times for a number of draft tokens above 0 are forgotten, if no pass had that number.
+"""Passes after which the times for a number of draft tokens are forgotten, if no pass had that number meanwhile.
 
 The number is then tried again. Times of fewer than NUM_RECENT passes are forgotten sooner: one pass that was delayed
-would keep drafts short for long.
+would keep drafts short for long. Times without draft tokens are kept.
 """
 NUM_SHORT = 3
-"""Most times that a pass with few draft tokens is asked for, for each number of sessions."""
+"""Most passes with few draft tokens that are asked for, for each number of sessions."""
 _BITS_OF_TOKENS = 4  # leading ones that count: near numbers of draft tokens are measured together from 16 on
 _BITS_OF_SESSIONS = 2
 """Leading bits of a number of sessions that count. So 8 to 11 sessions share a table, which is soon full of times."""
@@ -29,11 +28,12 @@ _BITS_OF_SESSIONS = 2
 
 @dataclass(slots=True)
 class _Recent:
-    """Latest passes with one number of draft tokens.
+    """Latest passes that had equally many draft tokens.
 
     Attributes:
-        median_s: median of their seconds; of an even number, the lower median.
-        latest: ordinal number, among all recorded passes, of the latest of them.
+        seconds: their times.
+        median_s: lower median of these times.
+        latest: ordinal number of the latest of them among all passes that were recorded.
     """
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
@@ -42,7 +42,7 @@ class _Recent:
 
     @property
     def ends(self) -> float:
-        """Return the ordinal number of the pass, among all recorded ones, after which these passes are forgotten."""
+        """Return the ordinal number of the pass with which these passes are forgotten."""
         return self.latest + MAX_AGE * len(self.seconds) / NUM_RECENT
 
     def record(self, seconds: float, number: int) -> None:
@@ -52,11 +52,11 @@ class _Recent:
 
 
 class PassCosts:
-    """Time of passes over one number of sessions, as a table of seconds by number of draft tokens.
+    """Time of passes over a fixed number of sessions: a table of seconds by the pass's number of draft tokens.
 
     The table never falls: where more draft tokens seemed to take less time, both entries get the mean. Between measured
-    entries it is interpolated, outside them constant. So a number of draft tokens that was never tried looks cheap, and
-    is tried as soon as so many tokens seem useful.
+    entries it is interpolated, outside them constant. So a larger number of draft tokens than any that was tried looks
+    cheap, and is tried as soon as so many tokens seem useful.
     """
 
     def __init__(self) -> None:
@@ -66,23 +66,23 @@ class PassCosts:
 
     @property
     def is_known(self) -> bool:
-        """Return whether a pass was recorded."""
+        """Return whether any pass was recorded."""
         return self._num_passes > 0
 
     @property
     def has_slope(self) -> bool:
-        """Return whether passes show the cost of more draft tokens: some had at least twice as many as others."""
+        """Return whether the passes show what draft tokens cost: some had at least twice as many as others."""
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
     def covers(self, num_draft_tokens: int) -> bool:
-        """Return whether passes with at least about so many draft tokens are known."""
+        """Return whether a recorded pass had about `num_draft_tokens` draft tokens, or more."""
         return max(self._recent, default=-1) >= _place(num_draft_tokens)
 
     def asks_for_short(self) -> bool:
-        """Return whether a pass with few draft tokens should run next, to show by comparison the cost of many.
+        """Return whether the next pass should have few draft tokens, so that a comparison shows the cost of many.
 
-        The answer is True at most NUM_SHORT times, because such a pass is not recorded if it also verifies tokens of
-        another source or reads a prompt.
+        The answer is True at most NUM_SHORT times: a pass that also verifies tokens of another source, or reads a
+        prompt, does not help, and should not be asked for again and again.
         """
         if self.has_slope or not self.is_known or self._num_asked == NUM_SHORT:
             return False
@@ -90,13 +90,13 @@ class PassCosts:
         return True
 
     def record(self, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass; `num_draft_tokens` is the sum over its sessions."""
+        """Record the time of one pass; `num_draft_tokens` is the sum over its sessions."""
         self._num_passes += 1
         self._table = None
         self._recent.setdefault(_place(num_draft_tokens), _Recent()).record(seconds, self._num_passes)
 
     def seconds(self, num_draft_tokens: int) -> float:
-        """Return the seconds of a pass that verifies `num_draft_tokens`; 0 while nothing is known."""
+        """Return the seconds of a pass that verifies `num_draft_tokens` draft tokens; 0 while nothing is known."""
         if self._table is None:
             self._table = self._measured()
         numbers, seconds = self._table
@@ -110,7 +110,11 @@ class PassCosts:
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
     def _measured(self) -> tuple[list[int], list[float]]:
-        """Forget old passes, except those without draft tokens; return the numbers of tokens left, and their times."""
+        """Forget old passes, except those without draft tokens; return the table of the others.
+
+        Returns:
+            Rising numbers of draft tokens, and the seconds of a pass with each of them.
+        """
         self._recent = {
             place: recent for place, recent in self._recent.items() if not place or recent.ends > self._num_passes
         }
@@ -120,7 +124,7 @@ class PassCosts:
 
 
 def _place(number: int, bits: int = _BITS_OF_TOKENS) -> int:
-    """Return the key under which a pass is recorded: `number` rounded to its leading bits, for small tables."""
+    """Return the key under which a pass is recorded: `number` with only its leading `bits` bits kept."""
     shift = max(0, number.bit_length() - bits)
     return number >> shift << shift
 
@@ -154,14 +158,17 @@ class PassTimes:
         self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass; the first pass with each pair of numbers is ignored, since backends prepare in it."""
+        """Record the time of one pass, except the first with each pair of numbers, in which backends prepare."""
         numbers = sessions, _ = _place(num_sessions, _BITS_OF_SESSIONS), _place(num_draft_tokens)
         if numbers in self._tried:
             self._by_sessions.setdefault(sessions, PassCosts()).record(num_draft_tokens, seconds)
         self._tried.add(numbers)
 
     def measured(self, num_sessions: int, num_draft_tokens: int) -> float | None:
-        """Return the seconds of passes over about so many sessions; None if none had as many draft tokens, or more."""
+        """Return the seconds of a pass over about `num_sessions`; None if none was recorded with so many draft tokens.
+
+        A recorded pass with more draft tokens counts, too.
+        """
         own = self._by_sessions.get(_place(num_sessions, _BITS_OF_SESSIONS))
         if own is None:
             return None
@@ -169,9 +176,11 @@ class PassTimes:
         return seconds if own.covers(num_draft_tokens) else None
 
     def of(self, num_sessions: int) -> PassCosts:
-        """Return the costs of passes over `num_sessions`, or over the nearest number that shows what draft tokens cost.
+        """Return the costs of passes over `num_sessions` sessions, or over a near number if those show too little.
 
-        If none does within a factor of two, return those over `num_sessions`, else the nearest; costs of 0 without any.
+        If passes over `num_sessions` do not show what draft tokens cost, but passes over another number within a factor
+        of two do, the costs are those of the nearest such number. If no pass over `num_sessions` was recorded, they are
+        those of the nearest number. If none was recorded at all, they are 0.
         """
         own = self._by_sessions.get(_place(num_sessions, _BITS_OF_SESSIONS))
         if own is not None and own.has_slope:

@@ -1,4 +1,4 @@
-"""Parts of prompts: how many prompt tokens a pass reads while other sessions decode in it. Pure.
+"""Parts of prompts: how many prompt tokens a pass reads while other sessions decode in it.
 
 Reading a part of a prompt makes a pass longer for the sessions that decode in it. If a part takes as long as `share`
 passes that only decode, those sessions get a token in 1 + share times the usual time, and the prompt takes 1 + 1 /
@@ -13,23 +13,25 @@ from dataclasses import dataclass, field
 MAX_PART_TOKENS = 256
 """Longest part of a prompt in one pass, unless the backend sets one; it bounds the wait of a new request."""
 SHORT_PART_TOKENS, USUAL_PART_TOKENS = 8, 16
-"""Lengths of the shortest parts, for a share that allows less: the short one if it costs little more per token.
+"""The two lengths of the shortest parts, in tokens, used where `PromptParts.share` would allow still less.
 
-Attention of a backend may take nearly as long for 8 tokens as for 16 (onnx far into a prompt: 14 and 17 ms), or not
-(torch). With short parts the other sessions then wait half as long, and the prompt takes little longer.
+Attention of a backend may take nearly as long for 8 tokens as for 16 (onnx far into a prompt: 14 and 17 ms); then the
+usual length is taken. Where it does not (torch), the short length is: the other sessions wait half as long, and the
+prompt takes little longer.
 """
 MAX_LOSS = 1.5
-"""Most seconds per prompt token in passes with short parts, as a multiple of those in passes with usual ones."""
+"""Time per prompt token in passes with short parts, as a multiple of that with usual ones, above which they are not
+taken."""
 STEP_TOKENS = 8
 DECAY = 0.7  # weight of the past at each part; a low one, since a token costs more at later positions
 
 
 @dataclass(slots=True)
 class PromptParts:
-    """Measured cost of reading prompt tokens, and how many of them a pass may read.
+    """Measured cost of reading prompt tokens, and the rule how many of them a pass may read.
 
     Attributes:
-        share: longest time that reading may add to a pass in which others decode, as a multiple of that pass.
+        share: longest time that reading may add to a pass in which other sessions decode, as a multiple of that pass.
     """
 
     share: float
@@ -42,7 +44,7 @@ class PromptParts:
     """
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        """Record that reading `num_tokens` prompt tokens took `seconds`, alone or in addition to the rest of a pass."""
+        """Record that reading `num_tokens` prompt tokens took a pass of `seconds`, or made one longer by `seconds`."""
         self._num_tokens = self._num_tokens * DECAY + num_tokens
         seconds = max(0.0, seconds)
         self._seconds = self._seconds * DECAY + seconds
@@ -50,11 +52,13 @@ class PromptParts:
             self._known[num_tokens] = DECAY * self._known.get(num_tokens, seconds) + (1 - DECAY) * seconds
 
     def seconds(self, num_tokens: int) -> float:
-        """Return the seconds that reading `num_tokens` prompt tokens should add to a pass; 0 if times are unknown."""
+        """Return the seconds that reading `num_tokens` prompt tokens should add to a pass; 0 while unknown."""
         return num_tokens * self._seconds / self._num_tokens if self._num_tokens else 0.0
 
     def room(self, pass_s: float) -> int:
-        """Return how many prompt tokens a pass in which sessions decode may read; MAX_PART_TOKENS if times are unknown.
+        """Return how many prompt tokens a pass in which sessions decode may read.
+
+        That is MAX_PART_TOKENS while times are unknown.
 
         Args:
             pass_s: seconds of the pass without prompt tokens; 0 while unknown.
@@ -65,9 +69,9 @@ class PromptParts:
         return max(self._least(pass_s), min(MAX_PART_TOKENS, int(num_tokens) // STEP_TOKENS * STEP_TOKENS))
 
     def _least(self, pass_s: float) -> int:
-        """Return the least number of tokens per part: the short length, or the usual one if far cheaper per token.
+        """Return the shortest part, in tokens: the short length, or the usual one if it is far cheaper per token.
 
-        A length without a measured time is returned first, so that it gets measured.
+        A length whose time was not measured comes first, so that it gets measured.
         """
         per_token = {}
         for number in (USUAL_PART_TOKENS, SHORT_PART_TOKENS):

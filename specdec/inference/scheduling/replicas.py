@@ -1,7 +1,7 @@
-"""Choice of the server for each request, among several servers of one model.
+"""Choice of the server for each request, among several servers of one model, the replicas.
 
 The least loaded replica that is ready gets the request. A replica that fails three times in a row is ejected, that is,
-gets no requests for a while, longer each time. Knows addresses and counts, no sockets and no clock.
+gets no requests for a while, longer each time. This module knows addresses and counts, but no sockets and no clock.
 
 gRPC's own policies do not suffice. C-core has no least_request, and no ejection without xDS. A `round_robin` channel
 neither reports which server answered nor leaves one out for a single request; ring_hash ignores load.
@@ -18,9 +18,10 @@ MAX_FAILURES = 3
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """First and longest pause of an ejected replica, in seconds; each ejection doubles the pause."""
 FORGIVEN_AFTER_S = 60.0
-"""Seconds since the end of the latest pause after which a success makes past ejections count no longer."""
+"""Seconds from the end of the latest pause, after which a success lets the replica's next pause be a first one."""
 NEAR = 1
-"""Number of requests by which the replica preferred for a prefix may exceed the least loaded one."""
+"""Number of requests by which the replica preferred for a prompt's beginning, which it may have cached, may exceed the
+least loaded one."""
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class Record:
         num_outstanding: requests that this process sent to the replica and that still run.
         num_failures: failures in a row.
         num_ejections: ejections since the replica last recovered; each pauses it for longer.
-        back_at: time at which the latest ejection ends.
+        back_at: time at which the pause of the latest ejection ends, in seconds.
         chosen_at: ordinal number of the latest choice that took this replica.
     """
 
@@ -56,12 +57,10 @@ class Replicas:
         self.records = {address: self.records.get(address, Record()) for address in addresses}
 
     def set_ready(self, address: str, *, ready: bool) -> bool:
-        """Record whether a replica accepts requests; if it returns after its first ejection, its pause ends at once.
+        """Record whether a replica accepts requests; return False if there is no such replica.
 
-        After further ejections the pause stays: a connection that breaks again and again would end it each time.
-
-        Returns:
-            False if there is no such replica.
+        If the replica accepts them again after its first ejection, its pause ends at once. After further ejections it
+        does not: a connection that breaks again and again would end the pause each time.
         """
         record = self.records.get(address)
         if record is None:
@@ -74,15 +73,16 @@ class Replicas:
     def choose(
         self, now: float, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
     ) -> str | None:
-        """Return the replica for a request, which counts as sent; None if no replica is fit.
+        """Return the address of the replica for a request, which counts as sent; None if all replicas are unfit.
 
         While no replica is ready, one that is not is chosen: only a request shows whether it serves again.
 
         Args:
+            now: the present time, in seconds.
             prefix: hash of the prompt's beginning; requests with equal hashes get the same replica while loads are
-                similar.
-            failed: replicas at which the request has just failed, to be tried last.
-            unfit: replicas that must not get the request.
+                similar. Empty: the load alone decides.
+            failed: addresses at which the request has just failed, to be tried last.
+            unfit: addresses that must not get the request.
         """
         fit = {address: record for address, record in self.records.items() if address not in unfit}
         if not fit:
@@ -97,13 +97,19 @@ class Replicas:
         return chosen
 
     def has_other(self, now: float, *, than: Collection[str]) -> bool:
-        """Return whether any replica that is not in `than` is ready and not paused."""
+        """Return whether any replica whose address is not in `than` is ready and not paused."""
         return any(
             record.ready and record.back_at <= now and address not in than for address, record in self.records.items()
         )
 
     def ended(self, address: str, now: float, *, failed: bool | None) -> None:
-        """Record a request's end; `failed`: True for a fault of the replica, False for a success, None for neither."""
+        """Record that a request has ended at a replica.
+
+        Args:
+            address: address of the replica.
+            now: the present time, in seconds.
+            failed: True after a fault of the replica, False after a success, None after neither.
+        """
         record = self.records.get(address)
         if record is None:  # the replica was removed meanwhile
             return
@@ -123,11 +129,11 @@ class Replicas:
             record.num_failures = 0
 
     def _least(self, addresses: Sequence[str]) -> str:
-        """Return the address with the least load; of equally loaded ones, the address that was chosen longest ago."""
+        """Return the address with the fewest requests; of equal ones, the address that was chosen longest ago."""
         return min(addresses, key=lambda each: (self.records[each].num_outstanding, self.records[each].chosen_at))
 
     def _nearest(self, addresses: Sequence[str], prefix: str) -> str:
-        """Return the first address with nearly the least load, in an order that only `prefix` decides."""
+        """Return the first address with nearly the fewest requests, in an order that `prefix` alone decides."""
         limit = min(self.records[address].num_outstanding for address in addresses) + NEAR
         near = [address for address in addresses if self.records[address].num_outstanding <= limit]
         return max(near, key=lambda address: hashlib.sha256(f"{prefix} {address}".encode()).digest())

@@ -1,10 +1,10 @@
 """Retry budget of a process, shared by all of its requests.
 
-Retries at once by many requests make the state of a failing server worse. gRPC (proposal A6) and Envoy allow retries
+Many requests that retry at once make the state of a failing server worse. gRPC (proposal A6) and Envoy allow retries
 only while enough of all calls succeed. Here a request without budget waits instead, since waiting costs a client less
 than an error. Each resume, which continues an answer at another server, takes one unit of the budget, called a token.
-The token comes back when the resume gives a commit, so successful resumes are free. A server that recovers gets at most
-`SIZE` resumes at first; one that keeps failing gets `PER_S` a second. Pure.
+The token comes back when the resume gives new output, so successful resumes are free. A server that recovers gets at
+most `SIZE` resumes at first; one that keeps failing gets `PER_S` a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ class RetryBudget:
         self._at = 0.0
 
     def take(self, now: float, *, spare: float = 0.0) -> bool:
-        """Take a token of the budget and return True; return False if fewer than `spare` would be left."""
+        """Take a token from the budget and return True; take none and return False if fewer than `spare` would be left.
+
+        Args:
+            now: the present time, in seconds.
+            spare: tokens that must stay in the budget.
+        """
         self._tokens = min(SIZE, self._tokens + PER_S * max(0.0, now - self._at))
         self._at = now
         if self._tokens < 1.0 + spare:
@@ -32,5 +37,5 @@ class RetryBudget:
         return True
 
     def give_back(self) -> None:
-        """Put a token back after a resume led to a commit."""
+        """Put a token back, after a resume has given new output."""
         self._tokens = min(SIZE, self._tokens + 1.0)

@@ -1,4 +1,4 @@
-"""Rule of all speculation: of several plans, take the one with the most expected tokens per second. Pure.
+"""Rule of all speculation: of several plans, take the one with the most expected tokens per second.
 
 Plans differ in their draft tokens: how many are drafted before a pass or sent in a message, how many a pass verifies,
 and whether it waits for them. A draft token costs time, and gains a token if the target accepts it and all draft tokens

@@ -1,6 +1,6 @@
-"""Waiting of a target for draft tokens: when the next ones are due, and whether waiting for them pays.
+"""Waiting of a target for the tokens of a draft worker: when the next ones are due, and whether waiting for them pays.
 
-All times are in seconds. Pure.
+All times are in seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from specdec.inference.scheduling.pass_times import PassCosts
 from specdec.inference.scheduling.throughput import fastest
 
 CROWDED = 2.0
-"""Time of a pass over all sessions, as a multiple of one over one session, from which rounds beat run-ahead."""
+"""Time of a pass over all sessions, as a multiple of a pass over one, from which synchronous rounds beat run-ahead."""
 MAX_WAIT_OF_PASS = 1.5
 """Longest wait of the target for draft tokens, in passes."""
 _WEIGHT = 0.25  # of the newest measurement
@@ -25,6 +25,10 @@ def schedule_for(alone_s: float, together_s: float) -> Schedule:
 
     A session that joins a long pass without draft tokens delays the others for one token. One that waits for its draft
     tokens delays no other session, since the others keep the target busy meanwhile.
+
+    Args:
+        alone_s: seconds of a pass over one session; 0 while unknown.
+        together_s: seconds of a pass over all sessions; 0 while unknown.
     """
     return Schedule.SYNC if together_s > CROWDED * alone_s > 0 else Schedule.ASYNC
 
@@ -46,14 +50,15 @@ class _Delay:
 
     @property
     def limit_s(self) -> float | None:
-        """Return the delay after which a message counts as late; None while unknown."""
+        """Return the seconds after which a message counts as late; None while no delay is known."""
         return None if self.mean_s is None else self.mean_s + _DEVIATIONS * self.deviation_s
 
 
 class Arrivals:
-    """Estimates of two delays: between two messages of a chain, and from a rejection to a new chain's first message.
+    """Arrivals of a draft worker's messages at a target, for one session.
 
-    Only the second contains a network round trip, since the draft must learn of the rejection first.
+    Two delays are estimated: between two messages of a chain of draft tokens, and from a rejection to the first message
+    of a new chain. Only the second contains a network round trip, since the draft must learn of the rejection first.
     """
 
     def __init__(self) -> None:
@@ -71,7 +76,7 @@ class Arrivals:
         self._last, self._restarting = now, False
 
     def committed(self, now: float, *, all_accepted: bool) -> None:
-        """Record a pass; unless it accepted the whole proposal, the draft must begin a new chain."""
+        """Record a pass that ended `now`; unless it accepted its whole proposal, the draft must begin a new chain."""
         if not all_accepted:
             self._last, self._restarting = now, True
 
@@ -86,11 +91,11 @@ class Arrivals:
 
     @property
     def delay_s(self) -> float | None:
-        """Return the mean seconds from the last message or a later rejection to the next message; None: unknown."""
+        """Return the mean seconds from the last message, or a later rejection, to the next; None while unknown."""
         return self._delay.mean_s
 
     def late_in(self, now: float, *, at_most_s: float) -> float | None:
-        """Return the seconds until the next message counts as late; negative if it does already, None while unknown.
+        """Return the seconds until the next message counts as late; negative if it is late, None while unknown.
 
         Args:
             now: the present time.
@@ -103,15 +108,15 @@ class Arrivals:
 def wait_s(
     arrivals: Arrivals, acceptance_rate: float, costs: PassCosts, *, now: float, ready_s: float, num_own: float = 1.0
 ) -> float:
-    """Return the seconds for which waiting for a session's draft tokens still pays; 0 or less means not to wait.
+    """Return for how many more seconds a target should wait for a session's draft tokens; 0 or less: not at all.
 
     Args:
         arrivals: arrivals of the session's draft tokens.
-        acceptance_rate: the session's acceptance per token.
-        costs: costs of passes that this session shares with no other.
+        acceptance_rate: probability that the target accepts a draft token, if it accepted all before it.
+        costs: costs of passes over this session alone.
         now: the present time, on the clock of `arrivals`.
         ready_s: seconds for which the session could have been in a pass.
-        num_own: number of tokens that a pass without a draft gives.
+        num_own: mean number of tokens that a pass without the draft's tokens commits.
     """
     pass_s = costs.seconds(0)
     longest_s = MAX_WAIT_OF_PASS * pass_s
@@ -127,7 +132,7 @@ def wait_s(
 def waiting_pays(
     delay_s: float, num_tokens: int, rate: float, *, pass_s: float, verify_s: float, num_own: float = 1.0
 ) -> bool:
-    """Return whether waiting after each rejection gives more tokens per second than decoding without a draft meanwhile.
+    """Return whether waiting after each rejection gives more tokens per second than decoding alone meanwhile.
 
     Both ways begin with a pass that verifies a proposal, of which it may reject a token. After a rejection the next
     draft tokens arrive `delay_s` later. A target that waits loses this time. A target that does not wait fills the

@@ -1,4 +1,4 @@
-"""Widths: how many draft tokens are worth verifying, by expected tokens and measured pass times. Pure.
+"""Widths: how many draft tokens of each session a pass verifies, by expected tokens and measured pass times.
 
 If each draft token of a session is accepted with probability a, the k-th one gains a^k tokens. The draft tokens of all
 sessions are added in order of their gain, and the number with the most tokens per second is taken. That maximises the
@@ -8,7 +8,6 @@ with a poor draft gets none.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -26,7 +25,8 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], seconds: Cal
     Returns:
         Number of draft tokens per session, at most the available ones, that maximises expected tokens per second.
     """
-    order = _by_gain(available, rates)
+    gains = ((rate**place, i) for i, rate in enumerate(rates) for place in range(1, available[i] + 1))
+    order = sorted(gains, key=lambda each: -each[0])
     own = float(len(available))  # each session gets a token of the target's own
     expected = itertools.accumulate((gain for gain, _ in order), initial=own)
     best = fastest((tokens, seconds(number)) for number, tokens in enumerate(expected))
@@ -34,19 +34,3 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], seconds: Cal
     for _, session in order[:best]:
         widths[session] += 1
     return widths
-
-
-def _by_gain(available: Sequence[int], rates: Sequence[float]) -> list[tuple[float, int]]:
-    """Return, per draft token that has arrived, its expected gain in tokens and its session; largest gain first."""
-    gains = [(-rate, i) for i, rate in enumerate(rates) if available[i]]
-    heapq.heapify(gains)
-    left, order = [*available], []
-    while gains:
-        negative_gain, i = gains[0]
-        order.append((-negative_gain, i))
-        left[i] -= 1
-        if left[i]:
-            heapq.heapreplace(gains, (negative_gain * rates[i], i))
-        else:
-            heapq.heappop(gains)
-    return order

@@ -1,6 +1,6 @@
-"""Answers that were given before, within a size, as guides of later ones. Owned by one thread or loop.
+"""Earlier answers, kept up to a limit of memory, in which draft tokens for later requests are looked up.
 
-Each owner has an index of its own, so no search can reach the text of another.
+Each account has an index of its own, so no search can reach the text of another. All calls come from one thread.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from specdec.inference.speculation.lookup import MATCHES, Guide, Lookup
 from specdec.inference.speculation.suffix_index import END, SuffixIndex
 
 MAX_ANSWER_TOKENS = 32 * 1024
-"""First tokens of an answer that are kept, at most; more would make the end of a request slow."""
+"""Most tokens of an answer that are kept, its first ones; more would make the end of a request slow."""
 _OWNER_BYTES, _ANSWER_BYTES = 2048, 512
-"""Memory of an owner and of an answer beside their tokens."""
+"""Memory of an owner, and of an answer, besides the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of an answer.
+    """Request from which an answer came, as far as it decides which later requests may get a similar answer.
 
     Attributes:
         owner: account and cache salt of the request, see `Caller.owner`.
@@ -34,14 +34,23 @@ class Origin:
 
     @property
     def keys(self) -> list[Hashable]:
-        """Return the keys of the answer, the one with its seed first; equal hashes of two prompts cost only speed."""
+        """Return the keys of the answer: its prompt with its seed, then its prompt alone.
+
+        Prompts stand as hashes; if two have the same, that costs only speed.
+        """
         digest = hash(tuple(self.prompt))
         return [(digest, self.seed), digest]
 
 
 @dataclass(slots=True)
 class _Shelf:
-    """Answers of one owner: their places, oldest first, and where those to a prompt, with a seed or with any, begin."""
+    """Kept answers of one owner.
+
+    Attributes:
+        index: index of all answers, one after another.
+        answers: where each answer begins in the index, and its keys; oldest first.
+        starts: where the newest answer with a key begins in the index.
+    """
 
     index: SuffixIndex = field(default_factory=lambda: SuffixIndex(MATCHES[0]))
     answers: deque[tuple[int, list[Hashable]]] = field(default_factory=deque)
@@ -67,13 +76,13 @@ class _Shelf:
 
 
 class KeptAnswers:
-    """Token ids of finished answers, by owner; the oldest ones of all are dropped first.
+    """Token ids of finished answers, by owner; beyond the limit of memory, the oldest of all owners are dropped.
 
     Args:
         size: most memory, in bytes; 0 keeps nothing.
 
     Attributes:
-        num_bytes: memory in use, estimated from above.
+        num_bytes: memory in use, in bytes; an estimate that is rather too high.
     """
 
     def __init__(self, size: int = 0) -> None:
@@ -84,10 +93,12 @@ class KeptAnswers:
     def lookup(self, origin: Origin, prediction: Sequence[int], own_limit: int) -> Lookup:
         """Return the lookup of a new request: in its prediction, its owner's answers, and its own text.
 
-        The answers are followed from the last one to the same prompt on, with the same seed if there is one.
+        The search in the answers begins at the newest one to the same prompt, with the same seed if there is one.
 
         Args:
-            own_limit: most tokens of a proposal from its own text.
+            origin: owner, prompt and seed of the request.
+            prediction: token ids that the request expects as its output; may be empty.
+            own_limit: most tokens of a proposal from the request's own text; 0: none is looked up there.
         """
         guides = [Guide.predicted(prediction, len(origin.prompt))] if prediction else []
         if (shelf := self._shelves.get(origin.owner)) is not None:
@@ -97,7 +108,7 @@ class KeptAnswers:
         return Lookup(guides, own_limit)
 
     def add(self, origin: Origin, answer: Sequence[int]) -> None:
-        """Keep an answer, unless it is very short, or the last one to this prompt with this seed begins with it."""
+        """Keep an answer's token ids, unless it is very short, or the last answer of this origin begins with it."""
         answer, keys = answer[:MAX_ANSWER_TOKENS], origin.keys
         if not self._size or len(answer) < MATCHES[0]:
             return
@@ -121,4 +132,4 @@ class KeptAnswers:
 
 
 NO_ANSWERS = KeptAnswers()
-"""Nothing is kept."""
+"""Store that keeps no answers."""

@@ -1,8 +1,8 @@
-"""Effect of a grammar on proposals: refused tokens are cut off, forced tokens are appended.
+"""Effect of a grammar on draft tokens: those that it refuses are cut off, and those that it forces are appended.
 
-A forced token is the only one that the grammar allows, so target and draft always agree on it. Draft chains get
-forced tokens here without a pass of the draft model; a pass of the target verifies them after its proposal, or instead
-of a proposal.
+A forced token is the only one that the grammar allows, so target and draft always agree on it. A draft model's tokens
+are continued by forced ones without a pass of that model; a pass of the target verifies forced tokens after the draft
+tokens of a proposal, or alone if there are none.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ class Allowed:
     """Tokens that a turn's grammar allows in each row of logits of its pass.
 
     Attributes:
-        masks: one per row that may be committed; None: there is no grammar.
-        error: why the grammar cannot go on; tokens chosen then must not be committed.
+        masks: one per row from which a token may be committed, as `Matcher.masks` gives them; None if there is no
+            grammar.
+        error: why the grammar cannot go on, so that no token may be committed; None if it can.
     """
 
     masks: Sequence[bytes | None] | None = None
     error: SpecDecError | None = None
 
     def cut(self, verdict: Verdict) -> Verdict:
-        """Return the verdict without the tokens of rows that have no mask; the next pass chooses them, or fails."""
+        """Return the verdict without the tokens of rows beyond the last mask; the next pass chooses them, or fails."""
         if self.masks is None or len(verdict.token_ids) <= len(self.masks):
             return verdict
         num_tokens = len(self.masks)
@@ -58,8 +59,9 @@ class Fitted:
     """Turn with the proposal that its pass verifies, and the sources of that proposal.
 
     Attributes:
-        refused: the first draft token that the grammar refuses, which counts as rejected without a pass; None if none
-            is.
+        turn: the turn.
+        refused: the first draft token that the grammar refuses, which counts as rejected without a pass; empty if it
+            refuses none.
         num_forced: number of tokens at the proposal's end that the grammar forces.
         is_lookup: True if the proposal's tokens before the forced ones come from prompt lookup.
     """
@@ -84,7 +86,7 @@ class Fitted:
 
 
 def fit(turn: Turn) -> Fitted:
-    """Return a turn with its final proposal: from prompt lookup if it has none, cut and extended by the grammar."""
+    """Return a turn with its final proposal: the looked-up one if it has none, cut and extended by the grammar."""
     is_lookup = turn.chooses and not turn.proposal and bool(turn.lookup)
     turn = replace(turn, proposal=turn.lookup) if is_lookup else turn
     if turn.grammar is None or not turn.chooses or turn.audits:
@@ -107,10 +109,14 @@ def _fitted(turn: Turn, grammar: Matcher, is_lookup: bool) -> Fitted:
 def extend_within_grammar(
     drafts: Sequence[Draft], extend: Callable[[Sequence[Draft]], list[list[DraftToken] | None]]
 ) -> list[list[DraftToken] | None]:
-    """Extend each chain: by forced tokens if there are any, by nothing if no token could be accepted, else by a model.
+    """Extend chains of draft tokens: by tokens that a grammar forces if there are any, else by a model.
 
     Args:
-        extend: function that runs the model over the chains that need it.
+        drafts: the chains.
+        extend: function that extends chains by the model; it gets those without forced tokens.
+
+    Returns:
+        Per chain, its next tokens: none if its grammar has ended, None if the model only read a part of a prompt.
     """
     if all(draft.grammar is None for draft in drafts):
         return extend(drafts)
@@ -121,7 +127,7 @@ def extend_within_grammar(
 
 
 def _forced(draft: Draft) -> list[DraftToken] | None:
-    """Return the tokens that a draft's grammar forces; [] if the grammar has ended, None if the model must choose."""
+    """Return the tokens that a chain's grammar forces; [] if the grammar has ended, None if the model must choose."""
     if draft.grammar is None:
         return None
     output = draft.token_ids[draft.output_start :]
@@ -132,14 +138,17 @@ def _forced(draft: Draft) -> list[DraftToken] | None:
 
 
 def was_step(extensions: Sequence[Sequence[DraftToken] | None]) -> bool:
-    """Return whether a step's time shows the cost of drafting: it read no prompt, and a model chose some token."""
+    """Return whether the time of a step with these results shows what drafting costs.
+
+    It does if the step read no prompt, and a model or lookup chose some token, so that not all were forced.
+    """
     return None not in extensions and any(tokens and not tokens[0].is_forced for tokens in extensions)
 
 
 def draft_mask(draft: Draft) -> bytes | None:
-    """Return the mask of a draft's next token; None if any is allowed.
+    """Return the mask of the tokens that may follow a chain; None if any may.
 
-    A grammar that fails here also fails at the target.
+    None is also returned if the grammar fails, since it fails at the target as well.
     """
     if draft.grammar is None:
         return None
@@ -150,7 +159,7 @@ def draft_mask(draft: Draft) -> bytes | None:
 
 
 def allowed_part(draft: Draft, token_ids: Sequence[int]) -> list[int]:
-    """Return the first tokens of a continuation, up to the first one that the draft's grammar refuses."""
+    """Return the first ones of `token_ids`, proposed after a chain, up to the first that its grammar refuses."""
     if draft.grammar is None:
         return list(token_ids)
     return list(token_ids[: draft.grammar.num_allowed(draft.token_ids[draft.output_start :], token_ids)])

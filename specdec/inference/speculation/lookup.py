@@ -1,9 +1,9 @@
 """Lookup: drafting without a model. It proposes the tokens that followed an earlier occurrence of the last few.
 
 In the sequence itself this is Saxena's "Prompt Lookup Decoding" (2023), as in Transformers and vLLM. The same index
-finds the place of an output in a text that it may repeat: a prediction that its request came with, or answers that were
-given before. All is deterministic and uses no noise; but a token of an old answer is, at the same place of the same
-seed, the choice of the same noise. `NgramProposer` takes the place of a draft model. `Lookup` belongs to the target.
+finds where an output is in another text that it may repeat: a prediction that its request came with, or earlier
+answers. An earlier answer to the same prompt with the same seed was chosen with the same noise, so it is repeated also
+at temperatures above 0. `NgramProposer` takes the place of a draft model. `Lookup` belongs to the target.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from specdec.inference.tokens import common_length, logged
 MAX_NGRAM_LENGTH = 1 << 20
 """Longest sequence that is looked up, in tokens; there is no KV to fill, only an index to keep small."""
 MATCHES = (3, 1)
-"""Shortest matches in a sequence's own text, in the order in which they are tried."""
+"""Shortest matches in a sequence's own text, in tokens, in the order in which they are tried."""
 PREDICTED_MATCH = 2
-"""Shortest match in a prediction, which the output is expected to follow."""
+"""Shortest match in a prediction, in tokens; a short one, since the output is expected to follow the prediction."""
 FIRST_TRY = 5
-"""Most tokens that are proposed from a text which the output has not followed yet."""
+"""Most tokens that are proposed from a text with which the output has not agreed yet."""
 _EDGES = (3, 8)  # shortest matches of the second and the third class
 _OWN_RATES, _GUIDED_RATES = (0.1, 0.3, 0.6), (0.3, 0.7, 0.95)
 _OWN_TESTED, _GUIDED_TESTED = 2.0, 1.0  # number of tests that these rates count as
@@ -35,14 +35,14 @@ _READ_AT_ONCE = 1024
 
 
 class OwnText:
-    """Index of repeats in a growing sequence; constant time per token."""
+    """Index of a growing sequence, which finds earlier occurrences of its last tokens."""
 
     def __init__(self) -> None:
         self._indexes = [SuffixIndex(num) for num in MATCHES]
 
     @property
     def num_read(self) -> int:
-        """Return how many of the sequence's tokens are indexed."""
+        """Return how many of the sequence's first tokens are indexed."""
         return self._indexes[0].end
 
     def read(self, token_ids: Sequence[int], end: int) -> None:
@@ -52,9 +52,11 @@ class OwnText:
             index.append(new)
 
     def find(self, token_ids: Sequence[int], num_tokens: int) -> tuple[int, int]:
-        """Return the position after the best earlier occurrence of the first tokens' end, and its length; else (0, 0).
+        """Find an earlier occurrence of the last ones of a sequence's first `num_tokens` tokens.
 
-        Without a match of `MATCHES[0]` tokens, the latest occurrence of the last token.
+        Returns:
+            The position after the occurrence, and how many tokens match: the longest match if any has at least
+            `MATCHES[0]` tokens, else the latest occurrence of the last token; (0, 0) if that occurs nowhere.
         """
         last = _last(token_ids, num_tokens)
         found = self._indexes[0].find(last)
@@ -75,9 +77,10 @@ def continuation(token_ids: Sequence[int], end: int, limit: int, num_tokens: int
 
 
 class NgramProposer:
-    """`Proposer` that looks tokens up in the sequence itself.
+    """`Proposer` that looks tokens up in the sequence itself; without a model, its slots cost no memory.
 
-    It has no model, so its slots and lengths cost no memory.
+    Args:
+        num_slots, max_length: as in `Proposer`.
     """
 
     def __init__(self, *, num_slots: int, max_length: int) -> None:
@@ -85,7 +88,7 @@ class NgramProposer:
         self._held: dict[int, tuple[OwnText, Sequence[int]]] = {}
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Propose up to each draft's limit in one step, as far as its grammar allows; no token has a runner-up."""
+        """Propose as many tokens as each draft's limit and grammar allow; see `Proposer`. No token has a runner-up."""
         return extend_within_grammar(drafts, self._look_up)
 
     def _look_up(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
@@ -105,19 +108,19 @@ class NgramProposer:
 class Guide:
     """Text that an output may repeat, and the place in it that the output has reached.
 
-    Where the two part, the output is assumed to have another token at this place, until a longer match shows where it
-    goes on.
+    Where output and text differ, the output is assumed to have replaced one token of the text, until a longer match
+    shows where it goes on.
 
     Args:
         index: index of the text.
         place: place of the output's first token in the index; None if it is not known.
         num_tokens: number of the sequence's tokens before the output.
-        unread: all tokens of a text of which the empty index is filled part by part.
-        is_sure: whether the output should equal the text from `place` on. Else `FIRST_TRY` tokens are proposed until
-            the output has followed the text, so that a useless one costs little.
+        unread: the whole text, if `index` is still empty: it is indexed part by part. Empty if the text is indexed.
+        is_sure: True if the output should equal the text from `place` on. Otherwise at most `FIRST_TRY` tokens are
+            proposed until output and text have agreed, so that a useless text costs little.
 
     Attributes:
-        is_prediction: whether the request came with the text.
+        is_prediction: True if the request came with the text.
     """
 
     def __init__(
@@ -129,16 +132,20 @@ class Guide:
 
     @classmethod
     def predicted(cls, token_ids: Sequence[int], num_tokens: int) -> Guide:
-        """Return a guide by a prediction of the output after `num_tokens` tokens."""
+        """Return a guide that has a prediction as its text, for an output that begins after `num_tokens` tokens."""
         return cls(SuffixIndex(PREDICTED_MATCH), 0, num_tokens, token_ids, is_sure=False)
 
     def read(self) -> None:
-        """Index a part of the text."""
+        """Index a further part of the text, if it is not indexed yet."""
         place = self._index.end
         self._index.append(self._unread[place : place + _READ_AT_ONCE])
 
     def propose(self, token_ids: Sequence[int], num_tokens: int, limit: int) -> tuple[list[int], int]:
-        """Return up to `limit` tokens to follow a sequence's first ones, and the length of the match before them."""
+        """Look up what may follow a sequence's first `num_tokens` tokens.
+
+        Returns:
+            Up to `limit` tokens, and how many tokens right before them match the sequence's last ones.
+        """
         self.read()
         self._follow(token_ids, num_tokens)
         if self._length < LONGEST_MATCH:
@@ -159,15 +166,19 @@ class Guide:
 
 
 class Lookup:
-    """Lookup for one session of a target, and the acceptance rates of its proposals. Owned by the engine's loop.
+    """Lookup for one session of a target, in its own text and in others, with the acceptance rates of its proposals.
 
     Text that repeats itself is predicted well and other text badly, and a long match is accepted more often than a
-    short one. So each class of match lengths has its own acceptance rate, in which recent passes weigh most. The lower
-    the rate, the fewer tokens are proposed. Each guide has its own classes; the source that promises most proposes.
+    short one. So for each text, matches are in three classes by length, each with its own acceptance rate, in which
+    recent passes weigh most. The lower the rate, the fewer tokens are proposed. The text that promises most accepted
+    tokens gives the proposal.
 
     Args:
-        guides: texts that the output may repeat, the likeliest first; also an attribute.
+        guides: other texts that the output may repeat, the likeliest first.
         own_limit: most tokens of a proposal from the session's own text; 0: none is looked up there.
+
+    Attributes:
+        guides: as above.
     """
 
     def __init__(self, guides: Sequence[Guide] = (), own_limit: int = MAX_NGRAM_LENGTH) -> None:
@@ -178,7 +189,7 @@ class Lookup:
 
     @property
     def rate(self) -> float:
-        """Return the probability that a token of the latest proposal is accepted if all tokens before it are."""
+        """Return the probability that a token of the latest proposal is accepted if all before it are."""
         return self._acceptance[self._match].rate
 
     @property
@@ -192,7 +203,7 @@ class Lookup:
         return self.is_guided and self.guides[self._match // len(_GUIDED_RATES)].is_prediction
 
     def read(self, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Index a part of the new ones of a growing sequence's first `num_tokens`; never the last of these."""
+        """Index a further part of a growing sequence's first `num_tokens` tokens, but the last, and of other texts."""
         if self._own_limit:
             self._text.read(token_ids, min(num_tokens - 1, self._text.num_read + _READ_AT_ONCE))
         for guide in self.guides:
@@ -202,6 +213,8 @@ class Lookup:
         """Return up to `limit` tokens, but only so many that all are accepted with probability `MIN_SURVIVAL`.
 
         Args:
+            token_ids: the sequence.
+            limit: most tokens of the proposal.
             num_tokens: number of the sequence's first tokens, after which the proposal begins; None: all.
         """
         num_tokens = len(token_ids) if num_tokens is None else num_tokens
@@ -216,13 +229,18 @@ class Lookup:
         return best
 
     def _found(self, token_ids: Sequence[int], limit: int, num_tokens: int) -> list[tuple[list[int], int]]:
-        """Return what each source has to follow the first tokens, and the length of the match before it."""
+        """Return what each text has to follow the sequence's first tokens, and the length of the match before it."""
         found = [guide.propose(token_ids, num_tokens, limit) for guide in self.guides]
         end, length = self._text.find(token_ids, num_tokens) if self._own_limit else (0, 0)
         own = continuation(token_ids, end, min(limit, self._own_limit), num_tokens) if end else []
         return [*found, (own, length)]
 
     def record(self, num_tokens: int, num_accepted_tokens: int) -> None:
-        """Record a pass's verdict on the latest proposal; `num_tokens` is 0 if the pass verified none of its tokens."""
+        """Record a verdict on the latest proposal.
+
+        Args:
+            num_tokens: number of its tokens that the pass verified; 0 if none.
+            num_accepted_tokens: number of these that were accepted.
+        """
         for match, acceptance in enumerate(self._acceptance):
             acceptance.record(*((num_tokens, num_accepted_tokens) if match == self._match else (0, 0)))

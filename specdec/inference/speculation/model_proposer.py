@@ -1,8 +1,8 @@
-"""Drafting with a model: one batched pass extends every chain by one token.
+"""Drafting with a model: one batched pass extends the draft tokens of every sequence, its chain, by one token.
 
-Owns the content of each slot of the draft model. Callers pass whole chains and never roll back: the proposer finds the
-longest prefix of a chain that its slot still has, and computes from there. Callers use the target's token ids; the
-model reads and scores its own (`specdec.inference.model.token_map`).
+The proposer knows which tokens each slot of the draft model holds. Callers pass whole chains and never roll back: the
+proposer finds the longest prefix of a chain that its slot still has, and computes from there. Callers use the target's
+token ids; the model reads and scores its own (`specdec.inference.model.token_map`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ModelProposer:
         self._readings = [Reading() for _ in self._held]
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """Give a slot to a new sequence; see `PrefixKeeper`. The first tokens may also come from a branch's slot."""
+        """Give a slot to a new sequence, see `PrefixKeeper`; its first tokens may also come from a slot of a branch."""
         self._readings[slot] = Reading(self._readings[source_slot].token_map)
         own_ids = self._readings[slot].of(token_ids)
         source = max(self._family(source_slot), key=lambda each: common_length(self._held[each], own_ids))
@@ -60,12 +60,15 @@ class ModelProposer:
         self._held[slot] = own_ids[:num_held]
 
     def _family(self, slot: int) -> list[int]:
-        """Return the slot of a sequence, and the slots of its branches."""
+        """Return the slots of the sequence in `slot`: this one, and those of its branches."""
         first = self.num_slots + slot * self.num_branches
         return [slot, *range(first, first + self.num_branches)]
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Return per draft one token, or more if its grammar forces them; None if only part of a prompt was read."""
+        """Return per draft one token, or more if its grammar forces them; None if only part of a prompt was read.
+
+        See `Proposer`.
+        """
         return extend_within_grammar(drafts, partial(self._extend, choose=_rank if ranked else _choose))
 
     def _extend(self, drafts: Sequence[Draft], *, choose: _Choose) -> list[list[DraftToken] | None]:
@@ -78,7 +81,7 @@ class ModelProposer:
         return [next(results) if 0 < len(own_ids) <= self.max_length else [] for _, own_ids in readings]
 
     def _read(self, draft: Draft) -> Sequence[int]:
-        """Return the draft model's ids for a chain; there may be more of them than its slot has room for."""
+        """Return the draft model's ids for a chain; there may be more of them than a slot has room for."""
         if self._readings[draft.slot].token_map != draft.token_map:
             self._readings[draft.slot] = Reading(draft.token_map)
         return self._readings[draft.slot].of(draft.token_ids)
@@ -98,7 +101,7 @@ class ModelProposer:
         return spans, logits
 
     def _fork(self, draft: Draft, own_ids: Sequence[int]) -> None:
-        """Copy tokens that a draft's slot lacks from its source slot: that is cheaper than a pass over them."""
+        """Copy what a draft's slot lacks of its chain from its source slot: that is cheaper than a pass over it."""
         if self._forking is None or draft.source_slot is None:
             return
         start = common_length(self._held[draft.slot], own_ids)
@@ -122,7 +125,13 @@ class ModelProposer:
 
 
 def _carried(logits: Array, drafts: Sequence[Draft], choose: _Choose) -> list[DraftToken]:
-    """Choose a token per draft, each from one row of logits, after moving the logits to the target's token ids."""
+    """Choose a token per draft, each from its row of logits, which is first reordered to the target's token ids.
+
+    Args:
+        logits: float [number of drafts, number of the draft model's ids].
+        drafts: the drafts; their targets may have several tokenizers.
+        choose: function that chooses from rows in the target's order.
+    """
     maps = {draft.token_map for draft in drafts}
     if len(maps) == 1:
         return choose(maps.pop().carry(logits), drafts)
@@ -147,7 +156,10 @@ def _ranked(token_id: int, score: float, runner_up: int, next_score: float) -> D
 
 
 def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore] | None]:
-    """Return sampling parameters, position and preceding tokens of each draft's next token, for its row of logits."""
+    """Return what `choose_tokens` needs for the drafts' next tokens: sampling parameters, positions, tokens before.
+
+    The tokens before are None if no draft needs them.
+    """
     before = None
     if any(draft.grammar is not None or draft.sampling.penalizes for draft in drafts):
         before = [row for draft in drafts for row in rows_before(draft)]

@@ -1,7 +1,7 @@
-"""Replay of prompt lookup on a session's text, at the place that decoding without a draft model would have reached.
+"""Replay of plain decoding, that is with prompt lookup but without a draft model, on a session's committed text.
 
-The committed text does not depend on drafts. So what lookup would have proposed, and how much of it would have been
-accepted, is known for every place of it, and with it the number of passes that plain decoding would have taken.
+The text does not depend on drafts. So for every place in it, one can tell what lookup would have proposed there, and
+how much of that would have been accepted; and thus how many passes plain decoding would have taken.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from specdec.inference.tokens import common_length
 
 
 class Replay:
-    """Prompt lookup of one session: its proposals, and the number of passes that they alone would have needed.
+    """Prompt lookup of one session, and the passes that plain decoding would have taken for its text.
 
     Args:
         committed: the session's token ids, a list that grows.
-        lookup: the lookup, which learns from the replay.
+        lookup: the lookup, whose acceptance rates follow the replay; also an attribute.
         limit: most tokens that plain decoding looks up for a pass.
     """
 
@@ -29,7 +29,10 @@ class Replay:
         self._limit = limit
 
     def propose(self, limit: int) -> list[int]:
-        """Return up to `limit` tokens that may follow the committed ones: the rest of the proposal that is replayed."""
+        """Return up to `limit` looked-up tokens that may follow the committed ones.
+
+        They are the rest of the proposal that is replayed, if the text has followed it so far; else they are looked up.
+        """
         if not limit:
             return []
         num_ahead = len(self._committed) - self._place
@@ -39,17 +42,19 @@ class Replay:
         return self._proposal[num_ahead : num_ahead + limit]
 
     def skip(self) -> None:
-        """Go on from the present end of the text."""
+        """Let plain decoding continue from the present end of the text, without counting passes up to there."""
         self._place, self._proposal = len(self._committed), None
 
     def record(self, num_tokens: int, verified: tuple[int, int] | None, share: float) -> int:
-        """Replay the text, to which a pass has added its tokens, as far as it is certain; return the number of passes.
+        """Replay plain decoding on the tokens that a pass has added; return how many passes it would have taken.
+
+        The replay stops where the next pass of plain decoding would depend on a token that is not known yet.
 
         Args:
             num_tokens: number of tokens that the pass committed.
-            verified: numbers of tokens that lookup proposed for the pass and that were accepted; None if the pass
+            verified: number of tokens that lookup proposed for the pass, and how many were accepted; None if the pass
                 verified tokens of a draft model.
-            share: share of looked-up tokens that plain passes verify.
+            share: share of looked-up tokens that passes of plain decoding verify.
         """
         if verified is not None and len(self._committed) - self._place == num_tokens:  # plain decoding's own pass
             self.lookup.record(*verified)

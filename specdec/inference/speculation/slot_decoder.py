@@ -22,7 +22,7 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class SlotDecoder:
-    """`Decoder` over a slot model: every turn becomes one span of the same pass."""
+    """`Decoder` over a slot model: every turn becomes one span of the same pass. For attributes see `Decoder`."""
 
     keeps_grammars = True
 
@@ -32,7 +32,7 @@ class SlotDecoder:
         self.prompt_chunk_tokens = prompt_chunk_tokens(backend)
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """Give a slot to a new sequence, with its first tokens copied from `source_slot` where the backend can."""
+        """Give a slot to a new sequence, and copy its first tokens from `source_slot` if that is another slot."""
         if source_slot != slot and isinstance(self._backend, ForkingBackend):
             self._backend.fork(source_slot, slot, 0, len(token_ids))
 
@@ -52,9 +52,10 @@ class SlotDecoder:
 
 
 def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
-    """Choose the target's token for every row, and verify each turn's proposal.
+    """Choose the target's token for every row of logits, and verify each turn's proposal.
 
     Args:
+        turns: the turns of a pass, with their final proposals.
         logits: float32 [num_rows, vocab_size]: for each turn that chooses a token, in order, the row of its last
             committed token and one row per token of its proposal.
 
@@ -71,7 +72,11 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
 
 
 def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[dict[str, Any]], Array]:
-    """Return what each turn's scored tokens add to its verdict, by field, and the other rows of logits."""
+    """Score the turns' `scored` tokens by their rows of logits, float32 [num_rows, vocab_size].
+
+    Returns:
+        Per turn, the fields of its verdict that the scores fill; and the rows from which tokens are chosen.
+    """
     scores: list[dict[str, Any]] = []
     kept: list[int] = []
     end = 0
@@ -84,7 +89,12 @@ def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[dict[str, Any]],
 
 
 def _score(turn: Turn, rows: Array) -> dict[str, Any]:
-    """Return the scores of a turn's tokens after `start`, by the verdict's field; rows: float32 [num_scored, vocab]."""
+    """Return the fields of a turn's verdict that its `scored` tokens fill.
+
+    Args:
+        turn: a turn with such tokens.
+        rows: float32 [number of scored tokens, vocab_size]; row i scores token i.
+    """
     if not turn.audits:
         return {"prompt_logprobs": token_logprobs(rows, turn.scored, turn.prompt_logprobs)}
     start = max(turn.start + 1, turn.output_start)  # position of the first token that is audited
@@ -106,14 +116,18 @@ def _score(turn: Turn, rows: Array) -> dict[str, Any]:
 
 
 def rows_not_finite(logits: Array) -> list[int]:
-    """Return the rows whose maximum is not finite: the first NaN, or token 0, would be chosen silently."""
+    """Return the numbers of the rows whose maximum is not finite: from them, the first NaN or token 0 would be chosen.
+
+    Args:
+        logits: float [num_rows, vocab_size].
+    """
     xp = array_api_compat.array_namespace(logits)
     finite = xp.isfinite(xp.max(logits, axis=-1))  # [num_rows]; a NaN is the maximum of its row
     return [] if bool(xp.all(finite)) else [row for row, good in enumerate(finite.tolist()) if not good]
 
 
 def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
-    """Raise InternalError if a row's maximum is not finite; the error has the first such position and a count."""
+    """Raise InternalError if any row's maximum is not finite; the error has the first position and a count."""
     if not (bad := rows_not_finite(logits)):
         return
     positions = [len(turn.token_ids) + i for turn in turns for i in range(_num_choices(turn))]
@@ -122,7 +136,12 @@ def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
 
 
 def choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
-    """Choose the target's token from every row of logits, among the tokens that the turns' grammars allow."""
+    """Choose the target's token from every row of logits, float [num_rows, vocab_size], within the turns' grammars.
+
+    Args:
+        logits: for each turn, in order, one row and one more per token of its proposal.
+        turns: turns that choose, each with what its grammar allows.
+    """
     sampling: list[SamplingParams] = []
     positions: list[int] = []
     before: list[TokensBefore] = []
@@ -135,7 +154,7 @@ def choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
 
 
 def _with_logprobs(turns: Sequence[Turn], verdicts: list[Verdict], logits: Array) -> list[Verdict]:
-    """Return the verdicts, with log-probabilities for the turns that ask for them."""
+    """Add log-probabilities to the verdicts of the turns that ask for them; return all verdicts."""
     row = 0
     for i, (turn, verdict) in enumerate(zip(turns, verdicts, strict=True)):
         if turn.logprobs is not None and verdict.token_ids:

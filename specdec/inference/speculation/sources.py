@@ -1,4 +1,4 @@
-"""Sources of a session's draft tokens, a draft model and the session's own text, and estimates of their worth."""
+"""Sources of a session's draft tokens, a draft worker and prompt lookup, and estimates of what they are worth."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
 
 
 class Sources:
-    """Draft tokens of one session at a target, and estimates of their worth, learned from its verdicts.
+    """Draft tokens of one session at a target, and estimates of their worth, learned from verdicts.
 
     Args:
         committed: the session's token ids; the session appends to this list before it calls `tree.commit`.
-        lookup: lookup in the session's own tokens, and in texts that its output may repeat.
+        lookup: lookup in the session's own tokens, and in texts that its output may repeat; None: in the former alone.
         lookup_limit: most tokens that decoding without a draft model looks up for a pass.
 
     Attributes:
-        tree: tokens of the draft model.
-        arrivals: arrivals of the draft model's tokens.
-        replay: the lookup, and what decoding without a draft model would have reached by it.
+        tree: tokens of the draft worker that may still be accepted.
+        arrivals: arrivals of the draft worker's messages.
+        replay: the lookup, and how far decoding without a draft model would have come by it.
         num_plain: passes that decoding without a draft model would have taken for the tokens of the latest pass.
-        last_at: monotonic second of the draft worker's latest message.
-        step_us: time of a step of the draft worker's model, as it said last.
+        last_at: time of the draft worker's latest message, in monotonic seconds.
+        step_us: microseconds of a step of the draft worker's model, as its latest message said; 0 if unknown.
     """
 
     def __init__(self, committed: Sequence[int], lookup: Lookup | None = None, lookup_limit: int = 0) -> None:
@@ -44,7 +44,7 @@ class Sources:
         self._num_own = 1.0  # recent mean of tokens of a pass without a draft model's: lookup or a grammar adds some
 
     def follow(self) -> None:
-        """Discard the draft tree, its node numbers and the arrivals, before another draft worker begins."""
+        """Forget the draft worker's tokens and arrivals, before another worker begins."""
         self.tree, self.arrivals = DraftTree(self._committed), Arrivals()
         self.step_us = 0
         self._num_acknowledged = 0  # draft tokens reported as received
@@ -66,7 +66,15 @@ class Sources:
             self.arrivals.proposed(self.last_at, len(self.tree) - num_live)
 
     def acknowledged(self, ended: float) -> tuple[int, int]:
-        """Return the number of draft tokens received, and microseconds since the last one; (0, 0) if none is new."""
+        """Return what a commit reports to the draft worker about its messages.
+
+        Args:
+            ended: end of the commit's pass, in monotonic seconds.
+
+        Returns:
+            The number of draft tokens received so far, and the microseconds from the last message to `ended`; (0, 0)
+            if none came since the previous call.
+        """
         num_received = self.tree.num_numbers
         if num_received == self._num_acknowledged:
             return 0, 0
@@ -75,18 +83,19 @@ class Sources:
 
     @property
     def draft_rate(self) -> float:
-        """Return the probability that the target accepts a token of the draft model."""
+        """Return the probability that the target accepts a token of the draft worker, if it accepted all before it."""
         return self._acceptance.rate
 
     @property
     def lookup(self) -> Lookup:
-        """Return the lookup, which decoding without a draft model has too."""
+        """Return the lookup of `replay`."""
         return self.replay.lookup
 
     def preferred(self, limit: int, num_draft_tokens: int) -> list[int]:
-        """Return up to `limit` tokens that are looked up, if they promise more than a draft model's; else none.
+        """Return up to `limit` looked-up tokens, if more of them should be accepted than of a draft model's; else none.
 
         Args:
+            limit: most tokens to return.
             num_draft_tokens: number of the draft model's tokens that the pass would verify instead.
         """
         found = self.replay.propose(limit)
@@ -98,14 +107,15 @@ class Sources:
         return self.lookup.rate if turn.lookup else self.draft_rate
 
     def wait_s(self, costs: PassCosts, *, now: float, ready_s: float) -> float:
-        """Return the seconds for which waiting for the draft model's tokens pays; see `waiting.wait_s`."""
+        """Return for how many more seconds waiting for the draft worker's tokens pays; see `waiting.wait_s`."""
         rate = self._acceptance.rate
         return wait_s(self.arrivals, rate, costs, now=now, ready_s=ready_s, num_own=self._num_own)
 
     def record(self, verdict: Verdict, ended: float, *, lookup_share: float = 1.0, has_grammar: bool = False) -> None:
-        """Record a verdict, separately for draft model and lookup.
+        """Record a pass's verdict, separately for the draft worker's tokens and looked-up ones.
 
         Args:
+            verdict: the verdict; its tokens are appended to `committed` already.
             ended: end of the pass, in monotonic seconds.
             lookup_share: share of looked-up tokens that passes without a draft model verify.
             has_grammar: True if a grammar may force tokens, which plain decoding gets too.

@@ -5,40 +5,26 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from specdec.inference.model.decoder import Decoder, Turn, Verdict
 from specdec.inference.model.proposer import Draft, DraftToken, Proposer
 from specdec.inference.model.slots import PrefixKeeper
 from specdec.inference.model.token_map import SAME_IDS, TokenMap
-from specdec.inference.scheduling.draft_length import DraftLength
+from specdec.inference.scheduling.draft_length import Chain, DraftLength
 from specdec.inference.speculation.grammar import was_step
 from specdec.inference.tokens import joined
-
-
-@dataclass(slots=True)
-class _Chain:
-    """Growing chain of draft tokens for one turn.
-
-    Attributes:
-        room: most tokens that the chain may have; 0 once it grows no more.
-    """
-
-    turn: Turn
-    room: int
-    tokens: list[DraftToken] = field(default_factory=list)
 
 
 class SpeculativeDecoder:
     """Decoder that drafts for every turn without a proposal, then verifies in a step of the target.
 
-    A turn for which nothing was drafted proposes the tokens that prompt lookup found.
+    A turn for which nothing was drafted proposes the tokens that prompt lookup found. For attributes see `Decoder`.
 
     Args:
         target: decoder that verifies the draft tokens.
         proposer: source of the draft tokens; for each slot of the target it has one with the same number.
-        length: rule that stops drafting when more tokens would not pay; without it, gamma tokens are drafted every
-            time.
+        length: rule that stops drafting when more tokens would not pay; None: each turn gets `gamma` draft tokens.
         token_map: map from the target's token ids to the draft model's.
     """
 
@@ -86,12 +72,12 @@ class SpeculativeDecoder:
             if turn.drafts and not turn.chooses and len(turn.token_ids) <= self._proposer.max_length
         ]
         if parts:
-            self._proposer.extend([_draft(_Chain(turn, room=1), self._token_map) for turn in parts])
+            self._proposer.extend([_draft(Chain(turn, room=1), self._token_map) for turn in parts])
 
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
-        """Return the chains of the turns that may draft, by slot; each counts the time that all drafting takes."""
+        """Draft for the turns that may have draft tokens of this decoder; return their chains by slot."""
         drafting = [turn for turn in turns if turn.drafts and turn.chooses and turn.gamma and not turn.proposal]
-        chains = [_Chain(turn, self._room(turn)) for turn in drafting]
+        chains = [Chain(turn, self._room(turn)) for turn in drafting]
         steps: dict[int, list[float]] = {}  # seconds by number of chains
         while growing := self._growing(chains, len(turns)):
             began = time.monotonic()
@@ -106,27 +92,28 @@ class SpeculativeDecoder:
         return {chain.turn.slot: chain.tokens for chain in chains}
 
     def _room(self, turn: Turn) -> int:
-        """Return the most draft tokens that a turn may have."""
+        """Return the most draft tokens that a turn may have, by its gamma and the longest chain of the proposer."""
         return min(turn.gamma, self._proposer.max_length + 1 - len(turn.token_ids))
 
-    def _growing(self, chains: Sequence[_Chain], num_sessions: int) -> list[_Chain]:
-        """Return the chains that have room and are worth another token; mark all other chains as ended."""
-        growing = [chain for chain in chains if len(chain.tokens) < chain.room]
-        if self._length is None or not growing:
-            return growing
-        ended = [(chain.turn.slot, chain.tokens) for chain in chains if len(chain.tokens) >= chain.room]
-        worth = self._length.worth([(chain.turn.slot, chain.tokens) for chain in growing], ended, num_sessions)
-        for chain, is_worth in zip(growing, worth, strict=True):
-            chain.room *= is_worth
-        return [chain for chain in growing if chain.room]
+    def _growing(self, chains: Sequence[Chain], num_sessions: int) -> list[Chain]:
+        """Return the chains that have room and are worth another token; mark the other ones as ended."""
+        if self._length is not None:
+            self._length.prune(chains, num_sessions)
+        return [chain for chain in chains if chain.grows]
 
-    def _extend(self, chains: Sequence[_Chain]) -> Sequence[Sequence[DraftToken] | None]:
+    def _extend(self, chains: Sequence[Chain]) -> Sequence[Sequence[DraftToken] | None]:
         """Run one step of the proposer, with the tokens' margins over their runner-ups if these are used."""
         drafts = [_draft(chain, self._token_map) for chain in chains]
         return self._proposer.extend(drafts, ranked=self._length is not None)
 
-    def _append(self, chain: _Chain, tokens: Sequence[DraftToken] | None, num_sessions: int) -> None:
-        """Append one step's tokens as far as they have room and pay; end the chain if any is left out."""
+    def _append(self, chain: Chain, tokens: Sequence[DraftToken] | None, num_sessions: int) -> None:
+        """Append one step's tokens to a chain, as far as there is room and they pay; end it if any is left out.
+
+        Args:
+            chain: the chain.
+            tokens: what the proposer gave; None if it read a part of a prompt.
+            num_sessions: number of sessions in the pass.
+        """
         if tokens is None:
             return
         kept = tokens[: chain.turn.gamma - len(chain.tokens)]
@@ -154,7 +141,7 @@ def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
     return replace(turn, proposal=[token.token_id for token in chains[turn.slot]])
 
 
-def _draft(chain: _Chain, token_map: TokenMap) -> Draft:
+def _draft(chain: Chain, token_map: TokenMap) -> Draft:
     turn = chain.turn
     token_ids = joined(turn.token_ids, [token.token_id for token in chain.tokens])
     limit = turn.gamma - len(chain.tokens)

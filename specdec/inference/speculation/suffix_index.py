@@ -1,8 +1,9 @@
-"""Index of token texts that finds where the end of a sequence occurred before, the longest such occurrence first.
+"""Index of texts of tokens, which finds the longest earlier occurrence of a sequence's last tokens.
 
-Places whose last tokens have the same hash are linked, the latest first, as in the LZ77 search of zlib. A text takes
-16 to 24 bytes a token: its id, the distance to the place before it in its chain, and the heads of the chains. Of the
-suffix trees and automata that serve the same purpose (SuffixDecoding, arXiv 2411.04975), nodes take some hundred.
+Places before which the tokens have the same hash are linked to a chain, the latest first, as in the LZ77 search of
+zlib. A text takes 16 to 24 bytes a token: its id, the distance to the previous place of its chain, and the heads of the
+chains. A node of a suffix tree or automaton, which others use for this (SuffixDecoding, arXiv 2411.04975), takes some
+hundred bytes.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from array import array
 from collections.abc import Sequence
 
 LONGEST_MATCH = 16
-"""Longest length of a match that is distinguished, in tokens; longer matches count as this long."""
+"""Longest match that is measured, in tokens; longer ones count as this long."""
 MAX_STEPS = 32
 """Most places of a chain that one search compares, so that no text makes a search slow."""
 END = -1
-"""End of a text: it equals no token, so no match and no continuation goes beyond it."""
+"""Mark of the end of a text: it equals no token, so no match and no continuation goes beyond it."""
 _FEWEST_HEADS = 64
 
 
 class SuffixIndex:
     """Index of texts in a row, which grows at its end and forgets at its beginning.
 
-    A place is the number of tokens before it, those that are forgotten included.
+    A place in the row is given by the number of tokens before it, forgotten ones included.
 
     Args:
-        num: shortest match, in tokens.
+        num: shortest match that is found, in tokens.
 
     Attributes:
         first: place of the first token that is not forgotten.
@@ -45,11 +46,11 @@ class SuffixIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory of all arrays."""
+        """Return the memory of the index, in bytes."""
         return sum(map(sys.getsizeof, (self._token_ids, self._back, self._heads)))
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Add tokens at the end; `END` separates texts."""
+        """Add tokens at the end; put an `END` after each text."""
         ids, num, place = self._token_ids, self._num, self.end
         while len(ids) + len(token_ids) > 2 * len(self._heads):
             self._heads *= 2  # each chain is the old part of two
@@ -62,11 +63,14 @@ class SuffixIndex:
             heads[bucket] = place
 
     def find(self, last: Sequence[int], near: int | None = None) -> tuple[int, int]:
-        """Return the place after the longest occurrence of a sequence's end, and the length of the match; else (0, 0).
+        """Find the longest occurrence of a sequence's last tokens.
 
         Args:
             last: the sequence's last tokens, of which at least `num` must match.
             near: of equally long matches, the one nearest to this place is taken; None: the latest.
+
+        Returns:
+            The place after the match, and the match's length in tokens; (0, 0) if there is none.
         """
         near, (length, _, end) = self.end if near is None else near, (0, 0, 0)
         place = self._heads[hash(tuple(last[-self._num :])) & (len(self._heads) - 1)]
@@ -81,14 +85,14 @@ class SuffixIndex:
         return (end, length) if length >= self._num else (0, 0)
 
     def _same(self, place: int, last: Sequence[int]) -> int:
-        """Return how many of a sequence's last tokens, from its end, are right before a place."""
+        """Return how many of a sequence's last tokens, counted from its end, stand right before a place."""
         start = place - self._base
         before = self._token_ids[max(self.first - self._base, start - len(last)) : start]
         pairs = zip(reversed(before), reversed(last), strict=False)
         return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(before), len(last)))
 
     def tokens(self, place: int, limit: int) -> list[int]:
-        """Return up to `limit` tokens from a place on, to the end of their text; none from a forgotten place."""
+        """Return up to `limit` tokens from a place to the end of its text; none if the place is forgotten."""
         start = place - self._base
         piece = self._token_ids[start : start + limit].tolist() if place >= self.first else []
         return piece[: piece.index(END)] if END in piece else piece

@@ -1,9 +1,9 @@
-"""Draft tree of one session: the tokens that a draft has proposed after the committed ones.
+"""Draft tree of one session: the tokens that a draft worker has proposed after the committed ones.
 
 The tree decides which proposed tokens the target may still accept. It does not know the wire, the model, or when a pass
 happens. Draft worker and target both number the proposed tokens in the order in which they are sent, so that a later
-branch can name the token that it follows, its parent. A branch and a commit may cross on the wire, so a number stays
-valid after its token was committed or rejected, until `MAX_NUMBERS` further tokens have been numbered.
+branch can name the token that it follows, its parent. A branch and a commit may cross on the wire, so a branch may
+still name a token that was committed or rejected meanwhile, as long as it is one of the latest `MAX_NUMBERS`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from specdec.inference.errors import InvalidRequestError
 from specdec.inference.tokens import common_length
 
 MAX_TREE_TOKENS = 256
+"""Most tokens in a tree, and of one branch."""
 MAX_NUMBERS = 4096
 """Number of latest tokens that a branch can name as its parent; a branch with an older parent is ignored."""
 
@@ -38,7 +39,13 @@ class Branch:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Proposed token; `length` is the number of tokens of the sequence up to and including it."""
+    """Proposed token, or the last committed one.
+
+    Attributes:
+        length: number of tokens of the sequence up to and including this one.
+        numbers: its numbers; a token that was proposed several times has several.
+        children: proposed tokens that follow it, by token id, in order of arrival.
+    """
 
     length: int
     numbers: list[int] = field(default_factory=list)
@@ -63,12 +70,12 @@ class DraftTree:
         self._num_live = 0
 
     def __len__(self) -> int:
-        """Return the number of live tokens: proposed, and neither committed nor contradicted by a commit."""
+        """Return how many proposed tokens may still be accepted: neither committed nor contradicted by a commit."""
         return self._num_live
 
     @property
     def num_numbers(self) -> int:
-        """Return the number of tokens proposed so far; the next one gets this number."""
+        """Return how many tokens were proposed so far; the next one gets this as its number."""
         return self._num_numbers
 
     def grow(self, branch: Branch) -> None:
@@ -123,7 +130,7 @@ class DraftTree:
         node.numbers.append(number)
 
     def _forget(self) -> None:
-        """Forget the oldest node numbers, which branches may not name as a parent any more."""
+        """Forget the numbers of tokens that are too old for a branch to name them as its parent."""
         oldest = self._num_numbers - MAX_NUMBERS
         for number in range(self._num_forgotten, oldest):
             node = self._nodes.pop(number, None)
@@ -148,7 +155,7 @@ class DraftTree:
         return token_ids
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Move the root along newly committed tokens, and drop every path that disagrees with them."""
+        """Move the root along newly committed tokens, and drop every proposed token that disagrees with them."""
         for token_id in token_ids:
             old = self._root
             winner = old.children.pop(token_id) if token_id in old.children else None

@@ -1,7 +1,4 @@
-"""Verdict on a proposal: draft tokens are accepted as long as they equal the target's.
-
-Pure; no model, cache or clock.
-"""
+"""Verification of a proposal: draft tokens are accepted as long as they equal the target's own choices."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class Sessions:
         was_quiet, core.was_quiet = core.was_quiet, self.drafting.is_quiet
         core.num_running = passed.num_running
         sessions = [self._sessions[row.name] for row in passed.rows if row.name in self._sessions]
-        if passed.period_us and concern_drafting(sessions):
+        if passed.period_us and concern_drafting(each.gamma for each in sessions):
             each = self._pass_of(rank, passed, num_drafts)
             self.drafting.measured(each, is_quiet=was_quiet and core.was_quiet, now=time.monotonic())
         if core.is_held == self.drafting.is_on:

@@ -1,4 +1,4 @@
-"""An audit finds every token of an output to be the model's own choice, and each token that is not."""
+"""An audit of a model's own output calls every token its choice, and finds each token that was changed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def audits_of(engine: TargetEngine, request: GenerationRequest, output: Se
 async def test_all_tokens_of_an_output_are_choices(
     engine: TargetEngine, mode: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An output is its model's choice at every place, also where a pass reads a part of it, or holds its prefix."""
+    """An output is its model's choice at every place, also if it is read in parts, or a slot holds its beginning."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", chunk)
     tokens, _ = await completed(engine, wanted(mode))
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_the_prompt_is_not_audited() -> None:
 
 
 async def test_windows_leave_no_rounding_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In windows of one width all margins have the same bits in bfloat16, in whatever parts an output is read."""
+    """A backend that computes whole windows gives equal margins, to the bit, in whatever parts an output is read."""
     backend = TorchBackend(tiny_model("llama").to(torch.bfloat16), num_slots=2, max_length=64, windows=Windows(16, 2))
     found = []
     async with running(TargetEngine(SlotDecoder(backend))) as engine:

@@ -12,11 +12,11 @@ from specdec.inference.request import GenerationRequest, SamplingParams, Schedul
 from specdec.inference.speculation.tree import Branch
 
 PASS_S = 10.0
-"""Seconds of a pass, many times those of the test itself, since a batching counts these as waiting too."""
+"""Seconds of a pass, so many that the time of the test itself, which counts as waiting too, does not matter."""
 
 
 def batching(row_s: float = 0.0) -> Batching:
-    """Return a Batching that has recorded some passes over one session, of PASS_S seconds and `row_s` for its row."""
+    """Return a Batching that has recorded passes over one session, each of PASS_S + `row_s` seconds."""
     found = Batching(prompt_share=1.0, chunk_tokens=0)
     turn = Turn(0, 2, (5, 6, 7), SamplingParams())
     for _ in range(3):
@@ -54,10 +54,11 @@ def decoding(slot: int) -> TargetSession:
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 8])
 def test_a_burst_of_prompts_is_read_as_fast_as_its_share_allows(num_draft_tokens: int) -> None:
-    """Prompts get their share of passes over so many sessions as were never seen without prompts.
+    """Prompts get their share of a pass also where no pass over as many sessions ran without prompts.
 
-    Regression: such a pass counted as long as one over a single session, the rest as the cost of its prompt tokens. So
-    prompts seemed five times as dear, each pass read 16 tokens, and every pass of the burst read some: it lasted.
+    Regression: such a pass was assumed to take as long as one over a single session, and the rest counted as the cost
+    of its prompt tokens. So prompts seemed five times as dear, each pass read 16 tokens of them, and a burst of
+    requests took long to be read.
     """
     choice = batching(row_s=0.5)
     choice.record([Turn(0, 0, (5,) * 40, SamplingParams())], [Verdict((8,), 0, 0)], 0.5 * 40)

@@ -77,7 +77,10 @@ async def test_a_running_step_counts_if_its_chain_lives(
 async def test_a_round_ends_with_what_it_has_once_its_session_is_held(
     engine: DraftEngine, proposer: ScriptedProposer, num_tokens: int
 ) -> None:
-    """Regression: a round that was held before its next step never ended, and its session got no more draft tokens."""
+    """A round ends if drafting is switched off before its next step.
+
+    Regression: it never ended, and its session got no more draft tokens.
+    """
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, num_tokens)
     chain = asyncio.create_task(engine.propose(session, 4))

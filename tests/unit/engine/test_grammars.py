@@ -147,7 +147,7 @@ async def test_a_fault_is_the_same_for_all_that_ask(trials: list[str]) -> None:
 
 
 async def test_a_request_that_gives_up_leaves_its_place() -> None:
-    """A wait ends with the request; its place is free again, and others that ask for the grammar still get it."""
+    """If a request that waits for a grammar is cancelled, others that ask for the grammar still get it."""
     compiler = SlowCompiler()
     grammars = Grammars(compiler, num_places=2)
     compiler.slow = WORDS
@@ -192,9 +192,9 @@ async def test_a_trial_ends_for_another_account(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_the_words_are_ready_before_the_first_request() -> None:
-    """What all grammars share is made at the start, and a tokenizer that cannot have it ends no server.
+    """The tables that all grammars share are made at the start, and a tokenizer without such tables ends no server.
 
-    Regression: the first request on a busy machine waited for it, and was told that other grammars were compiled.
+    Regression: the first request on a busy machine waited for them, and was told that other grammars were compiled.
     """
     compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
     await Grammars(compiler).warm_up()

@@ -1,4 +1,4 @@
-"""Prompt lookup in a target changes no token, stands beside no proposal of a worker, and is counted separately."""
+"""Prompt lookup in a target changes no token, is never mixed with a worker's proposal, and is counted separately."""
 
 from __future__ import annotations
 

@@ -29,7 +29,13 @@ def num_answers(outcome: Outcome) -> tuple[int, float]:
 
 
 def bound_s(number: int, alpha: float, rtt_s: float) -> float:
-    """Return the bound's seconds for the answer of this number, whose hits the scenario draws."""
+    """Return the least seconds that docs/bound.md allows for answer `number` of the scenario.
+
+    Args:
+        number: number of the answer; it decides which draft tokens are right.
+        alpha: share of the draft tokens that are right.
+        rtt_s: seconds of a round trip.
+    """
     costs = Costs(tuple(cost(1, width) for width in range(1, WINDOW + 2)), step_s=1.1 * STEP_S)
     name = f"0-{number}"
     length = random.Random(f"0 {name}").randrange(8, 40)  # of the prompt, as the scenario's client draws it

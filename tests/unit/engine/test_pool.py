@@ -123,9 +123,9 @@ async def test_a_silent_worker_costs_nothing(pool: DraftPool) -> None:
 
 
 async def test_a_line_about_a_session_names_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
-    """The line about a session that decodes alone has the id of that session's request.
+    """The log line about a session that decodes alone has the id of that session's request.
 
-    Regression: it had the id of the request or worker whose coming or going had handed the session over.
+    Regression: it had the id of another request or worker, by whose arrival or end the session had got its worker.
     """
     caplog.handler.addFilter(NamesRequests())
     request = GenerationRequest((0, 1, 2), max_new_tokens=8, schedule=Schedule.SYNC)
@@ -199,9 +199,9 @@ async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None
     await asked[0].aclose()
     assert worker.sessions == {session.id}, "there is room again"
     pool.propose(worker, first, [Branch(7, 0, tokens_at(12, 4))])
-    assert session.tree.num_numbers == 0
+    assert session.sources.tree.num_numbers == 0
     pool.propose(worker, session.help_id, [Branch(None, 4, tokens_at(4, 8))])
-    assert session.tree.num_numbers == 8
+    assert session.sources.tree.num_numbers == 8
     await asked[1].aclose()
 
 

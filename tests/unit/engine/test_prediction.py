@@ -110,9 +110,10 @@ async def test_nothing_is_kept_by_default() -> None:
     ("who", "salt", "shares"), [("one", "", True), ("two", "", False), ("one", "salt", False), ("two", "salt", False)]
 )
 async def test_answers_are_drafts_for_their_own_account_and_salt_alone(who: str, salt: str, shares: bool) -> None:
-    """No token of an answer is verified for another account, even in one group of prefixes, or under another salt.
+    """An answer gives draft tokens only to its own account, and only under its own cache salt.
 
-    Rejected draft tokens are shown to clients, so a draft of another account's text would show it.
+    That holds even for accounts that share the cached tokens of slots. Rejected draft tokens are shown to clients, so
+    drafts from another account's text would reveal it.
     """
     groups = {"one": "team", "two": "team"}
     request = replace(HOT, include_rejected=True)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from specdec.inference.commit import Commit, FinishReason
-from specdec.inference.engine.admission import Admission
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.errors import InvalidRequestError, UnavailableError
@@ -199,19 +198,6 @@ async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
         await asyncio.gather(decoding, return_exceptions=True)
     read = [sum(turn.num_unread for turn in step if turn.num_unread > 1) for step in decoder.steps]
     assert max(read[1:]) > 48  # 72 without a wait for a core; with that fault 32, since 6 ms are the cost of 30 tokens
-
-
-async def test_an_idle_engine_reports_a_lost_slot(
-    engine: TargetEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await finish(engine, request())
-    assert not caplog.records
-    monkeypatch.setattr(Admission, "contradiction", "slots [0] are lost")
-    for _ in range(2):
-        await finish(engine, request())
-    assert [record.getMessage() for record in caplog.records if "contradicts itself" in record.getMessage()] == [
-        "the idle engine contradicts itself, please report this: slots [0] are lost"
-    ]
 
 
 RIGHT = tokens_at(3, 8)

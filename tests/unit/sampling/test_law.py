@@ -164,9 +164,9 @@ def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     ],
 )
 def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
-    """Noise whose key lacks a part of the seed or of the position fails the G-test.
+    """Noise whose key ignores a part of the seed or of the position fails the G-test.
 
-    Each token has the right distribution then, but pairs over positions and seeds do not.
+    Each token alone then has the right distribution, but pairs of tokens, over positions or seeds, do not.
     """
     generated = law.speculate(target_choices(noise_key=noise_key), choices("near", ASKED), gamma=gamma, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG

@@ -58,7 +58,7 @@ def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
 def masked_after_truncation(
     _: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]
 ) -> list[int]:
-    """Choose tokens wrongly: mask after truncation. A row with no allowed token left takes all allowed tokens."""
+    """Choose tokens wrongly: mask after truncation. If a row then has no token left, it takes all allowed tokens."""
     scores = np.where(ALLOWED[previous], process_logits(TARGET[previous], sampling), -np.inf)
     nothing = ~np.isfinite(scores).any(axis=-1)
     scores[nothing] = MASKED[previous][nothing]

@@ -10,7 +10,7 @@ from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.model.decoder import Turn
 from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.request import SamplingParams
-from specdec.inference.scheduling.draft_length import FIRST_LENGTH, DraftLength
+from specdec.inference.scheduling.draft_length import FIRST_LENGTH, Chain, DraftLength
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.models import tiny_model
@@ -31,16 +31,27 @@ def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
     return length
 
 
-def is_enough(length: DraftLength, slot: int, chain: Sequence[DraftToken]) -> bool:
+def chain_of(slot: int, tokens: Sequence[DraftToken] = (), *, room: int = 64) -> Chain:
+    return Chain(Turn(slot, 0, (), SamplingParams()), room, [*tokens])
+
+
+def growing(length: DraftLength, chains: Sequence[Chain]) -> list[bool]:
+    """Return which of the chains of a pass, one for each of its sessions, should grow on."""
+    length.prune(chains, len(chains))
+    return [chain.grows for chain in chains]
+
+
+def is_enough(length: DraftLength, chain: Chain) -> bool:
     """Return whether a session that is alone in its pass should stop drafting after this chain."""
-    return length.worth([(slot, chain)], [], 1) == [False]
+    return growing(length, [chain]) == [False]
 
 
 def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessions: int = 1) -> int:
-    chain: list[DraftToken] = []
-    while len(chain) < 64 and length.worth([(slot, chain)] * num_sessions, [], num_sessions)[0]:
-        chain.append(token)
-    return len(chain)
+    chains = [chain_of(slot) for _ in range(num_sessions)]
+    while growing(length, chains)[0]:
+        for chain in chains:
+            chain.tokens.append(token)
+    return len(chains[0].tokens)
 
 
 def test_drafts_are_short_while_the_times_are_unknown() -> None:
@@ -67,19 +78,19 @@ def test_a_chain_goes_on_across_a_step_that_pays() -> None:
 def test_sure_drafts_go_on_and_unsure_ones_end() -> None:
     length = learned()
     assert length_of_chain(length, 0, SURE) > 12
-    assert is_enough(length, 0, [SURE, UNSURE])
+    assert is_enough(length, chain_of(0, [SURE, UNSURE]))
 
 
 def test_a_session_whose_draft_is_always_wrong_drafts_nothing() -> None:
     """A session drafts nothing if its draft is always wrong, so that speculation costs it nothing."""
     length = learned()
-    assert is_enough(length, 1, [])
+    assert is_enough(length, chain_of(1))
     length.begin(1)
-    assert not is_enough(length, 1, []), "another request has the slot"
+    assert not is_enough(length, chain_of(1)), "another request has the slot"
 
 
 def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
-    assert is_enough(learned(step_s=2 * PASS_S), 0, [])
+    assert is_enough(learned(step_s=2 * PASS_S), chain_of(0))
 
 
 @pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
@@ -103,10 +114,11 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
     """A chain is judged equally whether it grew token by token or is given whole."""
     length, other, tokens = learned(), learned(), [SURE, DraftToken(5, 6, margin=1.2), SURE, UNSURE, SURE]
     for first in range(len(tokens)):
-        growing: list[DraftToken] = []
+        chain = chain_of(0)
         for token in tokens[first:]:
-            growing.append(token)
-            assert is_enough(length, 0, growing) == is_enough(other, 0, [*growing])
+            chain.tokens.append(token)
+            chain.room = 64
+            assert is_enough(length, chain) == is_enough(other, chain_of(0, chain.tokens))
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
@@ -119,9 +131,9 @@ def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
     for _ in range(2):
         length.record_step(1, STEP_S / 8)
     crowded = length_of_chain(length, 0, token, num_sessions=16)
-    chain = (0, [token] * crowded)
-    assert length.worth([chain] * 16, [], 16) == [False] * 16
-    assert length.worth([chain], [(1, [])] * 15, 16) == [True]
+    assert growing(length, [chain_of(0, [token] * crowded) for _ in range(16)]) == [False] * 16
+    ended = [chain_of(1, room=0) for _ in range(15)]
+    assert growing(length, [chain_of(0, [token] * crowded), *ended]) == [True] + [False] * 15
 
 
 def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
@@ -129,15 +141,15 @@ def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
 
     Regression: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last.
     """
-    length, sure = DraftLength(), [(slot, list[DraftToken]()) for slot in range(16)]
+    length = DraftLength()
     for width in (16 * FIRST_LENGTH, 16 * FIRST_LENGTH):
-        assert length.worth(sure, [], 16) == [True] * 16
+        assert growing(length, [*map(chain_of, range(16))]) == [True] * 16
         length.record_step(16, STEP_S)
         length.record_pass(16, width, PASS_S + width * SLOPE_S)
     for _ in range(2):
-        assert length.worth(sure, [], 16) == [False] * 16
+        assert growing(length, [*map(chain_of, range(16))]) == [False] * 16
         length.record_pass(16, 0, PASS_S)
-    assert length.worth(sure, [], 16) == [True] * 16
+    assert growing(length, [*map(chain_of, range(16))]) == [True] * 16
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 
 from specdec.inference.request import Schedule
-from specdec.inference.scheduling.link import Echoes, Link
+from specdec.inference.scheduling.link import Link
 
 
 def test_a_commit_answers_the_last_message_that_had_arrived() -> None:
     link = Link()
-    echoes = Echoes(link)
     for i in range(4):
-        echoes.sent(2 * i + 2, 1.0 + 0.1 * i)
-    echoes.received(5, 0.02, 1.18)  # two of the four messages, the second of them held for 20 ms
+        link.sent(2 * i + 2, 1.0 + 0.1 * i)
+    link.received(5, 0.02, 1.18)  # two of the four messages, the second of them held for 20 ms
     assert link.round_trip_s == pytest.approx(1.18 - 1.1 - 0.02)
-    echoes.received(0, 0.0, 9.0)  # nothing new
+    link.received(0, 0.0, 9.0)  # nothing new
     assert link.round_trip_s == pytest.approx(0.06)
 
 

@@ -1,4 +1,4 @@
-"""Number of prompt tokens that a pass takes beside decoding sessions."""
+"""Number of prompt tokens that a pass reads while other sessions decode in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of draft tokens of the sessions in a run-ahead pass: the best choice."""
+"""The numbers of draft tokens that a pass verifies of each session give the most tokens per second."""
 
 from __future__ import annotations
 

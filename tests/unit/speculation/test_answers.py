@@ -1,4 +1,4 @@
-"""Answers that were given before: first the one to the same prompt, within a size, and never another owner's."""
+"""Kept answers: the one to the same prompt is proposed first, memory is bounded, and no owner gets another's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_another_prompt_gets_the_longest_match() -> None:
 
 
 def test_no_owner_gets_another_ones_answers() -> None:
-    """Accounts never share, not even one group of prefixes, nor salts of one account."""
+    """Accounts share no answers, not even if they share the cached tokens of slots; nor do two salts of one account."""
     group = {"one": "team", "two": "team"}
     one, two = Caller("one", prefix_groups=group), Caller("two", prefix_groups=group)
     owners = [one.owner(""), two.owner(""), one.owner("salt"), Caller().owner(""), Caller().owner("salt")]
@@ -59,7 +59,7 @@ def test_no_owner_gets_another_ones_answers() -> None:
 
 
 def test_it_stays_within_its_size() -> None:
-    """Real memory is below the size, the newest answers are kept, and the owners that have none left are forgotten."""
+    """Memory stays below the limit, the newest answers are kept, and owners without answers are forgotten."""
     rng, size = random.Random(2), 1 << 19
     kept = KeptAnswers(size)
     tracemalloc.start()
@@ -92,7 +92,7 @@ def test_a_broken_off_answer_does_not_replace_the_whole_one() -> None:
 
 
 def test_an_answer_that_is_dropped_meanwhile_proposes_nothing() -> None:
-    """A session that follows an answer goes on without it once it is forgotten."""
+    """A session to which an answer gives draft tokens goes on without them once the answer is forgotten."""
     kept = KeptAnswers(64 * 1024)
     kept.add(Origin("a", PROMPT), ANSWER)
     lookup = kept.lookup(Origin("a", PROMPT), (), 0)

@@ -129,7 +129,7 @@ def test_a_right_prediction_is_followed_to_its_end() -> None:
 
 
 def test_one_other_token_leaves_the_place() -> None:
-    """After a renamed identifier of one token, the prediction goes on at once."""
+    """Where the output replaces one token of the prediction, the tokens after it are proposed at once."""
     output = [*TEXT[:20], 7, *TEXT[21:]]
     found = guided(output, TEXT)
     assert found[21:] == [TEXT[i : i + 4] for i in range(21, len(TEXT))]
@@ -142,7 +142,7 @@ def test_the_place_is_found_again_after_tokens_that_are_new_or_left_out() -> Non
 
 
 def test_the_nearest_of_equal_places_is_taken() -> None:
-    """In a text of like lines, an output with one line more goes on at the line that is next, not at the last one."""
+    """Where a prediction has many similar lines and the output adds one, the next line is proposed, not the last."""
     lines = [[10, 11, 12, 13, each] for each in range(20, 30)]
     prediction = [token for line in lines for token in line]
     output = [*prediction[:15], 5, 6, *prediction[15:25]]

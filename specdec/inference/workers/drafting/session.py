@@ -23,7 +23,7 @@ from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.errors import InvalidRequestError, SpecDecError
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import GenerationRequest, Grammar
-from specdec.inference.scheduling.link import Echoes, Link
+from specdec.inference.scheduling.link import Link
 from specdec.inference.scheduling.pacing import Measured, Pacing, choose_pacing
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.workers.calls.convert import branch_to_message
@@ -51,7 +51,6 @@ class ProposalSender:
         self._send = send
         self.link = link
         self.num_bytes = 0
-        self._echoes = Echoes(link)
         self.num_nodes = 0
 
     async def propose(self, branches: list[Branch], step_s: float = 0.0) -> None:
@@ -59,14 +58,14 @@ class ProposalSender:
         num_tokens = sum(len(branch.token_ids) for branch in branches)
         self.num_nodes += num_tokens
         if num_tokens:
-            self._echoes.sent(self.num_nodes, time.monotonic())
+            self.link.sent(self.num_nodes, time.monotonic())
         message = pb.Propose(branches=map(branch_to_message, branches), step_us=round(step_s * 1e6))
         self.num_bytes += message.ByteSize()
         await self._send(message)
 
     def answered(self, commit: Commit) -> None:
         """Record the arrival of a commit, from which the time of a round trip is measured."""
-        self._echoes.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
+        self.link.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
 
 
 class DraftingSession:
