@@ -18,7 +18,7 @@ WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampli
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install help demo test quick check format coverage test-oldest test-python test-long test-world test-release manifests ray-demo ray-test \
-        images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas hostile-short suites-short trainium-report gpu-report \
+        images lock audit sbom test-nxdi test-vllm hostile chaos soak hostile-short suites-short trainium-report gpu-report \
         vllm-gpu-report bench bench-capacity bench-load bench-settled bench-peers bench-replay bench-vllm proto clean
 
 # The environment of tests and checks, in .venv, with the command .venv/bin/specdec, which runs this checkout.
@@ -208,9 +208,8 @@ $(RAY)/.installed: requirements/ray.txt
 	$(RAY)/bin/python $(PIP) --requirement requirements/ray.txt
 	touch $@
 
-# Long trials of real servers (docs/reliability.md): attacks, faults, leaks; and answers to the JSON schemas of a folder
-# (docs/structured.md). ARGS="--seed 5 --run 17", for example.
-hostile chaos soak schemas: install
+# Long trials of real servers (docs/reliability.md): attacks, faults, leaks. ARGS="--seed 5 --run 17", for example.
+hostile chaos soak: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.$@ $(ARGS)
 
 # Short attacks, on models that other tests have packed. A machine that others use answers late by itself: health checks have room

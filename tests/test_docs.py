@@ -11,8 +11,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "models" / "README.md"])
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
-MAX_LINES = 250
-LONG_PAGES = {"flags.md"}
 LINK = re.compile(r"\]\(([^()\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 
 
@@ -62,27 +60,6 @@ def test_every_named_test_exists() -> None:
     assert len(named) > 40
     assert named <= defined
     assert [file for file in files if not (ROOT / file).exists()] == []
-
-
-BY_FILE = re.compile(r"python3? (main|compare_architectures)\.py|`(main|compare_architectures)\.py ")
-AS_TYPED = ("docs/tutorials/", "docs/eks.md")
-"""Pages that may name `python main.py`, since they show commands as they were typed in a clone."""
-
-
-def test_pages_name_the_installed_command() -> None:
-    """Pages name the installed command, `specdec`.
-
-    Regression: pages told readers to run `python main.py --role`, a file that pip does not install. Only
-    README, and the pages of `AS_TYPED`, whose commands run in a clone, may name the file.
-    """
-    found = {str(page.relative_to(ROOT)): len(BY_FILE.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
-    assert {name: count for name, count in found.items() if count and not name.startswith(AS_TYPED)} == {"README.md": 3}
-
-
-def test_pages_are_short() -> None:
-    """A page has 250 lines at most, since a longer one answers more than one question; references may be longer."""
-    pages = [page for page in PAGES if page.name not in LONG_PAGES]
-    assert {page.name: n for page in pages if (n := len(prose(page).splitlines())) > MAX_LINES} == {}
 
 
 HOLE = re.compile(r"^\|.*\n\n(?=\|.*\n(?!\|[ :|-]+$))|^(?:- |  ).*\n\n(?=- )", re.MULTILINE)

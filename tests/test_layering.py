@@ -228,36 +228,24 @@ def test_every_module_has_a_room() -> None:
         ("specdec.inference.engine.loop", "from specdec.inference.workers import completion"),
         ("specdec.inference.engine.target", "from specdec.inference.backends.pytorch.backend import TorchBackend"),
         ("specdec.inference.engine.target", "from specdec.inference.backends.registry import load_backend"),
-        ("specdec.inference.speculation.tree", "import specdec.inference.backends.pytorch.backend"),
-        ("specdec.inference.speculation.tree", "from specdec.inference.engine import loop"),
         ("specdec.inference.backends.pytorch.backend", "def f():\n    from specdec.inference.speculation import tree"),
         (
             "specdec.inference.backends.pytorch.backend",
             "from specdec.inference.backends.neuron.environment import toolchain",
         ),
         ("specdec.inference.backends.devices", "from specdec.inference.backends.pytorch.shapes import Buckets"),
-        ("specdec.inference.workers.completing.local", "from specdec.inference.cli import app"),
-        ("specdec.inference.workers.completing.local", "from specdec.inference.serving import assembly"),
-        ("specdec.inference.serving.assembly", "from specdec.inference.backends.pytorch.backend import TorchBackend"),
         ("specdec.inference.cli.app", "from specdec.comparison.plan import grid"),
         ("specdec.inference.request", "from specdec.inference.observe import stats"),
         ("specdec.inference.sampling.noise", "import grpc"),
         ("specdec.inference.scheduling.waiting", "import asyncio"),
-        ("specdec.inference.scheduling.waiting", "import time"),
         ("specdec.inference.scheduling.widths", "import numpy as np"),
-        ("specdec.inference.scheduling.widths", "from specdec.inference.engine import loop"),
-        ("specdec.inference.engine.loop", "from specdec.grpc_comm import channel"),
         ("specdec.inference.engine.loop", "from ..workers import completion"),
         ("specdec.inference.engine.loop", f"import {FOLDERS[0]}"),
         ("specdec.inference.cli.app", "from specdec import library"),
         ("specdec.grpc_comm.server", "from specdec.inference.errors import ConfigError"),
-        ("specdec.grpc_comm.server", "import specdec.inference"),
-        ("specdec.grpc_comm.server", "from specdec.comparison.run import proxy"),
         ("specdec.inference.gateway.bodies.schema", "from specdec.inference.gateway.answers.errors import ApiError"),
-        ("specdec.inference.gateway.answers.stream", "from specdec.inference.gateway.requests import events_of"),
         ("specdec.comparison.run.load", "from specdec.inference.engine import loop"),
         ("specdec.comparison.plan.grid", "from specdec.comparison.run import load"),
-        ("specdec.comparison.run.load", "from specdec.comparison.report.agreement import Difference"),
         ("specdec.comparison.report.summary", "from specdec.inference.observe.profile import Profile"),
     ],
 )
@@ -314,24 +302,6 @@ def test_the_library_needs_no_command_line(module: str) -> None:
     code = f"import sys, {module}; print({names})"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-
-
-MAX_PARAMETERS = 5
-FEW_PARAMETERS = re.compile(r"(Engine|Servicer|Server|Host|Front|Worker|(Draft|Target)Session)$")
-
-
-def test_objects_of_many_parts_take_configurations() -> None:
-    """Constructors of engines, sessions, servicers and hosts have at most five parameters."""
-    long = [
-        f"{node.name} in {file.name}: {len(parameters)}"
-        for file in sources()
-        for node in ast.walk(parsed(file.read_text()))
-        if isinstance(node, ast.ClassDef) and FEW_PARAMETERS.search(node.name)
-        for method in node.body
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
-        if len(parameters := [*method.args.args[1:], *method.args.kwonlyargs]) > MAX_PARAMETERS
-    ]
-    assert long == []
 
 
 def test_every_package_has_a_docstring() -> None:

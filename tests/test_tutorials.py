@@ -133,11 +133,6 @@ def test_every_tutorial_command_is_valid_for_its_program(words: list[str], monke
     check(words)
 
 
-def test_all_tutorials_and_their_commands_are_read() -> None:
-    assert len(PAGES) == 5
-    assert len(LINES) > 60
-
-
 @pytest.mark.parametrize(
     "line",
     [

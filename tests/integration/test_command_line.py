@@ -149,19 +149,6 @@ def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsy
     assert answers[0] == answers[1]
 
 
-def test_draft_of_another_vocabulary_is_refused(
-    target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A draft of another vocabulary is refused with one clear line.
-
-    Otherwise a target could accept a draft token by its id, though the id stands for another text in the draft.
-    """
-    flags = ["--port", str(target.port), "--prompt", "x"]
-    assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert "need one vocabulary" in line
-
-
 @pytest.mark.parametrize("asked", [("--prompt", "x"), ("--serve", "0")])
 def test_the_bundled_draft_beside_another_target_names_the_ways_out(
     target: ServerProcess, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
@@ -178,12 +165,3 @@ def test_the_bundled_draft_beside_another_target_names_the_ways_out(
         "the draft is the bundled one, and there are: --model DIR, a smaller model with the target's tokenizer; "
         "--model ngram --tokenizer DIR, no model"
     )
-
-
-def test_draft_without_a_target(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
-    flags = ["--port", str(port), "--prompt", "x", "--connect_timeout_s", "0.5"]
-    assert main(["--role", "draft", "--model", str(models.related), *flags]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.strip() == f"error: no server answers at 127.0.0.1:{port} within 0.5 s; is it started?"

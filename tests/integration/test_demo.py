@@ -81,12 +81,3 @@ def test_the_next_steps_are_commands_that_exist() -> None:
             assert command in ROLES
             parser_of(command).parse_args(arguments)
     assert "/v1/completions" in next_steps()
-
-
-def test_installation_is_not_silent() -> None:
-    text = (ROOT / "Makefile").read_text()
-    (pip,) = re.findall(r"^PIP = .*$", text, re.MULTILINE)
-    (command,) = re.findall(r"^INSTALL = .*?[^\\]$", text, re.MULTILINE | re.DOTALL)
-    assert "--progress-bar on" in pip
-    assert "$(PIP)" in command
-    assert "--quiet" not in command

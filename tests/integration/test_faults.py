@@ -24,7 +24,7 @@ from specdec.inference.serving.processes import ServerProcess, server_process
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.raw_worker import raw_worker
-from tests.support.servers import DRAFTS, command, complete, load_of, result_of, run_command, target_server
+from tests.support.servers import DRAFTS, command, complete, load_of, result_of, target_server
 
 pytestmark = pytest.mark.slow
 
@@ -144,17 +144,6 @@ async def refused(server: ServerProcess) -> Any:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_all(call)
     return caught.value
-
-
-async def test_client_comes_again_when_the_server_was_full(small: ServerProcess, tmp_path: Any) -> None:
-    """The command line retries at a full server: four prompts are answered by one that has room for two."""
-    file = tmp_path / "prompts.txt"
-    file.write_text("one\ntwo\nthree\nfour\n")
-    flags = ("--port", str(small.port), "--prompt_text", file, "--max_new_tokens", "400", "--format", "json")
-    result = await run_command("--role", "fused_client", *flags)
-    assert result.code == 0
-    assert [fields["prompt"] for fields in result.objects] == ["one", "two", "three", "four"]
-    assert all(len(fields["token_ids"]) == 400 for fields in result.objects)
 
 
 async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:

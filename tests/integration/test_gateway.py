@@ -17,8 +17,6 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-import torch
-from transformers import AutoModelForCausalLM
 
 from specdec.inference.config import ROOT
 from specdec.inference.request import SamplingParams
@@ -167,35 +165,6 @@ async def test_whole_and_streamed_chats_are_equal(clients: Clients, target: Serv
     assert answers == [(direct.text, "length")] * 3
 
 
-async def test_stop_strings_cut_also_across_tokens(clients: Clients) -> None:
-    """Any substring of the text as a stop string ends the text before its first occurrence, on every topology."""
-    fields = {"seed": 3, "max_tokens": 24, "temperature": 0.8}
-    (text,) = await texts(clients["target"], **fields)
-    for length in (1, 2, 3, 5):
-        stop = text[len(text) // 2 :][:length]
-        for client in clients.values():
-            answer = await client.completions.create(model="target", prompt=PROMPT, stop=["never", stop], **fields)
-            assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text[: text.find(stop)], "stop")
-            assert answer.usage.completion_tokens < 24
-    usages = []
-    for client in clients.values():  # tokens after the stop string are not counted, with any draft
-        answer = await client.completions.create(model="target", prompt=PROMPT, stop=text[8:10], **fields)
-        usages.append(answer.usage.completion_tokens)
-    assert len(set(usages)) == 1
-
-
-async def test_n_prompts_and_echo(clients: Clients, models: ModelDirectories) -> None:
-    tokenizer = Tokenizer.load(models.target)
-    client = clients["distributed"]
-    three = await texts(client, n=3, seed=4, max_tokens=8)
-    assert three == [text for seed in (4, 5, 6) for text in await texts(client, seed=seed, max_tokens=8)]
-    token_ids = list(tokenizer.encode(PROMPT))
-    first = await texts(client, seed=4, max_tokens=8)
-    for prompt in ([token_ids, [5, 6]], [PROMPT, "ten"], token_ids, [PROMPT]):
-        answer = await client.completions.create(model="target", prompt=prompt, seed=4, max_tokens=8, echo=True)
-        assert answer.choices[0].text == PROMPT + first[0]
-
-
 async def test_token_ids_are_those_of_the_text_in_every_topology(clients: Clients, ports: dict[str, int]) -> None:
     found = []
     for name, client in clients.items():
@@ -230,48 +199,6 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
         values.append([*old.token_logprobs, *(entry.logprob for entry in new.content)])
     assert values[0] == pytest.approx(values[1], abs=1e-4)
     assert values[0] == pytest.approx(values[2], abs=1e-4)
-
-
-async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """On every topology, a prompt's log-probabilities equal those of one forward pass.
-
-    lm-eval asks for them in requests for no output tokens.
-    """
-    token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
-    with torch.no_grad():
-        rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)
-    expected = [float(rows[i, token_ids[0, i + 1]]) for i in range(token_ids.shape[1] - 1)]
-    for client in clients.values():
-        answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=0, echo=True, logprobs=2)
-        (choice,) = answer.choices
-        assert (choice.text, choice.finish_reason, choice.logprobs is None) == (PROMPT, "length", False)
-        assert choice.logprobs.token_logprobs[0] is None
-        assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-3)
-        longer = await client.completions.create(
-            model="target", prompt=PROMPT, max_tokens=5, seed=1, echo=True, logprobs=2
-        )
-        assert longer.choices[0].logprobs is not None
-        assert len(longer.choices[0].logprobs.tokens or []) == token_ids.shape[1] + 5
-        assert longer.choices[0].text.startswith(PROMPT)
-        echoed = await client.completions.create(model="target", prompt=PROMPT, max_tokens=0, echo=True)
-        assert (echoed.choices[0].text, echoed.choices[0].logprobs) == (PROMPT, None)
-
-
-async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> None:
-    for client in clients.values():
-        with pytest.raises(openai.BadRequestError) as too_long:
-            await client.completions.create(model="target", prompt=[3] * 500)
-        assert (too_long.value.param, "500" in too_long.value.message) == ("prompt", True)
-        assert too_long.value.code == "context_length_exceeded", "through one server or two"
-        assert "maximum context length is 128 tokens" in too_long.value.message
-        with pytest.raises(openai.BadRequestError) as bias:
-            await client.completions.create(model="target", prompt="x", logit_bias={"999": 1})
-        assert (bias.value.param, "288" in bias.value.message) == ("logit_bias", True)
-        with pytest.raises(openai.BadRequestError) as unsupported:
-            await client.completions.create(model="target", prompt="x", best_of=2)
-        assert (unsupported.value.param, unsupported.value.code) == ("best_of", "unsupported_parameter")
-        with pytest.raises(openai.NotFoundError):
-            await client.completions.create(model="gpt-4", prompt="x")
 
 
 async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], models: ModelDirectories) -> None:
@@ -317,30 +244,6 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
         "server",
     }:
         assert f'{label}="' in exposition
-
-
-async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
-    """Metrics under vLLM's names agree with the summary in answers.
-
-    `vllm bench serve` computes acceptance from the difference between two scrapes.
-    """
-    before = await metrics_of(ports["fused"])
-    client = client_of(ports["fused"])
-    answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=20, seed=1)
-    await client.close()
-    after = await metrics_of(ports["fused"])
-
-    def grown(name: str) -> float:
-        return value(after, name) - value(before, name)
-
-    assert grown("vllm:generation_tokens_total") == 20
-    accepted = grown("vllm:spec_decode_num_accepted_tokens_total")
-    summary = answer.metrics["speculative_decoding"]
-    assert accepted == summary["num_accepted_draft_tokens"]
-    assert grown("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
-    assert grown("vllm:spec_decode_num_draft_tokens_total") == summary["num_draft_tokens"]
-    assert grown("vllm:spec_decode_num_drafts_total") > 0
-    assert grown("vllm:time_to_first_token_seconds_count") == grown("vllm:e2e_request_latency_seconds_count") == 1
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -211,7 +211,9 @@ async def compare(*flags: str) -> str:
 
 
 @pytest.mark.long
-async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
+async def test_a_comparison_on_neuron_finds_equal_tokens(
+    models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path
+) -> None:
     """A comparison on Neuron runs: target, fused graph, and a draft on the CPU give the same sampled tokens.
 
     Its servers load only models that `--compile only` has made.

@@ -68,7 +68,7 @@ async def verified(session: RawSession) -> tuple[list[int], int, int]:
     return list(delta.token_ids), delta.num_draft_tokens, delta.num_accepted_tokens
 
 
-async def test_accepts_while_equal(peer: Peer) -> None:
+async def test_drafts_are_accepted_up_to_the_first_difference(peer: Peer) -> None:
     answer = peer.answer
     async with peer.session() as session:
         await session.propose(after(NUM_PROMPT, *answer[:2], wrong(answer[2]), answer[3]))

@@ -1,11 +1,10 @@
-"""Other projects' clients use the Responses API with the bundled models, fused and distributed."""
+"""Other projects' clients use the Responses API of a fused server of the bundled pair."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import openai
@@ -14,8 +13,7 @@ import pytest_asyncio
 
 from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from specdec.inference.serving.processes import free_port
-from tests.integration.test_gateway import gateway_process
-from tests.support.servers import draft_server, fused_server, target_server, until_healthy
+from tests.support.servers import fused_server, until_healthy
 from tests.support.tools import WEATHER, Forecast, agent_runs, response_tool
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -25,23 +23,11 @@ FIELDS: Any = {"model": "target", "input": "Will it rain?", "max_output_tokens":
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def urls() -> AsyncGenerator[dict[str, str], None]:
-    """Start a fused server with HTTP, and a gateway in front of a draft worker."""
+async def url() -> AsyncGenerator[str, None]:
     port = free_port()
-    fused = fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--http_port", str(port), "--batch", "4")
-    async with AsyncExitStack() as stack:
-        _, target = await asyncio.gather(
-            stack.enter_async_context(fused), stack.enter_async_context(target_server(BUNDLED_TARGET, "--batch", "4"))
-        )
-        worker = await stack.enter_async_context(draft_server(BUNDLED_DRAFT, target))
-        front = await stack.enter_async_context(gateway_process(worker))
+    async with fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--http_port", str(port), "--batch", "4"):
         await until_healthy(port)
-        yield {"fused": f"http://127.0.0.1:{port}/v1", "distributed": f"http://127.0.0.1:{front}/v1"}
-
-
-@pytest.fixture(params=["fused", "distributed"])
-def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
-    return urls[request.param]
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -5,7 +5,6 @@ A target and a gateway run in this process, over real sockets.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -30,7 +29,7 @@ from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from tests.support.completers import healthy
-from tests.support.tools import WEATHER, Forecast, agent_runs, tool
+from tests.support.tools import WEATHER, agent_runs, tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -109,7 +108,7 @@ async def test_a_bad_schema_is_named_by_its_place(client: Any) -> None:
 
 
 @pytest.mark.long
-async def test_agents(client: Any) -> None:
+async def test_openai_agents_call_a_tool_and_answer(client: Any) -> None:
     """Agents of another project call a tool, and then answer with its result; whole and streamed."""
     from agents import OpenAIChatCompletionsModel
 
@@ -117,16 +116,3 @@ async def test_agents(client: Any) -> None:
     assert isinstance(result.final_output, str)
     assert kinds[:2] == ["tool_called", "tool_output"]
     assert streaming.final_output == result.final_output
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
-async def test_langchain(url: str, method: Any) -> None:
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, max_tokens=80, temperature=0)
-    answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
-    assert isinstance(answer, Forecast)
-    bound = model.bind_tools([Forecast], tool_choice="required", parallel_tool_calls=False)
-    (call,) = (await bound.ainvoke("Rain?")).tool_calls
-    assert (call["name"], Forecast(**call["args"]).days > 0) == ("Forecast", True)

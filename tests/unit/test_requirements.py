@@ -37,11 +37,6 @@ def test_the_requirements_files_are_those_of_pyproject(name: str) -> None:
     assert (ROOT / name).read_text() == requirements()[name], "run `python -m scripts.requirements`"
 
 
-def test_every_requirements_file_is_generated() -> None:
-    found = [*ROOT.glob("*requirements*.txt"), *ROOT.glob("requirements/*")]
-    assert {str(path.relative_to(ROOT)) for path in found} == set(requirements())
-
-
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
     """The package needs ranges of versions, and the files of requirements name exact ones.
 

@@ -41,12 +41,10 @@ from specdec.comparison.report.llmperf import write_llmperf
 from specdec.comparison.report.markdown import page_part
 from specdec.comparison.report.plots import (
     knee,
-    latency_over_load,
     latency_shares,
     speedup_by_kind,
     speedup_over_gamma,
     speedups,
-    tokens_over_concurrency,
     tokens_over_rtt,
 )
 from specdec.comparison.report.service import Service, describe
@@ -695,28 +693,25 @@ def test_every_draft_has_a_line(tmp_path: Path) -> None:
     assert drawn == [f"draft: draft{number}" for number in range(7)]
 
 
-def test_many_round_trips_make_a_picture_longer_and_not_wider(tmp_path: Path) -> None:
-    one, three = (
-        speedup_over_gamma(findings(config(tmp_path, gammas=(1, 3), network=NetworkConfig(rtts_ms=rtts_ms))))
-        for rtts_ms in ((0.0,), (0.0, 10.0, 50.0))
-    )
-    assert len(three.axes) == len(one.axes) + 2 * 2 * 2  # two kinds, two ways with a network, two further round trips
-    assert three.get_figwidth() == one.get_figwidth()
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Return the list of all pictures that are saved from now on."""
+    found: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, file: Path) -> None:
+        found.append(figure)
+        save(figure, file)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return found
 
 
-def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, saved: list[Figure]) -> None:
     """Pictures, tables and rows name emulation and conditions, since each may be shown without its page.
 
     None may pass for figures of this machine.
     """
-    saved: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, file: Path) -> None:
-        saved.append(figure)
-        save(figure, file)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     output = written(findings(config(tmp_path, gammas=(1, 3), workload=workload, backend=EMULATED)))
     assert len(saved) >= 4
@@ -730,20 +725,13 @@ def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(("load", "is_busy"), [(QUIET, False), (BUSY, True)])
 def test_pictures_of_a_busy_machine_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: HostLoad, *, is_busy: bool
+    tmp_path: Path, saved: list[Figure], load: HostLoad, *, is_busy: bool
 ) -> None:
     """Regression: the page alone warned, and a picture without its page showed a bar eight times above its bound."""
-    notes = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, file: Path) -> None:
-        assert not figure.get_suptitle(), "a red stamp over every picture said what the page says once"
-        notes.append(figure.legends[0].get_title().get_text().replace("\n", " "))
-        save(figure, file)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
     output = written(findings(config(tmp_path), load=load))
+    notes = [figure.legends[0].get_title().get_text().replace("\n", " ") for figure in saved]
     assert len(notes) >= 3
+    assert not any(figure.get_suptitle() for figure in saved), "a red stamp over every picture"
     assert {"Busy or unsteady machine: repeat this" in note for note in notes} == {is_busy}
     assert "prefers-color-scheme: dark" in (output / "report.html").read_text()
 
@@ -752,15 +740,6 @@ def test_no_two_panels_of_latencies_have_one_title(tmp_path: Path) -> None:
     """Regression: six panels had the title "1 in flight, round trip 0 ms", and their figure's name stood once below."""
     titles = [axes.get_title() for axes in latency_shares(findings(config(tmp_path))).axes]
     assert len(set(titles)) == len(titles) == 6
-
-
-def test_panels_below_one_another_have_their_title_once(tmp_path: Path) -> None:
-    """Regression: each row repeated its columns' round trips, and all panels of latencies over the load had one."""
-    workload = WorkloadConfig(TWO_KINDS, num_runs=2, concurrencies=(1, 4))
-    measured = findings(config(tmp_path, workload=workload))
-    shown = [axes.get_title() for axes in tokens_over_concurrency(measured).axes]
-    assert len(shown) == 2 * len(set(shown) - {""})
-    assert not any(axes.get_title() for axes in latency_over_load(measured).axes)
 
 
 @pytest.mark.parametrize("kinds", [TWO_KINDS, THREE_KINDS])

@@ -102,7 +102,7 @@ async def test_waiting_for_an_absent_server_ends() -> None:
 @pytest.mark.parametrize(
     ("host", "expected"), [("localhost", "localhost:5"), ("10.0.0.1", "10.0.0.1:5"), ("::1", "[::1]:5")]
 )
-def test_address(host: str, expected: str) -> None:
+def test_an_address_of_ipv6_has_brackets(host: str, expected: str) -> None:
     assert address(host, 5) == expected
 
 

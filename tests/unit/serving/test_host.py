@@ -110,7 +110,7 @@ class Recorder:
         await self.may_end.wait()
 
 
-async def test_one_order_of_draining() -> None:
+async def test_a_host_refuses_then_waits_then_closes() -> None:
     recorder, ended = Recorder(), asyncio.Event()
 
     async def end() -> None:

@@ -107,7 +107,7 @@ CASES: dict[str, tuple[CallFormat, str, Answer]] = {
 
 
 @pytest.mark.parametrize(("form", "text", "answer"), CASES.values(), ids=CASES)
-def test_lookalikes_of_calls_stay_text(form: CallFormat, text: str, answer: Answer) -> None:
+def test_calls_are_told_from_text_that_looks_alike(form: CallFormat, text: str, answer: Answer) -> None:
     assert read(form, [text]) == answer
     assert read(form, [*text, ""]) == answer
 

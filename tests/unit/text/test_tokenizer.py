@@ -148,7 +148,7 @@ FUNCTION = '{"name": "f", "description": "d", "parameters": {"type": "object", "
 TOOLS = f'[{{"type": "function", "function": {FUNCTION}}}]'
 
 
-def test_templates_by_name(tmp_path: Path) -> None:
+def test_a_conversation_with_tools_has_its_own_template(tmp_path: Path) -> None:
     """A conversation with tools gets the template "tool_use", any other "default"; a draft worker has both.
 
     Regression: a draft worker was sent "default" alone, and so read another prompt than its target.

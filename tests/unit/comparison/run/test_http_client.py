@@ -21,9 +21,7 @@ from specdec.comparison.run.http_client import EventReader, HttpClient, _Chunk, 
 from specdec.comparison.run.load import closed_loop
 from specdec.inference.config import DialSecurity
 from specdec.inference.errors import ConfigError, UnavailableError
-from specdec.inference.serving.processes import free_port
 from tests.support.foreign import TEXT, ScriptedServer, TimedServer, foreign_server, serving
-from tests.support.known_times import known_times, serve
 
 WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignore_eos=True)
 
@@ -228,17 +226,29 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 async def test_times_count_from_when_a_request_leaves() -> None:
     """Times count from the moment when a request is really sent, which a busy event loop delays.
 
+    The server, which has a thread of its own, answers with the time at which it has read the request.
+
     Regression: the clocks of 32 streams started before their requests were sent.
     """
-    ports, ready = (free_port(), free_port()), threading.Event()
-    threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()
+
+    def answer(_: dict[str, Any]) -> tuple[int, str, str]:
+        chunk = {"choices": [{"text": f"{time.monotonic()}", "finish_reason": "stop"}]}
+        return 200, "text/event-stream", f"data: {json.dumps(chunk)}\n\n"
+
+    async def serve() -> None:
+        async with serving(server):
+            ready.set()
+            await asyncio.Event().wait()
+
+    server, ready = ScriptedServer(answer), threading.Event()
+    threading.Thread(target=asyncio.run, args=(serve(),), daemon=True).start()
     assert ready.wait(10)
-    async with http_client(Endpoint("b", f"http://127.0.0.1:{ports[0]}/v1"), WORKLOAD) as client:
+    async with http_client(Endpoint("b", server.url), WORKLOAD) as client:
         began_s = time.monotonic()
         asyncio.get_running_loop().call_soon(time.sleep, 0.3)
         now = await asyncio.gather(*(client.complete("hello", number, None) for number in range(2)))
         due = await client.complete("hello", 2, began_s)
     assert [record.error_message for record in (*now, due)] == ["", "", ""]
-    lates_s = [known_times(record)[0] - record.sent_s for record in (*now, due)]
+    lates_s = [float(record.text) - record.sent_s for record in (*now, due)]
     assert min(lates_s) >= 0
     assert max(lates_s[:2]) < 0.2 < 0.3 <= lates_s[2]

@@ -64,7 +64,7 @@ async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord
 ONE_AT_A_TIME = asyncio.Lock()
 
 
-async def test_forced_tokens_do_not_wait_for_answers() -> None:
+async def test_requests_of_an_open_loop_do_not_wait_for_answers() -> None:
     """In an open loop, each request counts from its scheduled time, whether earlier answers have come or not.
 
     Waiting for answers would send a slow server fewer requests, and so hide its queue.
