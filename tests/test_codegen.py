@@ -28,7 +28,7 @@ def compiled(proto: Path, directory: Path) -> File:
     source = directory / "specdec" / "v1" / "specdec.proto"
     source.write_text(proto.read_text())
     output = directory / "set.bin"
-    # The same mapping is in grpc_comm/generate.py.
+    # The same mapping is in the Makefile's goal proto.
     arguments = [
         f"-Ispecdec/grpc_comm={directory}",
         "--include_source_info",
