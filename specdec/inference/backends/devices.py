@@ -1,6 +1,6 @@
-"""Checks of Neuron devices: whether TorchNeuron, PyTorch's backend for them, is installed, and whether cores suffice.
+"""Checks for Neuron devices: whether TorchNeuron, PyTorch's backend for them, is installed, and whether cores suffice.
 
-Backends torch and neuron share them. No package of Neuron's is imported before a function needs it.
+Backends torch and neuron share these functions. A package of Neuron's is imported only when a function needs it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def load_module(name: str) -> ModuleType:
 
 
 def take_cores(cores: str | None, tp_degree: int) -> None:
-    """Make this process take the given cores; call this before the Neuron runtime starts.
+    """Make this process take the given cores when its Neuron runtime starts, which must be later.
 
     Args:
         cores: list of cores, such as 0-3,8; None leaves the choice to the environment.

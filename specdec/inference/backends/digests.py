@@ -17,6 +17,7 @@ from pathlib import Path
 NUM_READERS = 8
 """Files read at once: hashing releases Python's lock."""
 SHA256_DIGITS = 64
+"""Hexadecimal digits of a SHA-256."""
 
 
 def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
