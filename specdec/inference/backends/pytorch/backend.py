@@ -41,7 +41,7 @@ from specdec.inference.model.slots import Array, GraphCounts, Span, Windows
 logger = logging.getLogger(__name__)
 
 CAPTURED = Buckets(widths=(1, 2, 3, 5, 9, 17), prompts=(128, 512), batches=(1, 2, 4, 8, 16, 32, 64, 128))
-"""Sizes of passes on CUDA, where a graph takes 0.1 s to make; width 17 verifies 16 draft tokens."""
+"""Sizes of passes on CUDA, where a graph takes 0.1 s to make. Width 17 verifies 16 draft tokens."""
 
 NUM_TEST_TOKENS = 4
 """Number of tokens for which logits are compared before and after linear layers are packed."""
@@ -51,9 +51,11 @@ class TorchBackend:
     """A causal language model and its slots. Replaces the model's attention by one that reads from the slots.
 
     Args:
-        fixed: run all passes in fixed shapes; None runs them as they come, operator by operator.
-        windows: run spans as windows; `fixed` then has the one shape of such a pass. None: spans run as they come.
+        model: model that `require_supported_config` does not refuse.
+        fixed: shapes to which all passes are padded; None: each pass has its own shape, and runs operator by operator.
         device: device that the model moves to, after a test pass on its present device; None: it does not move.
+        windows: windows of positions in which spans run; `fixed` then has the one shape of such a pass. None: spans
+            run as they come.
 
     Attributes:
         passes: runner of the model over spans that have been checked.
@@ -73,7 +75,6 @@ class TorchBackend:
         device: torch.device | None = None,
         windows: Windows | None = None,
     ) -> None:
-        require_supported_config(model.config, max_length, windows=True)
         require_supported_model(model)
         runner = ModelRunner(model, max_length)
         _move(model, device or model.device)
@@ -97,12 +98,12 @@ class TorchBackend:
 
     @property
     def max_pass_tokens(self) -> int:
-        """Return how many tokens of one span a pass can run with all their logits."""
+        """Return the most tokens of one span that one pass can run with logits for all of them."""
         return self.passes.widest
 
     @property
     def prompt_chunk_tokens(self) -> int:
-        """Return how many tokens of a prompt one pass should read; 0: any number."""
+        """Return the number of a prompt's tokens that one pass should read; 0: any number."""
         return self.passes.widest_part
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
@@ -116,7 +117,7 @@ class TorchBackend:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Make the graphs of all passes, if they are made ahead; overwrites slots."""
+        """Make the graphs of all passes, if passes have fixed shapes; this overwrites slots."""
         self.passes.warm_up()
 
     @torch.inference_mode()
@@ -137,7 +138,7 @@ class TorchBackend:
 
 @torch.inference_mode()
 def _pack_linears(runner: ModelRunner, cache: SlotCache) -> None:
-    """Rearrange linear layers so that wide passes cost little more; a test run writes its tokens to `cache`."""
+    """Replace linear layers by packed ones (`packed_linear`); a pass that tests the logits writes to `cache`."""
     span = Span(slot=0, start=0, token_ids=range(NUM_TEST_TOKENS), num_logits=NUM_TEST_TOKENS)
     inputs = torch.tensor([span.token_ids, span.token_ids]) % runner.vocab_size  # [2, num_tokens]
     slot_pass = SlotPass(cache, [span], dtype=torch.float32, device=runner.model.device)
