@@ -115,8 +115,7 @@ class CompiledBackend(Protocol):
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         """Return whether a prompt of `num_tokens` should reuse the first `num_held` tokens that a slot holds.
 
-        It should if measurements show that this is faster than reading the whole prompt. The event loop calls this
-        method, also during a pass.
+        It should if this is faster than reading the whole prompt. The event loop calls this method, also during a pass.
         """
 
 

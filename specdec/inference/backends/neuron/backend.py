@@ -6,7 +6,6 @@ the host chooses the tokens, so that verification with shared noise is the same 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from specdec.inference.backends.neuron.environment import check_logical_cores
 from specdec.inference.backends.neuron.graphs.application import slot_compilation
 from specdec.inference.backends.neuron.graphs.calls import continued_call, prompt_call
 from specdec.inference.backends.neuron.graphs.checks import check_family, check_sharding
-from specdec.inference.backends.neuron.graphs.plan import Reading, ReadingTimes, next_rows, prompt_row, reading
+from specdec.inference.backends.neuron.graphs.plan import Reading, next_rows, prompt_row, reading, takes_few_passes
 from specdec.inference.backends.neuron.graphs.settings import slot_arguments
 from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from specdec.inference.backends.spans import check_spans
@@ -62,13 +61,12 @@ class NeuronBackend(CompiledModel):
         super().__init__(application, shape)
         self._one_width = one_width
         self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
-        self._times = ReadingTimes(shape.width)
         self.max_pass_tokens = shape.width
         self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a whole prompt in one call
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether reading only the rest of a prompt is faster, by measured times, than reading all of it."""
-        return self._times.goes_on(num_held, num_tokens)
+        """Return whether few passes read the rest of a prompt of which a slot holds the first tokens."""
+        return takes_few_passes(num_tokens - num_held, width=self._shape.width)
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
@@ -85,23 +83,19 @@ class NeuronBackend(CompiledModel):
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), dtype=np.float32)
 
     def _read_prompt(self, work: Reading) -> None:
+        """Read the beginning of a prompt by the prompt graph, unless passes read all of the span."""
         row = prompt_row(work, width=self._shape.width, max_prompt=self._shape.max_prompt)
         if row is None:
             return
-        started = time.monotonic()
-        logits = self._logits(
-            prompt_call(row, widest=self._shape.prompt_width)
-        )  # [1, 1, vocab_size], of the last token alone
-        self._times.record_prompt(len(row.token_ids), time.monotonic() - started)
+        call = prompt_call(row, widest=self._shape.prompt_width)
+        logits = self._logits(call)  # [1, 1, vocab_size], of the last token alone
         self._keep(work, len(row.token_ids) - 1, logits[0, -1:])
         work.position = len(row.token_ids)
 
     def _run_pass(self, works: Sequence[Reading]) -> None:
         """Make one call over all spans that have tokens left to read."""
         rows, width = next_rows(works, width=self._shape.width, one_width=self._one_width)
-        started = time.monotonic()
         logits = self._logits(continued_call(rows, width=width))  # [num_rows, width, vocab_size]
-        self._times.record_pass(width, time.monotonic() - started)
         by_slot = {work.slot: work for work in works}
         for row, of_row in zip(rows, logits, strict=True):
             work = by_slot[row.slot]
