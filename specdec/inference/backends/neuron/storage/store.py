@@ -159,10 +159,9 @@ def _bring(file: Path, place: Path) -> None:
 
 
 def _copy(file: Path, place: Path) -> None:
-    with file.open("rb") as source, place.open("xb", buffering=0) as copy:
-        while chunk := memoryview(source.read(CHUNK_BYTES)):
-            while chunk:
-                chunk = chunk[copy.write(chunk) :]
+    with file.open("rb") as source, place.open("xb") as copy:
+        shutil.copyfileobj(source, copy, CHUNK_BYTES)
+        copy.flush()
         os.fsync(copy.fileno())  # an object store reports here whether it took the file
 
 
