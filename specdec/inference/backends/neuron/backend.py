@@ -1,7 +1,7 @@
 """Slot backend of Neuron devices: a causal language model compiled by NxDI, over slots and positions.
 
 Owns what each slot holds and the order of calls; knows nothing of compiling. Logits come to the host in float32, and
-the host chooses the tokens, so that verification with shared noise is the same as on any other backend.
+the host chooses the tokens, by the same rule and noise as over any other backend.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from transformers import PretrainedConfig
 from specdec.inference.backends.architectures import require_supported_config, resolve_length
 from specdec.inference.backends.checkpoint import load_config
 from specdec.inference.backends.neuron.environment import check_logical_cores
-from specdec.inference.backends.neuron.graphs.application import slot_compilation
+from specdec.inference.backends.neuron.graphs.application import Compilation, slot_compilation
 from specdec.inference.backends.neuron.graphs.calls import continued_call, prompt_call
 from specdec.inference.backends.neuron.graphs.checks import check_family, check_sharding
 from specdec.inference.backends.neuron.graphs.plan import Reading, next_rows, prompt_row, reading, takes_few_passes
 from specdec.inference.backends.neuron.graphs.settings import slot_arguments
-from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.backends.neuron.graphs.shape import SlotShape
 from specdec.inference.backends.spans import check_spans
 from specdec.inference.config import ModelConfig
 from specdec.inference.errors import ConfigError
@@ -54,6 +54,7 @@ class NeuronBackend(CompiledModel):
     """Slot model with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1.
 
     Args:
+        application, shape: as for `CompiledModel`.
         one_width: run all passes by the graph of `shape.width` tokens.
     """
 
@@ -119,12 +120,16 @@ def load_neuron_backend(config: ModelConfig) -> NeuronBackend:
     Raises:
         ConfigError: NxDI is missing, or the checkpoint or the settings cannot be used; the message names which.
     """
-    compilation, shape = prepare_slots(config)
-    return NeuronBackend(compilation.load(), shape, one_width=config.exact == "always")
+    compilation = slot_model(config)
+    return NeuronBackend(compilation.load(), compilation.shape, one_width=config.exact == "always")
 
 
-def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
-    """Check the configuration; return its compilation and the limits of the compiled model."""
+def slot_model(config: ModelConfig) -> Compilation:
+    """Check the configuration of a model whose tokens the host chooses; return its compilation.
+
+    Raises:
+        ConfigError: the configuration asks for something else, or the model cannot be used.
+    """
     options = config.neuron
     if options.method != "vanilla":
         raise ConfigError(
@@ -133,8 +138,7 @@ def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
     if options.device_sampling:
         raise ConfigError("device_sampling: a draft, or a target that verifies one, needs its logits on the host")
     model_config, length = checked_config(config)
-    arguments = slot_arguments(config, length=length)
-    return slot_compilation(config, model_config, arguments), slot_shape(model_config, arguments)
+    return slot_compilation(config, model_config, slot_arguments(config, length=length))
 
 
 def checked_config(config: ModelConfig) -> tuple[PretrainedConfig, int]:

@@ -17,7 +17,7 @@ import pytest
 
 from specdec.inference.backends.devices import check_cores
 from specdec.inference.backends.neuron import environment
-from specdec.inference.backends.neuron.backend import load_neuron_backend, prepare_slots
+from specdec.inference.backends.neuron.backend import load_neuron_backend, slot_model
 from specdec.inference.backends.neuron.environment import check_logical_cores
 from specdec.inference.backends.registry import load_decoder
 from specdec.inference.config import ROOT
@@ -173,7 +173,7 @@ def test_an_artifact_stands_alone(tmp_path: Path, artifacts: Path) -> None:
     Without the checkpoint, only the key by which a store finds the model cannot be computed.
     """
     path = save_tiny_model(tmp_path / "model", "llama")
-    compilation, _ = prepare_slots(neuron_config(path))
+    compilation = slot_model(neuron_config(path))
     folder = compilation.compiled()
     (path / "model.safetensors").unlink()
     compilation.application_class(f"{folder}/").load(f"{folder}/")
