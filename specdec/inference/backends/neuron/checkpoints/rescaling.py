@@ -19,7 +19,8 @@ from specdec.inference.backends.neuron.checkpoints.shards import bytes_of, open_
 from specdec.inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.progress"
-"""JSON file of notes on finished files; not named *.json, which `model_id_of` hashes, because the notes hold times."""
+"""Name of the JSON file with notes on finished files. It does not end with .json, since the notes hold times, and
+`model_id_of` hashes all files that do."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # their content was not rescaled
 
 
@@ -30,8 +31,8 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
         output: folder of the new checkpoint; config.json is written last, with `MARK`.
 
     Raises:
-        ConfigError: the model is no fp8 checkpoint, holds NaN or was rescaled before; a file cannot be read or written,
-            or a written file is not what it should be.
+        ConfigError: the model is not an fp8 checkpoint, holds NaN or was rescaled before; or a file cannot be read or
+            written.
     """
     config, shards = _config_of(model, output), shards_of(model)
     plan = planned(model, shards)
@@ -90,19 +91,17 @@ def _is_done(note: Any, shard: Path, output: Path) -> bool:
 
 
 def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
-    """Write one file, verify it, and give it its final name; return how many values it has, and how many lost a bit."""
+    """Write one file, and give it its final name; return how many fp8 values it has, and how many lost a bit."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    part = destination.with_name(f"{destination.name}.part")
+    part, counts = destination.with_name(f"{destination.name}.part"), {"num_values": 0, "num_lost": 0}
     try:
         with open_shard(source) as shard:
-            tensors = {name: _changed(name, shard.get_tensor(name), plan) for name in shard.keys()}  # noqa: SIM118
+            tensors = {name: _changed(name, shard.get_tensor(name), plan, counts) for name in shard.keys()}  # noqa: SIM118
             save_file(tensors, part, metadata=shard.metadata())
     except SafetensorError as error:
         raise ConfigError(f"{part} cannot be written: {error}") from error
-    del tensors
-    counts = _verified(source, part, plan)
     shutil.copymode(source, part)  # safetensors makes it readable by this user alone
     with part.open("rb") as written:
         os.fsync(written.fileno())  # else the renamed file may be empty after a crash of the machine
@@ -110,45 +109,22 @@ def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
     return counts
 
 
-def _changed(name: str, tensor: Any, plan: Plan) -> Any:
-    """Return the tensor as the plan changes it, with the same shape and dtype."""
+def _changed(name: str, tensor: Any, plan: Plan, counts: dict[str, int]) -> Any:
+    """Return a tensor as the plan changes it, with the same shape and dtype; add its fp8 values to `counts`."""
     import torch
 
     if name in plan.scales:
-        return tensor * 2
+        if not (twice := tensor * 2).isfinite().all():
+            raise ConfigError(f"{name} is too large to be doubled in {tensor.dtype}, or not finite")
+        return twice
     if name not in plan.weights or not tensor.numel():
         return tensor
     data = bytes_of(tensor)
     if has_nan(data):
         raise ConfigError(f"{name} holds NaN (0x7f or 0xff): the checkpoint is damaged, or not E4M3")
+    counts["num_values"] += len(data)
+    counts["num_lost"] += num_lost(data)
     return torch.frombuffer(bytearray(data.translate(HALVED)), dtype=tensor.dtype).reshape(tensor.shape)
-
-
-def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
-    """Compare a written file with its source; return how many values it has, and how many of them lost a bit.
-
-    Doubling a value and halving its scale are exact. If both are right, every product of value and
-    scale is the source's.
-    """
-    counts = {"num_values": 0, "num_lost": 0}
-    with open_shard(source) as old, open_shard(part) as new:
-        for name in old.keys():  # noqa: SIM118
-            before = old.get_tensor(name)
-            lost = _lost(before, new.get_tensor(name), name=name, plan=plan)
-            if lost is None:
-                raise ConfigError(f"{name} of {source}: what was written of it does not stand for what it was")
-            counts["num_values"] += before.numel() if name in plan.weights else 0
-            counts["num_lost"] += lost
-    return counts
-
-
-def _lost(before: Any, after: Any, *, name: str, plan: Plan) -> int | None:
-    """Return how many values lost their last bit; None if the new tensor is wrong."""
-    if name in plan.weights:
-        return num_lost(bytes_of(before), bytes_of(after))
-    if name in plan.scales:
-        return 0 if after.isfinite().all() and (after / 2 == before).all() else None
-    return 0 if bytes_of(before) == bytes_of(after) else None
 
 
 def _copy_others(model: Path, output: Path) -> None:
