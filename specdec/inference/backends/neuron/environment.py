@@ -28,12 +28,14 @@ from specdec.inference.errors import ConfigError
 NXDI = "neuronx-distributed-inference"
 VERSIONS = (NXDI, "neuronx-distributed", "torch-neuronx", "neuronx-cc")
 FORMAT = 2
-"""Version of this project's own part of a graph. Raise it when the same settings would compile to another graph."""
+"""Version of what this project adds to NxDI's graphs. Raise it when the same settings compile to another graph."""
 OLDEST_NXDI = (0, 7)
 """Oldest supported release of NxDI, that of SDK 2.27: its interfaces were checked from this release on."""
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
 LAST_IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31.1-ubuntu24.04"
 """The last image with NxDI, and the only one that starts on a host with the driver of SDK 2.31 or later."""
+FP8_ENVIRONMENT = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
+"""Environment variables with the values that NxDI needs for fp8."""
 COMPILER_ENVIRONMENT = (
     "NEURON_CC_FLAGS",
     "NEURON_LOGICAL_NC_CONFIG",
@@ -42,7 +44,7 @@ COMPILER_ENVIRONMENT = (
     "XLA_HANDLE_SPECIAL_SCALAR",
     "UNSAFE_FP8FNCAST",
 )
-FP8_ENVIRONMENT = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
+"""Environment variables on which a compiled model depends."""
 
 
 def require_nxdi() -> None:
@@ -90,7 +92,7 @@ def _require_package(package: str, probe_module: str) -> None:
 
 
 def _is_installed(package: str, module: str) -> bool:
-    """Return whether the package or its module exists: a placeholder may raise at import, or hold no module at all."""
+    """Return whether a package or its module exists: a placeholder may raise at import, or have no module at all."""
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:
@@ -129,7 +131,7 @@ def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[st
 
 
 def compiler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the conditions of a compiled model beside its settings: compiler variables and the kind of device."""
+    """Return what a compiled model depends on beside its settings and versions: compiler variables, kind of device."""
     found = {name: environment[name] for name in COMPILER_ENVIRONMENT if name in environment}
     try:
         found["platform"] = str(load_module("torch_neuronx.utils").get_platform_target())

@@ -1,4 +1,4 @@
-"""Requirements on an EAGLE draft and its target. Owns the reading of tensor names and shapes; reads no weights."""
+"""Requirements on an EAGLE draft and its target, by names and shapes of their tensors; no weights are read."""
 
 from __future__ import annotations
 

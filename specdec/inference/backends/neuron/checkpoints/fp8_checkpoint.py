@@ -35,8 +35,9 @@ MARK = "rescaled_to_neuron_fp8"
 def check_rescaled(folder: Path) -> None:
     """Refuse E4M3 weights that Neuron would read as infinite or NaN.
 
-    Without `MARK` in config.json, the smallest E4M3 tensor of the first file that has one decides: quantizing to 448
-    gives each tensor, row or block a scale that makes its largest value 448.
+    A checkpoint with `MARK` in its config.json was rescaled. Of others one tensor is read, the smallest in E4M3 of the
+    first file that has any. If the weights were not rescaled, its largest value is 448, since quantizing gives each
+    tensor, row or block the scale for that.
 
     Raises:
         ConfigError: the checkpoint was not rescaled.
@@ -65,7 +66,7 @@ def _sample(folder: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Names of the weights to halve and the scales to double; a scale may be in another file than its weight."""
+    """Names of a checkpoint's tensors to change: of the weights to halve, and of the scales to double."""
 
     weights: frozenset[str]
     scales: frozenset[str]

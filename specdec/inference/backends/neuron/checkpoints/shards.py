@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint: their names, and the dtypes and shapes in their headers. Knows no model."""
+"""Safetensors files (shards) of a checkpoint: their names, and the dtypes and shapes in their headers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Medusa in NxDI: heads of the target guess the next tokens, one compiled pass verifies a tree of them. Greedy, exact.
+"""Medusa in NxDI: heads of the target guess the next tokens, and one compiled pass verifies a tree of guesses.
 
-The graph takes tree, mask and positions as inputs and gives the best token ids of target and heads; this module
-accepts. NxDI's own loop moves the keys and values of accepted guesses within the next pass, but that move is lost
-afterwards (`KVCacheManager.update_cache` starts from the unmoved memory). So nothing is moved here: accepted guesses
-that are not at their own positions are read again, as ancestors of the next tree.
+Decoding is greedy, and exact. The graph takes the tree, a mask and positions, and returns the best token ids of the
+target and the heads; this module decides which guesses are accepted. NxDI's own loop moves the keys and values of
+accepted guesses within the next pass, but that move is lost afterwards (`KVCacheManager.update_cache` starts from the
+unmoved memory). So nothing is moved here: accepted guesses that are not at their own positions are read again, as
+ancestors of the next tree.
 """
 
 from __future__ import annotations

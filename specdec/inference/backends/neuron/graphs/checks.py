@@ -1,4 +1,4 @@
-"""Checks of models that NxDI omits. Without them NxDI would give garbage, or crash after an hour of compiling."""
+"""Checks of models that NxDI lacks: without them it would give wrong tokens, or crash after an hour of compiling."""
 
 from __future__ import annotations
 

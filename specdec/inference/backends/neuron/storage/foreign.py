@@ -23,7 +23,7 @@ CONFIG = "neuron_config.json"
 _OF_NO_CONSEQUENCE = frozenset(
     ("_name_or_path", "name_or_path", "draft_model_path", "metadata", "quantized_checkpoints_path")
 )
-"""Names that record places; they are ignored at every level."""
+"""Settings that say where files are or were; they are ignored in all nested settings."""
 
 
 def is_compiled_model(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Maintenance of a store of compiled models: listing, verifying, cleaning, readiness. Needs no Neuron package."""
+"""Maintenance of a store of compiled models: list, verify, clean, look for a usable one. Needs no Neuron package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec.inference.errors import ConfigError
 
 
 def report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
-    """Return lines about a store, each with True for good news.
+    """Return lines about a store, each with whether it is good news; bad news makes the command fail.
 
     Args:
         action: "ls" lists each model with all that it was compiled for; "verify" reads every file; "clean" deletes the
