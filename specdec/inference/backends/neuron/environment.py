@@ -12,7 +12,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 from specdec.inference.backends.devices import (
@@ -41,8 +40,7 @@ COMPILER_ENVIRONMENT = (
     "NEURON_LOGICAL_NC_CONFIG",
     "NEURON_PLATFORM_TARGET_OVERRIDE",
     "NEURON_RT_VIRTUAL_CORE_SIZE",
-    "XLA_HANDLE_SPECIAL_SCALAR",
-    "UNSAFE_FP8FNCAST",
+    *FP8_ENVIRONMENT,
 )
 """Environment variables on which a compiled model depends."""
 
@@ -82,22 +80,15 @@ def _require_xla() -> None:
 
 
 def _require_package(package: str, probe_module: str) -> None:
+    """Raise ConfigError unless a package has `probe_module`, a module that placeholders lack."""
     try:
         importlib.import_module(probe_module)
     except Exception as error:  # a placeholder raises errors of any type
-        if _is_installed(package, probe_module.partition(".")[0]):
+        # A placeholder may raise at import, or have no module at all.
+        if version_of(package) != "unknown" or _is_found(probe_module.partition(".")[0]):
             reason = f"what is installed as {package} is a placeholder from PyPI, or incomplete"
             raise ConfigError(f"backend neuron: {reason}: no {probe_module} ({error}): {REMEDY}") from error
         raise ConfigError(f"backend neuron needs {package} ({error}): {REMEDY}") from error
-
-
-def _is_installed(package: str, module: str) -> bool:
-    """Return whether a package or its module exists: a placeholder may raise at import, or have no module at all."""
-    try:
-        metadata.distribution(package)
-    except metadata.PackageNotFoundError:
-        return _is_found(module)
-    return True
 
 
 def _is_found(module: str) -> bool:
