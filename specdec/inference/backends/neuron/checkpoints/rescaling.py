@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdec.inference.backends.neuron.checkpoints.fp8 import HALVED, has_nan, num_lost
 from specdec.inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, Plan, planned
-from specdec.inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, read_json, shards_of
+from specdec.inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, read_json
+from specdec.inference.checkpoint_files import CheckpointFiles
 from specdec.inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.progress"
@@ -34,8 +35,10 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
         ConfigError: the model is not an fp8 checkpoint, holds NaN or was rescaled before; or a file cannot be read or
             written.
     """
-    config, shards = _config_of(model, output), shards_of(model)
-    plan = planned(model, shards)
+    config, shards = _config_of(model, output), CheckpointFiles(model).weights
+    if missing := [shard for shard in shards if not shard.is_file()]:
+        raise ConfigError(f"{missing[0]} cannot be read: there is no such file")
+    plan = planned(model)
     try:
         output.mkdir(parents=True, exist_ok=True)
         done = _done_before(shards, output)
@@ -78,7 +81,7 @@ def _stamp(shard: Path) -> list[int]:
     return [shard.stat().st_size, shard.stat().st_mtime_ns]
 
 
-def _done_before(shards: list[Path], output: Path) -> dict[str, Any]:
+def _done_before(shards: Sequence[Path], output: Path) -> dict[str, Any]:
     """Return the notes on finished files that were made from exactly these shards."""
     noted = read_json(output / PROGRESS) if (output / PROGRESS).exists() else {}
     if noted.keys() - {shard.name for shard in shards}:
