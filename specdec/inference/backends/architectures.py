@@ -87,6 +87,18 @@ def layer_windows(config: Config) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
+def num_kept_values(config: Config, head_multiple: int = 1) -> int:
+    """Return how many numbers all layers together keep per position, as keys and values.
+
+    Args:
+        head_multiple: heads are padded to a multiple of this number of elements.
+    """
+    text = config.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    num_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return int(2 * text.num_hidden_layers * num_heads * -(-head_dim // head_multiple) * head_multiple)
+
+
 def has_experts(config: Config) -> bool:
     """Return whether the model is a mixture of experts, each of which computes only some of a pass's tokens."""
     fields = vars(config.get_text_config())

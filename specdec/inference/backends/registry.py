@@ -95,7 +95,12 @@ def examine(config: ModelConfig) -> Fit:
     Raises:
         ConfigError: the model would not be served; the message says what to change.
     """
-    from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
+    from specdec.inference.backends.architectures import (
+        architecture_name,
+        num_kept_values,
+        require_supported_config,
+        resolve_length,
+    )
     from specdec.inference.backends.checkpoint import load_config, require_fitting
     from specdec.inference.backends.onnx.shape import HEAD_MULTIPLE
 
@@ -108,11 +113,7 @@ def examine(config: ModelConfig) -> Fit:
     require_fitting(config.path, stored)
     backend, reason = _chosen(config, stored)
     is_onnx, dtype = backend == "onnx", _dtype_of(backend, config)
-    text = stored.get_text_config()
-    num_heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
-    room = -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE if is_onnx else head_dim
-    num_values = 2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or num_heads) * room
+    num_values = num_kept_values(stored, HEAD_MULTIPLE if is_onnx else 1)
     slot_bytes = num_values * (length + is_onnx) * (4 if is_onnx else ITEM_BYTES[dtype])  # onnx keeps one more row
     number = files.num_parameters
     return Fit(

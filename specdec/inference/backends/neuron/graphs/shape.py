@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from specdec.inference.backends.architectures import num_kept_values
 from specdec.inference.errors import ConfigError
 
 
@@ -70,9 +71,6 @@ def _within(limit: int, buckets: Sequence[int] | None) -> int:
 
 
 def _slot_bytes(model_config: PretrainedConfig, length: int, arguments: Mapping[str, Any]) -> int:
-    num_heads = int(getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads)
-    even_dim = model_config.hidden_size // model_config.num_attention_heads
-    head_dim = int(getattr(model_config, "head_dim", None) or even_dim)
     quantized = arguments.get("kv_cache_quant") or arguments.get("kv_quant_config")
     num_bytes = 1 if quantized else 4 if arguments["torch_dtype"] == "float32" else 2
-    return int(model_config.num_hidden_layers) * 2 * num_heads * head_dim * length * num_bytes
+    return num_kept_values(model_config) * length * num_bytes
