@@ -59,6 +59,8 @@ class TorchBackend:
 
     Attributes:
         passes: runner of the model over spans that have been checked.
+        max_pass_tokens: most tokens of one span that one pass can run with logits for all of them.
+        prompt_chunk_tokens: number of a prompt's tokens that one pass should read; 0: any number.
 
     Raises:
         UnsupportedModelError: slots of keys and values cannot carry this architecture.
@@ -92,19 +94,10 @@ class TorchBackend:
         if windows is not None:
             self.passes = WindowPasses(self.passes, windows, num_slots=num_slots, max_length=max_length)
             self.arithmetic += f", {windows.num} windows of {windows.width}{'' if fixed is None else ' in one shape'}"
+        self.max_pass_tokens, self.prompt_chunk_tokens = self.passes.widest, self.passes.widest_part
         keeps_linears = fixed is not None and fixed.maker.graphs_only
         if model.device.type == "cpu" and model.dtype == torch.float32 and not keeps_linears:
             _pack_linears(runner, SlotCache(runner.layers, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
-
-    @property
-    def max_pass_tokens(self) -> int:
-        """Return the most tokens of one span that one pass can run with logits for all of them."""
-        return self.passes.widest
-
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        """Return the number of a prompt's tokens that one pass should read; 0: any number."""
-        return self.passes.widest_part
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         """Return True: a prompt always reuses the tokens that its slot holds."""
