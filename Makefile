@@ -9,6 +9,7 @@ OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
 NXDI := build/nxdi
+PROTOC := build/protoc/bin/python
 VLLM := build/vllm$(VLLM_VERSION:%=-%)
 OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
 WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
@@ -301,9 +302,14 @@ bench-vllm: install $(VLLM)/.installed
 	$(VLLM)/bin/python -m benchmarks.peers --shapes vllm,vllm-110M,serve,serve-defaults --dtypes float32 $(ARGS)
 	$(BIN)/python -m benchmarks.page
 
-# The stubs of protos/, in grpc_comm/specdec.
-proto: install
-	$(BIN)/python -m specdec.grpc_comm.generate
+# The stubs of protos/, in grpc_comm/specdec. They must import under protobuf 5, 6 and 7, and only old tools write such stubs.
+# The alias of -I makes protoc believe that the file lies in specdec/grpc_comm/: the stubs import each other from there.
+$(PROTOC):
+	$(PYTHON) -m venv build/protoc
+	$(PROTOC) -m pip install --quiet "grpcio-tools==1.66.2" "setuptools<81"
+proto: $(PROTOC)
+	$(PROTOC) -m grpc_tools.protoc -Ispecdec/grpc_comm=protos --python_out=. --pyi_out=. --grpc_python_out=. \
+	    protos/specdec/v1/specdec.proto
 
 # All that the other goals made here, .venv too.
 clean:

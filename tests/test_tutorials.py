@@ -21,13 +21,14 @@ from scripts.device_report import __main__ as device_report
 from specdec.comparison.plan import flags as comparison
 from specdec.comparison.report import diff
 from specdec.comparison.study.flags import study_parser
-from specdec.inference.backends.neuron.graphs.parameters import KNOWN, check_names
+from specdec.inference.backends.neuron.graphs.parameters import check_names
 from specdec.inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments, target_arguments
 from specdec.inference.cli.config_file import ConfigFileParser
 from specdec.inference.cli.roles.registry import ROLES, parser_of, settings_of
 from specdec.inference.config import BUNDLED_TARGET, ROOT, model_name
 from specdec.inference.errors import ConfigError
 from specdec.inference.gateway.bodies.schema import ChatBody, CompletionBody
+from tests.support.nxdi_parameters import KNOWN
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 FOREIGN = {

@@ -18,7 +18,7 @@ CAN_MOVE = (("specdec-can-move", "1"),)
 
 
 def peer_of(context: Context) -> str:
-    """Return the address of a call's peer, HOST:PORT; gRPC has `ipv6:%5B::1%5D:50051`."""
+    """Return the address of a call's peer as HOST:PORT, or "-" if it is unknown; gRPC has `ipv6:%5B::1%5D:50051`."""
     return unquote(context.peer()).partition(":")[2] or "-"
 
 
@@ -28,8 +28,8 @@ class Call:
     One timer limits all writes of a call: a timer for each write would add 5 % to the cost of a token.
 
     Args:
-        context: gRPC's side of the call.
-        first: the first message, which the guard has read; `read` returns it first.
+        context: gRPC's object of the call.
+        first: the peer's first message, which the guard has read from gRPC already; the first `read` returns it.
         stall_timeout_s: seconds that a write may wait for a peer that reads nothing.
     """
 
@@ -84,7 +84,7 @@ class Call:
             self._writer = None
 
     def _look(self) -> None:
-        """Cancel the write in progress if its time is over; otherwise check again when that time ends."""
+        """Cancel the write in progress if it has waited too long; otherwise run again when it could have."""
         ends = (self._began if self._writer else self._loop.time()) + self._stall_timeout_s
         if self._writer is not None and self._loop.time() >= ends:
             self._has_stalled = True
@@ -98,10 +98,12 @@ class Call:
 
 
 class Limit:
-    """Time limit of a `with` block: the block fails with a status after some seconds, or when a task calls `end`.
+    """Time limit of an `async with` block, which raises StatusError after some seconds, or when a task calls `end`.
 
     Args:
-        among: the running blocks of this kind, oldest first; the limit adds itself while its block runs.
+        status: the error's status after `timeout_s` seconds.
+        timeout_s: seconds that the block may take; None: it ends early only by `end`.
+        among: the limits whose blocks run now, oldest first; this limit is among them while its own block runs.
     """
 
     def __init__(self, status: Status, timeout_s: float | None, among: dict[Limit, None]) -> None:

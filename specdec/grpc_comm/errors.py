@@ -25,7 +25,7 @@ class Status:
         code: the gRPC status.
         message: one line that names the value and the limit.
         retry_after_s: seconds until a retry has a fair chance; None if it has none or that is unknown.
-        field: the field of the request that is at fault.
+        field: the field of the request that is at fault; None if no field alone is.
         reason: name of the fault, for programs; None if only the message describes it.
         address: HOST:PORT of the upstream server that failed; None if the called server did.
     """
@@ -38,7 +38,7 @@ class Status:
     reason: str | None = None
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the metadata that carries the details, as a google.rpc.Status; an empty tuple if there are none."""
+        """Return the metadata that carries the details, as a google.rpc.Status; empty if there are no details."""
         details = [_packed(detail) for detail in self._details()]
         if not details:
             return ()
@@ -70,7 +70,7 @@ class StatusError(Exception):
 
 
 def is_cancelled() -> bool:
-    """Return whether this task is being cancelled: closed calls and channels raise CancelledError too."""
+    """Return whether the current task is cancelled. A CancelledError may also come from a closed call or channel."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -82,7 +82,7 @@ def _packed(message: Message) -> any_pb2.Any:
 
 
 def status_of(error: grpc.RpcError) -> Status:
-    """Return the status that a call failed with."""
+    """Return the status that a call failed with, with the details that `Status.trailing_metadata` wrote."""
     retry, bad, info = error_details_pb2.RetryInfo(), error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
     found = {type(kind) for detail in _details(error) for kind in (retry, bad, info) if detail.Unpack(kind)}
     return Status(

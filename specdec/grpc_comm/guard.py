@@ -37,19 +37,20 @@ OpenSpan = Callable[[str, Headers, dict[str, str]], AbstractContextManager[objec
 """Function of a name, a call's headers and attributes: it returns a context manager that opens a tracing span."""
 
 MAX_MESSAGE_CHARACTERS = 2000
-"""Limit of a status message: with more than 16 kB of trailers, the client gets RESOURCE_EXHAUSTED instead."""
+"""Longest message of a status. A client gets RESOURCE_EXHAUSTED instead of a status if trailers exceed 16 kB."""
 MAX_HEALTH_REQUEST_BYTES = 64 * 1024
+"""Longest request in bytes to a service that is not this project's: health or reflection."""
 ABORT_S = 1.0
-"""Longest wait for a peer to read its call's status; after it the call is dropped without one."""
+"""Longest wait in seconds for a peer to read its call's status; then the call ends without a status."""
 FIRST_MESSAGE_S = 30.0
-"""Longest wait for a call's first message: half a megabyte takes a slow link a while."""
+"""Longest wait in seconds for a call's first message: half a megabyte takes a slow link a while."""
 MAX_WAITING = 256
 """Limit of calls that wait for their first message."""
 GONE = {
     "/specdec.v1.VerificationService/Verify": "Verify ended with protocol_version 1: a draft worker with requests "
     "calls Generate with a draft_session, and attaches by Assist with is_private (CHANGELOG.md)"
 }
-"""Methods of earlier versions by name, and what takes their place."""
+"""Methods that earlier versions had, by name, each with the error message for a client that calls it."""
 _MOVED = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down: go on at another one")
 
 
@@ -180,7 +181,11 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _served(self, name: str, headers: Headers) -> AsyncGenerator[float, None]:
-        """Put span and limits around a call of this project's services; yield the seconds that each write may take."""
+        """Run a handler within its span and its limits, if its service is this project's.
+
+        Yields:
+            The seconds that each of the call's writes may take.
+        """
         if name.startswith("/grpc."):
             yield math.inf
             return
@@ -206,6 +211,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 async def _refuse_gone(_: object, context: Context) -> None:
+    """End a call of a method in `GONE`, with the way out."""
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, "; ".join(GONE.values()))
 
 

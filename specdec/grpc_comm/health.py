@@ -21,8 +21,8 @@ LIVENESS = "liveness"
 READINESS = "readiness"
 """Service name for clients and balancers; "" and the services' own names have the same status."""
 MAX_WATCHERS = 256
-"""Limit of watches; further clients call Check instead. A full garbage collection stops the process while it visits
-their objects: with 1024 watches a check took 109 ms."""
+"""Limit of watches; further clients are refused, and call Check instead. A full garbage collection stops the process
+while it visits the objects of all watches: with 1024 of them a health check took 109 ms."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -40,7 +40,10 @@ async def is_serving(channel: grpc.aio.Channel) -> bool:
 
 
 async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Yield whether the server is SERVING: its present state, then each change, until the call ends."""
+    """Watch a server's health until the watch ends; yield whether the server is SERVING, at first and at each change.
+
+    A server without a health service is SERVING; one that refuses the caller is not.
+    """
     stub: Any = health_pb2_grpc.HealthStub(channel)
     call = stub.Watch(health_pb2.HealthCheckRequest())
     try:
@@ -62,10 +65,10 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
 
 
 async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Yield, without end, whether the server is SERVING: once per report, and False when it cannot be reached.
+    """Yield without end whether the server is SERVING: at each of its reports, and False when it cannot be reached.
 
-    A server that replaces another one reports its status even if that is the same. A watch that ends while the
-    connection stays open, by a proxy's timeout or a refusal, starts again.
+    After each new connection the server reports again, even if its status is the same. A watch that ends while the
+    connection stays open, by a proxy's timeout or a refusal, starts again after `WATCH_AGAIN_S`.
     """
     while True:
         state = channel.get_state(try_to_connect=True)

@@ -1,7 +1,7 @@
-"""Addresses of servers: HOST:PORT as given, dns:///NAME:PORT and file:///PATH looked up at intervals.
+"""Addresses of servers, given as HOST:PORT, or looked up at intervals by dns:///NAME:PORT or in file:///PATH.
 
-gRPC's own resolver would not do. It asks again only when a connection has been lost, so that a server that joins is not
-found while the others are well, and it does not report the addresses.
+gRPC's own resolver would not do. It looks names up again only when a connection has been lost, so it does not find a
+server that joins while the others are well. And it does not report the addresses.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specdec.grpc_comm.channel import UnreachableError
+from specdec.grpc_comm.tls import split_address
 from specdec.grpc_comm.watched import UnusableError, Watched
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ RESOLVE_S, LOOK_S = 30.0, 0.5
 
 
 async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None]:
-    """Yield all servers, at first and after every change; end if the targets cannot change.
+    """Yield all servers, at first and after every change; end after the first if all targets are HOST:PORT.
 
     Raises:
         UnreachableError: the first lookup finds a name unknown, or no server in a file. Later lookups that fail change
@@ -51,7 +52,11 @@ async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None
 
 
 class _Source:
-    """Servers of one target; names and files are looked up again."""
+    """Servers of one target, which is HOST:PORT, a DNS name or a file.
+
+    Attributes:
+        every_s: seconds between two lookups; infinite for HOST:PORT.
+    """
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -99,9 +104,9 @@ def _listed(path: Path) -> Addresses:
 async def _addresses(target: str) -> Addresses:
     if not target.startswith(DNS):
         return {target: None}
-    host, _, port = target.removeprefix(DNS).rpartition(":")
+    host, port = split_address(target.removeprefix(DNS))
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as exc:
         raise UnreachableError(f"{target}: the host is not known ({exc.strerror})") from exc
     return {written(str(where[0]), int(where[1])): host for *_, where in sorted(found)}

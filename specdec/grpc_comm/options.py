@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Limit of a message, gRPC's own default; servers of long contexts take more, see `server_options`."""
+"""Longest message that a client or server receives, gRPC's own default. A server of long contexts takes longer ones,
+see `server_options`."""
 MIN_REQUEST_BYTES = 640 * 1024
-"""Request size that every server takes: a text of 128k tokens. At worst, full of submessages, it parses in 50 ms."""
+"""Length of a request that every server takes: a text of 128k tokens. A request of this length that is full of
+submessages, the worst case, takes 50 ms to parse."""
 _BYTES_PER_TOKEN = 5
 _BYTES_BESIDE_TOKENS = 64 * 1024
 MAX_CONNECTIONS = 4096
-"""Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
+"""Limit of a server's connections, each of which takes a file descriptor; further ones are closed at once."""
 MAX_STREAMS_PER_CONNECTION = 256
-"""Limit of calls on a connection; further ones wait at the client. Our clients have some tens on one channel."""
+"""Limit of calls on one connection; further ones wait at the client. Our clients have some tens on one channel."""
 MAX_PENDING_CALLS = 65_536
-"""Limit of calls that have arrived and not begun; gRPC's default is 1,000. Above it gRPC ends calls by CANCELLED, with
-neither words nor a hint, and `Guard` never sees them."""
+"""Limit of calls that have arrived and not begun; gRPC's default is 1,000. gRPC ends a call above the limit by
+CANCELLED, without a message or a hint when to try again, and `Guard` never sees it."""
 
 Options: TypeAlias = Sequence[tuple[str, int]]
 
@@ -69,10 +71,14 @@ WORKER_OPTIONS = [*{**dict(CHANNEL_OPTIONS), "grpc.max_receive_message_length": 
 
 
 def max_request_bytes(max_length: int) -> int:
-    """Return the length in bytes of the longest useful request to a model with a context of `max_length` tokens."""
+    """Return the bytes of the longest request that a model with a context of `max_length` tokens could answer."""
     return max(MIN_REQUEST_BYTES, _BYTES_BESIDE_TOKENS + _BYTES_PER_TOKEN * max_length)
 
 
 def server_options(longest_request_bytes: int) -> list[tuple[str, int]]:
-    """Return a server's gRPC options, with the given limit of a message's length, but at least MAX_MESSAGE_BYTES."""
+    """Return a server's gRPC options.
+
+    Args:
+        longest_request_bytes: longest message that the server must receive; it receives MAX_MESSAGE_BYTES at least.
+    """
     return [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max(MAX_MESSAGE_BYTES, longest_request_bytes))]

@@ -1,4 +1,7 @@
-"""Channel that sends credentials and headers: a certificate, or a token with each call, each from its present file."""
+"""Channel that authenticates its client, by a certificate or by a token with each call, and adds headers to calls.
+
+Certificates and tokens are in files that may be replaced while the channel is open; the latest versions are used.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Credentials:
 def watched_token(path: Path) -> Watched[str]:
     """Return the access token in a file, which is read again when the file changes.
 
-    All calls for one file return the same object, so a new channel has a token even while the file is being written.
+    All calls with one path return the same object, so a new channel has a token even while the file is being written.
 
     Raises:
         UnusableError: the file has no token.
@@ -58,7 +61,7 @@ def watched_token(path: Path) -> Watched[str]:
 
 
 def watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
-    """Return the TLS credentials of channels: one object for each set of files, shared by all server names.
+    """Return the TLS credentials of channels, the same object for all that differ only in the server's name.
 
     Raises:
         UnusableError: the files cannot be used.
@@ -72,9 +75,10 @@ def _watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
 
 
 class SecuredChannel:
-    """Channel with the part of gRPC's interface that stubs and `grpc_comm` use; it follows changes of certificates.
+    """Channel with the part of gRPC's interface that stubs and `grpc_comm` use. New certificates mean a new connection.
 
-    Client interceptors could send headers too, but they put a queue and a task between a stream and its writer.
+    Calls that have begun go on over the connection before, for `RETIRE_S`. Client interceptors could send headers too,
+    but they put a queue and a task between a stream and its writer.
 
     Args:
         headers: functions that return further headers of each call.
@@ -113,6 +117,12 @@ class SecuredChannel:
         return self._channel
 
     def _calling(self, kind: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """Return a method's callable for stubs, which adds token and headers, and uses the present connection.
+
+        Args:
+            kind: name of gRPC's function that makes such a callable of `args` and `kwargs`, such as "unary_unary".
+        """
+
         @lru_cache(maxsize=1)
         def begin(channel: grpc.aio.Channel) -> Callable[..., Any]:
             return getattr(channel, kind)(*args, **kwargs)  # type: ignore[no-any-return]

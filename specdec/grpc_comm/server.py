@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
 CLOSE_GRACE_S = 1.0
+"""Seconds that a closing server waits for running streams, so that messages on their way arrive."""
 BACKLOG = 2048  # hundreds of streams may be opened at once
 
 
@@ -53,7 +54,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 class Servicer(Protocol):
-    """Implementation of a service, which adds itself to a server."""
+    """Implementation of a gRPC service, which registers itself with a server."""
 
     @property
     def service_name(self) -> str:
@@ -120,7 +121,7 @@ class Server:
         await self._server.start()
 
     def report_upstream(self, serves: bool) -> None:
-        """Report NOT_SERVING while `serves` is False: the server that this one needs is down."""
+        """Report NOT_SERVING while `serves` is False, which says that the server that this one needs is down."""
         self._reachable = serves
         self._publish_health()
 
@@ -129,7 +130,12 @@ class Server:
             self._health.set(name, SERVING if self._fit and self._reachable else NOT_SERVING)
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Report whether the server accepts requests, and whether a restart would help; running calls continue."""
+        """Report the server's health; running calls continue.
+
+        Args:
+            ready: whether the server accepts requests.
+            alive: False if a restart of the process would help.
+        """
         self._fit = ready
         self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
         self._publish_health()
@@ -139,9 +145,9 @@ class Server:
         self.report(ready=False)
 
     def move(self) -> None:
-        """End every call, now and later, that its client can continue at another server."""
+        """End every call, running or new, whose client can continue the request at another server."""
         self._guard.move()
 
     async def close(self) -> None:
-        """End the remaining streams, after a moment for messages that are on their way."""
+        """Stop the server; streams that still run end after `CLOSE_GRACE_S`."""
         await self._server.stop(CLOSE_GRACE_S)

@@ -7,7 +7,6 @@ A server uses a new certificate from the next connection on. A client needs a ne
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from specdec.grpc_comm.watched import UnusableError, Watched
 
 HTTP2 = "h2"
 AGAIN_S = 0.05
+"""Seconds between the two handshakes of `ClientTls.fault`."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """First bytes of a gRPC client, with settings that change nothing; an HTTP/1 server answers them with HTTP/1."""
 _NAME_MISMATCHES = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
@@ -161,8 +161,8 @@ def _expiry(path: Path, chain: bytes) -> datetime:
 def names_in(certificate: bytes) -> tuple[str, ...]:
     """Return the DNS names and URIs of a PEM certificate that a handshake has verified.
 
-    grpcio's own list has no types, and ends a name at a zero byte: a certificate of another kind of name, or of a
-    longer one, would pass for that of a caller.
+    grpcio's own list does not tell kinds of names apart, and cuts a name at a zero byte. So a certificate with a name
+    of another kind, or with a longer name, could pass for that of a caller.
     """
     from cryptography import x509
 
@@ -187,11 +187,11 @@ def _read_ca(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Certificates of a client: the CAs that it trusts, and its own.
+    """Files of a client's certificates: of the CAs that it trusts, and of its own.
 
     Attributes:
         ca: PEM of the CAs that the server's certificate may come from.
-        cert, key: PEM of the client's own certificate; None if it has none.
+        cert, key: PEM of the client's own certificate and its key; None if it has none.
         server_name: the name that must be in the server's certificate; None: the host that is dialled.
     """
 
@@ -215,7 +215,7 @@ class ClientTls:
         return grpc.ssl_channel_credentials(ca, key, chain)
 
     def context(self) -> ssl.SSLContext:
-        """Return Python's TLS context, for a handshake that finds the cause of a failure.
+        """Return a TLS context of Python's ssl, for handshakes that find out why gRPC's fail.
 
         Raises:
             UnusableError: the files cannot be used.
@@ -237,8 +237,8 @@ class ClientTls:
     async def fault(self, address: str, timeout_s: float) -> str | None:
         """Return why handshakes with HOST:PORT fail; None if one succeeds, or if no server answers.
 
-        In TLS 1.3 a server refuses a client's certificate after the handshake, and gRPC just closes the connection.
-        A server that shuts down does the same, so a second handshake is made.
+        In TLS 1.3 a server refuses a client's certificate only after the handshake, and a gRPC server then closes the
+        connection without a reason. A server that shuts down does the same, so a second handshake is tried.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -257,7 +257,10 @@ class ClientTls:
         return f"it ends the connection after the handshake: it does not take the client certificate {self.cert}"
 
     async def _way_out(self, error: ssl.SSLError, address: str, timeout_s: float) -> str:
-        """Return a hint if the certificate lacks the name: those it has, and the flag to accept one; else no text."""
+        """Return a hint for a certificate without the dialled name: its names, and the flag that accepts one of them.
+
+        Return an empty text for other errors.
+        """
         if getattr(error, "verify_code", None) not in _NAME_MISMATCHES:
             return ""
         try:
@@ -270,7 +273,7 @@ class ClientTls:
         return f" It names {', '.join(names)}: --tls_server_name {names[0]} accepts it"
 
     async def _names_at(self, address: str) -> list[str]:
-        """Return the names in the server's certificate, from a handshake that checks all but the name."""
+        """Return the names in the certificate that HOST:PORT shows; its CA is checked, the dialled name is not."""
         context = self.context()
         context.check_hostname = False
         _, writer = await asyncio.open_connection(*split_address(address), ssl=context)
@@ -280,7 +283,7 @@ class ClientTls:
         return dns + [str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"]
 
     async def _is_taken(self, address: str) -> bool:
-        """Return whether the server accepts this client: an HTTP/2 server then sends something after the handshake."""
+        """Return whether HOST:PORT sends anything after a handshake, as an HTTP/2 server does to accepted clients."""
         name = self.server_name or split_address(address)[0]
         return await _answer(address, 1, ssl=self.context(), server_hostname=name) != b""
 
@@ -289,21 +292,16 @@ async def greeting(address: str, timeout_s: float) -> bytes | None:
     """Return the first bytes that HOST:PORT answers to plain-text gRPC; None if no server answers.
 
     The result is empty if the server ends the connection without an answer.
-
-    Raises:
-        socket.gaierror: the host is not known.
     """
     try:
         async with asyncio.timeout(timeout_s):
             return await _answer(address, len(b"HTTP/1."))
-    except socket.gaierror:
-        raise
     except (OSError, TimeoutError):
         return None
 
 
 async def _answer(address: str, num_bytes: int, **tls: Any) -> bytes:
-    """Return at most `num_bytes` that a server answers to a gRPC client; no bytes if it ends the connection."""
+    """Return the first bytes, at most `num_bytes`, that a server answers to a gRPC client; none if it hangs up."""
     reader, writer = await asyncio.open_connection(*split_address(address), **tls)
     try:
         writer.write(HTTP2_PREFACE)
@@ -315,7 +313,7 @@ async def _answer(address: str, num_bytes: int, **tls: Any) -> bytes:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host, without brackets, and the port."""
+    """Return the host, without the brackets of IPv6, and the port of HOST:PORT."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

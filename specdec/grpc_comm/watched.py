@@ -23,14 +23,16 @@ class UnusableError(Exception):
 
 
 class Watched(Generic[T]):
-    """Present value of some files, for any thread. Each `get` costs a stat of each file, some microseconds.
+    """Value that is made from files, and made again when they change. Any thread may call `get`.
+
+    Each `get` costs a stat of each file, some microseconds.
 
     Args:
         paths: the files.
-        read: function that returns the value of the files.
+        read: function that reads the files and returns the value; it raises UnusableError or OSError.
 
     Raises:
-        UnusableError: the files cannot be used. Later on, the last good value stays.
+        UnusableError: the files cannot be used at first. Later the value of their last usable version stays.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:

@@ -126,13 +126,18 @@ class CheckpointFiles:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all weights by name, by the headers of their files."""
-        entries = (entry for file in self._weights() for entry in self._header(file).items())
-        return {name: tuple(tensor["shape"]) for name, tensor in entries}
+        return {name: tuple(tensor["shape"]) for name, tensor in self.tensors.items()}
+
+    @property
+    def tensors(self) -> dict[str, Mapping[str, Any]]:
+        """Entries of weights in the headers of the files that are there, by name; each has a dtype and a shape."""
+        present = [file for file in self.weights if file.is_file()]
+        return {name: entry for file in present for name, entry in self._header(file).items()}
 
     @property
     def weight_bytes(self) -> int:
         """Return the size of the files of weights, in bytes."""
-        return sum(file.stat().st_size for file in self._weights())
+        return sum(file.stat().st_size for file in self.weights)
 
     def require_model(self) -> None:
         """Raise ConfigError if there is no model in the directory; see `config`."""
@@ -145,7 +150,7 @@ class CheckpointFiles:
             raise self._fault("an adapter (LoRA) lies beside it: merge the two first, as PEFT's merge_and_unload does")
         if self.quantization is not None and self.quantization not in READ_QUANTIZED:
             raise self._fault(_other_numbers(self.quantization))
-        weights = self._weights()
+        weights = self.weights
         if not weights and any(self.path.glob("*.bin")):
             way = f"AutoModelForCausalLM.from_pretrained('{self.path}').save_pretrained('{self.path}-safe')"
             raise self._fault(
@@ -162,7 +167,7 @@ class CheckpointFiles:
 
     def require_whole(self) -> None:
         """Raise ConfigError if a file of weights is incomplete; read only headers, and skip files that are missing."""
-        for file in self._weights():
+        for file in self.weights:
             if file.is_file():
                 self._header(file)
 
@@ -171,8 +176,9 @@ class CheckpointFiles:
         if not any((self.path / name).is_file() for name in TOKENIZERS):
             raise self._fault("no tokenizer.json there; copy the files tokenizer* of the model that it was made of")
 
-    def _weights(self) -> Sequence[Path]:
-        """Return the files of weights, as Transformers chooses them; files that an index names may be missing."""
+    @property
+    def weights(self) -> Sequence[Path]:
+        """Files of weights, as Transformers chooses them; files that an index names may be missing."""
         whole = self.path / WHOLE
         if whole.is_file() or not (self.path / INDEX).is_file():
             return [whole] if whole.is_file() else []

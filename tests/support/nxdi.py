@@ -17,6 +17,7 @@ import pytest
 
 from specdec.inference.config import ROOT
 from tests import nxdi_real
+from tests.support.nxdi_parameters import KNOWN
 
 OPTION = "--nxdi"
 PYTHON_PATH = f"{Path(nxdi_real.__file__).parent / 'site'}{os.pathsep}{ROOT}"
@@ -55,7 +56,12 @@ def _double() -> Nxdi:
     from tests.support import nxdi_double  # imports torch
     from tests.support.nxdi_double.application import NeuronApplication
 
-    return Nxdi(False, NeuronApplication.calls, NeuronApplication.compiled_in, nxdi_double.install)
+    def install(patch: pytest.MonkeyPatch) -> None:
+        nxdi_double.install(patch)
+        names = "specdec.inference.backends.neuron.graphs.application.parameter_names"
+        patch.setattr(names, lambda _: KNOWN)  # the double's source has no names
+
+    return Nxdi(False, NeuronApplication.calls, NeuronApplication.compiled_in, install)
 
 
 def _real() -> Nxdi:

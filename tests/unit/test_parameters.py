@@ -124,7 +124,7 @@ DEVICE_DECODERS: list[DeviceDecoder] = [
     TargetDecoder(Unloaded(), SHAPE, method="target", max_top_k=256),
     FusedDecoder(Unloaded(), SHAPE, method="eagle", max_top_k=256),
     FusedDecoder(Unloaded(), SHAPE, method="fused"),
-    MedusaDecoder(Unloaded(), SHAPE, choices=[(0,)], num_heads=1),
+    MedusaDecoder(Unloaded(), SHAPE, {"medusa_tree": [[0]], "num_medusa_heads": 1}),
 ]
 """Decoders that choose tokens on the device: two that sample, and two that are only greedy."""
 SERVED_ON_DEVICE = {"temperature", "top_k", "top_p", "seed"}

@@ -1,7 +1,7 @@
 """Architectures that slots of keys and values cannot serve, with reasons; all backends refuse them.
 
-Owns the reading of a Transformers configuration. What a configuration does not show is found when backend torch runs
-its first token (`specdec.inference.backends.pytorch.attention.ShapeRecorder`).
+Reads Transformers' configuration of a model. What a configuration does not show is found when backend torch runs its
+first token (`specdec.inference.backends.pytorch.attention.ShapeRecorder`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specdec.inference.checkpoint_files import LENGTH_FIELDS
 from specdec.inference.errors import UnsupportedModelError
 
 DEFAULT_LENGTH = 2048
+"""Most positions of a slot unless a user asks for more."""
 
 # Prefixes of `model_type` for models that do not keep keys and values per position.
 RECURRENT = (
@@ -25,8 +26,10 @@ RECURRENT = (
     "qwen3_next", "qwen3_5", "granitemoehybrid", "nemotron_h", "kimi_linear", "olmo_hybrid",
 )  # fmt: skip
 ALIBI = ("bloom", "mpt")
+"""Values of `model_type` for models whose attention adds a bias by position to the scores."""
 
 REQUIRED_ARGUMENTS = ("position_ids", "logits_to_keep")
+"""Arguments of a model's forward that backend torch passes."""
 
 
 class StoredConfig(SimpleNamespace):
@@ -36,7 +39,7 @@ class StoredConfig(SimpleNamespace):
     """
 
     def get_text_config(self) -> StoredConfig:
-        """Return this configuration itself, which describes no more than a text model."""
+        """Return this configuration itself: it is that of a text model already."""
         return self
 
 
@@ -84,8 +87,20 @@ def layer_windows(config: Config) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
+def num_kept_values(config: Config, head_multiple: int = 1) -> int:
+    """Return how many numbers all layers together keep per position, as keys and values.
+
+    Args:
+        head_multiple: heads are padded to a multiple of this number of elements.
+    """
+    text = config.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    num_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return int(2 * text.num_hidden_layers * num_heads * -(-head_dim // head_multiple) * head_multiple)
+
+
 def has_experts(config: Config) -> bool:
-    """Return whether tokens choose among experts, each of which then computes a number of rows that varies."""
+    """Return whether the model is a mixture of experts, each of which computes only some of a pass's tokens."""
     fields = vars(config.get_text_config())
     return any("experts" in name and isinstance(value, int) and value > 1 for name, value in fields.items())
 
@@ -109,7 +124,7 @@ def forward_arguments(model: PreTrainedModel) -> Collection[str]:
 
 
 def reasons(config: Config, max_length: int, *, windows: bool) -> Iterator[str]:
-    """Yield the reasons against a model; see `require_supported_config`."""
+    """Yield the reasons for which `require_supported_config` refuses a model."""
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder"
     config = config.get_text_config()

@@ -1,6 +1,6 @@
 """Reader of the configuration and the weights in a Hugging Face directory; it never uses the network.
 
-Owns the translation of Transformers' exceptions and warnings into one clear line. Knows nothing of slots.
+Exceptions and warnings of Transformers become a ConfigError of one line. Knows nothing of slots.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Checks of Neuron devices: whether TorchNeuron, PyTorch's backend for them, is installed, and whether cores suffice.
+"""Checks for Neuron devices: whether TorchNeuron, PyTorch's backend for them, is installed, and whether cores suffice.
 
-Backends torch and neuron share them. No package of Neuron's is imported before a function needs it.
+Backends torch and neuron share these functions. A package of Neuron's is imported only when a function needs it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Mapping
 from importlib import metadata
 from types import ModuleType
 
@@ -64,26 +63,18 @@ def load_module(name: str) -> ModuleType:
 
 
 def take_cores(cores: str | None, tp_degree: int) -> None:
-    """Make this process take the given cores; call this before the Neuron runtime starts.
+    """Make this process take the given cores when its Neuron runtime starts, which must be later.
 
     Args:
         cores: list of cores, such as 0-3,8; None leaves the choice to the environment.
 
     Raises:
-        ConfigError: there are fewer cores than tp_degree.
+        ConfigError: `cores` or the environment, by NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES, gives fewer cores
+            than tp_degree. If none of them says anything, a warning says that this process takes every core.
     """
     if cores is not None:
         os.environ[VISIBLE_CORES] = cores
-    check_cores(tp_degree, os.environ)
-
-
-def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a core allocation that is too small; if none is set, warn that this process takes every core.
-
-    Raises:
-        ConfigError: NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES gives fewer cores than tp_degree.
-    """
-    visible, number = environment.get(VISIBLE_CORES), environment.get("NEURON_RT_NUM_CORES")
+    visible, number = os.environ.get(VISIBLE_CORES), os.environ.get("NEURON_RT_NUM_CORES")
     if visible is None and number is None:
         logger.warning("%s is not set: this process takes every NeuronCore of the instance", VISIBLE_CORES)
         return

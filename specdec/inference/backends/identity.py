@@ -22,6 +22,6 @@ def model_id_of(path: Path, *facts: str) -> str:
 
 
 def contents(path: Path, patterns: Sequence[str] = ("*.safetensors", "*.bin", "*.json")) -> list[tuple[str, str]]:
-    """Return (name, SHA-256) of a checkpoint's files."""
+    """Return the name and SHA-256 of each file of a checkpoint that matches one of the patterns, sorted by name."""
     files = sorted({file for pattern in patterns for file in path.glob(pattern)})
     return list(zip((file.name for file in files), digests_of(files), strict=True))

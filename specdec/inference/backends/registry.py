@@ -48,7 +48,9 @@ CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 COMPILED_SLOTS = ("always", "only")
 """Policies of `--compile` under which a model has exactly the slots that it was compiled for."""
 TORCH_COST = "on a CPU its passes take 1.3 times (110M parameters) to 4 times (12M) as long"
+"""Cost of backend torch in comparison with backend onnx, for messages."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+"""Bytes of a weight by dtype."""
 AUTO = "auto"
 """Name of the fastest backend: onnx for int8, and on a CPU where it runs the model; torch elsewhere."""
 
@@ -58,10 +60,13 @@ class Fit:
     """Form in which a model would be served, found from its files without loading it.
 
     Attributes:
+        architecture: class name of the model in Transformers, such as LlamaForCausalLM.
+        backend: name of the backend that would load it.
         reason: why this backend is chosen.
         dtype: arithmetic of the linear layers.
         max_length: positions of a slot.
         slot_bytes: memory of a slot's keys and values, once all positions are filled.
+        num_parameters: number of the model's weights.
         weight_bytes: memory of all weights; a pass reads nearly all of them.
     """
 
@@ -85,12 +90,17 @@ def available_memory() -> int:
 
 
 def examine(config: ModelConfig) -> Fit:
-    """Return how a model would be served; load nothing.
+    """Return how a model would be served, from its configuration and the headers of its files; load no weights.
 
     Raises:
         ConfigError: the model would not be served; the message says what to change.
     """
-    from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
+    from specdec.inference.backends.architectures import (
+        architecture_name,
+        num_kept_values,
+        require_supported_config,
+        resolve_length,
+    )
     from specdec.inference.backends.checkpoint import load_config, require_fitting
     from specdec.inference.backends.onnx.shape import HEAD_MULTIPLE
 
@@ -103,11 +113,7 @@ def examine(config: ModelConfig) -> Fit:
     require_fitting(config.path, stored)
     backend, reason = _chosen(config, stored)
     is_onnx, dtype = backend == "onnx", _dtype_of(backend, config)
-    text = stored.get_text_config()
-    num_heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
-    room = -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE if is_onnx else head_dim
-    num_values = 2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or num_heads) * room
+    num_values = num_kept_values(stored, HEAD_MULTIPLE if is_onnx else 1)
     slot_bytes = num_values * (length + is_onnx) * (4 if is_onnx else ITEM_BYTES[dtype])  # onnx keeps one more row
     number = files.num_parameters
     return Fit(
@@ -115,30 +121,48 @@ def examine(config: ModelConfig) -> Fit:
     )
 
 
-def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
-    """Return the name of the backend that loads a model, and why it; `stored` is the model's parsed config.json."""
+def _asked(config: ModelConfig) -> tuple[str, str] | None:
+    """Return the name of the backend that settings alone decide on, and the reason; None if the model decides.
+
+    Raises:
+        ConfigError: no backend has the name that is asked for.
+    """
     if config.backend not in (AUTO, *LOADERS):
         raise ConfigError(f"backend {config.backend} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
-    from specdec.inference.backends.onnx.shape import require_llama_shaped
-
-    if config.backend == "onnx" or (config.backend == AUTO and config.dtype == "int8"):
-        require_llama_shaped(stored.get_text_config())
-        return "onnx", f"it is asked for by {'--backend' if config.backend == 'onnx' else '--dtype int8'}"
     if config.backend != AUTO:
         return config.backend, "it is asked for by --backend"
+    if config.dtype == "int8":
+        return "onnx", "it is asked for by --dtype int8"
     if config.device == DEVICE or (config.device == "auto" and _has_cuda()):
         return "torch", "it is the one for CUDA and Neuron devices"
-    if config.device not in ("auto", "cpu") or config.dtype not in ("auto", "float32"):
+    return None
+
+
+def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
+    """Return the name of the backend that would load a model, and the reason.
+
+    Args:
+        stored: Transformers' configuration of the model.
+    """
+    from specdec.inference.backends.onnx.shape import require_llama_shaped
+
+    asked = _asked(config)
+    if asked is None and (config.device not in ("auto", "cpu") or config.dtype not in ("auto", "float32")):
         return "torch", f"device {config.device} or dtype {config.dtype} is not onnx's"
+    if asked is not None and asked[0] != "onnx":
+        return asked
     try:
         require_llama_shaped(stored.get_text_config())
     except UnsupportedModelError as error:
+        if asked is not None:
+            raise
         return "torch", f"{error}; {TORCH_COST}"
-    return "onnx", "the fastest one on a CPU; torch if the test at loading finds other logits than Transformers'"
+    fastest = "the fastest one on a CPU; torch if the test at loading finds other logits than Transformers'"
+    return asked or ("onnx", fastest)
 
 
 def _dtype_of(backend: str, config: ModelConfig) -> str:
-    """Return the arithmetic of a backend, by its own rule; raise ConfigError if it lacks the device or the dtype."""
+    """Return the dtype in which a backend would compute; raise ConfigError if it lacks the device or the dtype."""
     if backend == "onnx":
         from specdec.inference.backends.onnx import backend as onnx
 
@@ -154,7 +178,11 @@ def load_backend(config: ModelConfig) -> Backend:
     Raises:
         ConfigError: no backend has this name, or the model cannot be used.
     """
-    backend = _load_fastest(config) if config.backend == AUTO else _load(config.backend, config)
+    asked = _asked(config)
+    if config.backend == AUTO and config.device == "auto" and any(DEVICES.glob("neuron[0-9]*")):
+        unused = "model %s: this machine has Neuron devices, and they stay idle without --backend or --device neuron"
+        logger.warning(unused, config.name)
+    backend = _load_fastest(config) if asked is None else _load(asked[0], config)
     if config.pass_time != NO_TIME:
         text = "EMULATED: a pass of model %s lasts at least %s, part of it asleep: these are not this machine's figures"
         logger.warning(text, config.name, config.pass_time)
@@ -165,9 +193,10 @@ def load_backend(config: ModelConfig) -> Backend:
 
 
 def emulated(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:
-    """Return the backend, made slower: each pass takes at least `seconds_of(spans)` seconds.
+    """Make a backend slower, as an emulated device is: each pass takes at least `seconds_of(spans)` seconds.
 
-    While a device computes, its host is idle. So a pass sleeps until it would be done, and leaves the cores free.
+    While a device computes, its host is idle. So a pass sleeps until the device would be done, and leaves the cores
+    free.
     """
     forward = backend.forward
 
@@ -198,7 +227,7 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
 
 
 def has_fixed_slots(config: ModelConfig) -> bool:
-    """Return whether a model has exactly the slots that it was compiled for, and no spare one."""
+    """Return whether a model has exactly the slots that it was compiled for, so that none can be added for prefixes."""
     is_compiled = config.device == DEVICE or config.compile_policy in COMPILED_SLOTS
     return config.backend in CANNOT_FORK or is_compiled
 
@@ -223,13 +252,7 @@ def tool(role: str) -> Callable[..., Iterator[Any]]:
 
 
 def _load_fastest(config: ModelConfig) -> Backend:
-    if config.device == "auto" and any(DEVICES.glob("neuron[0-9]*")):
-        unused = "model %s: this machine has Neuron devices, and they stay idle without --backend or --device neuron"
-        logger.warning(unused, config.name)
-    if config.dtype == "int8":
-        return _load("onnx", config)
-    if config.device == DEVICE or (config.device == "auto" and _has_cuda()):
-        return _load("torch", config)
+    """Load a model by backend onnx, or by torch if onnx cannot run it; log why."""
     try:
         return _load("onnx", config)
     except RoomError:  # torch has no more
@@ -250,8 +273,11 @@ def _has_cuda() -> bool:
 
 
 def _load(name: str, config: ModelConfig) -> Backend:
-    if name not in LOADERS:
-        raise ConfigError(f"backend {name} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
+    """Load a model by the backend called `name`, one of LOADERS.
+
+    Raises:
+        MissingPackageError: a package that the backend needs is not installed.
+    """
     if config.device == DEVICE:  # importing torch starts the device's runtime, which then has its cores
         take_cores(config.neuron.cores, tp_degree=1)
     try:

@@ -1,6 +1,6 @@
-"""Functions of every backend on the spans of a pass: check the caller's side of the contract, find the wanted rows.
+"""Functions that every backend applies to the spans of a pass. They know no model.
 
-Pure; knows no model.
+One checks that the caller kept the contract of `Backend.forward`; the other finds the rows that are to have logits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_spans(spans: Sequence[Span], backend: Backend) -> None:
 
 
 def wanted_rows(spans: Sequence[Span]) -> list[int]:
-    """Return the rows of the flattened tokens for which logits are wanted."""
+    """Return which tokens are to have logits, counted over the tokens of all spans, one span after the other."""
     rows: list[int] = []
     end = 0
     for span in spans:

@@ -1,12 +1,11 @@
 """Slot backend of Neuron devices: a causal language model compiled by NxDI, over slots and positions.
 
 Owns what each slot holds and the order of calls; knows nothing of compiling. Logits come to the host in float32, and
-the host chooses the tokens, so that verification with shared noise is the same as on any other backend.
+the host chooses the tokens, by the same rule and noise as over any other backend.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -17,12 +16,12 @@ from transformers import PretrainedConfig
 from specdec.inference.backends.architectures import require_supported_config, resolve_length
 from specdec.inference.backends.checkpoint import load_config
 from specdec.inference.backends.neuron.environment import check_logical_cores
-from specdec.inference.backends.neuron.graphs.application import slot_compilation
+from specdec.inference.backends.neuron.graphs.application import Compilation, slot_compilation
 from specdec.inference.backends.neuron.graphs.calls import continued_call, prompt_call
 from specdec.inference.backends.neuron.graphs.checks import check_family, check_sharding
-from specdec.inference.backends.neuron.graphs.plan import Reading, ReadingTimes, next_rows, prompt_row, reading
+from specdec.inference.backends.neuron.graphs.plan import Reading, next_rows, prompt_row, reading, takes_few_passes
 from specdec.inference.backends.neuron.graphs.settings import slot_arguments
-from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.backends.neuron.graphs.shape import SlotShape
 from specdec.inference.backends.spans import check_spans
 from specdec.inference.config import ModelConfig
 from specdec.inference.errors import ConfigError
@@ -55,6 +54,7 @@ class NeuronBackend(CompiledModel):
     """Slot model with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1.
 
     Args:
+        application, shape: as for `CompiledModel`.
         one_width: run all passes by the graph of `shape.width` tokens.
     """
 
@@ -62,13 +62,12 @@ class NeuronBackend(CompiledModel):
         super().__init__(application, shape)
         self._one_width = one_width
         self._held: list[list[int]] = [[] for _ in range(shape.num_slots)]
-        self._times = ReadingTimes(shape.width)
         self.max_pass_tokens = shape.width
         self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a whole prompt in one call
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether reading only the rest of a prompt is faster, by measured times, than reading all of it."""
-        return self._times.goes_on(num_held, num_tokens)
+        """Return whether few passes read the rest of a prompt of which a slot holds the first tokens."""
+        return takes_few_passes(num_tokens - num_held, width=self._shape.width)
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
@@ -85,23 +84,19 @@ class NeuronBackend(CompiledModel):
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), dtype=np.float32)
 
     def _read_prompt(self, work: Reading) -> None:
+        """Read the beginning of a prompt by the prompt graph, unless passes read all of the span."""
         row = prompt_row(work, width=self._shape.width, max_prompt=self._shape.max_prompt)
         if row is None:
             return
-        started = time.monotonic()
-        logits = self._logits(
-            prompt_call(row, widest=self._shape.prompt_width)
-        )  # [1, 1, vocab_size], of the last token alone
-        self._times.record_prompt(len(row.token_ids), time.monotonic() - started)
+        call = prompt_call(row, widest=self._shape.prompt_width)
+        logits = self._logits(call)  # [1, 1, vocab_size], of the last token alone
         self._keep(work, len(row.token_ids) - 1, logits[0, -1:])
         work.position = len(row.token_ids)
 
     def _run_pass(self, works: Sequence[Reading]) -> None:
         """Make one call over all spans that have tokens left to read."""
         rows, width = next_rows(works, width=self._shape.width, one_width=self._one_width)
-        started = time.monotonic()
         logits = self._logits(continued_call(rows, width=width))  # [num_rows, width, vocab_size]
-        self._times.record_pass(width, time.monotonic() - started)
         by_slot = {work.slot: work for work in works}
         for row, of_row in zip(rows, logits, strict=True):
             work = by_slot[row.slot]
@@ -125,12 +120,16 @@ def load_neuron_backend(config: ModelConfig) -> NeuronBackend:
     Raises:
         ConfigError: NxDI is missing, or the checkpoint or the settings cannot be used; the message names which.
     """
-    compilation, shape = prepare_slots(config)
-    return NeuronBackend(compilation.load(), shape, one_width=config.exact == "always")
+    compilation = slot_model(config)
+    return NeuronBackend(compilation.load(), compilation.shape, one_width=config.exact == "always")
 
 
-def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
-    """Check the configuration; return its compilation and the limits of the compiled model."""
+def slot_model(config: ModelConfig) -> Compilation:
+    """Check the configuration of a model whose tokens the host chooses; return its compilation.
+
+    Raises:
+        ConfigError: the configuration asks for something else, or the model cannot be used.
+    """
     options = config.neuron
     if options.method != "vanilla":
         raise ConfigError(
@@ -139,8 +138,7 @@ def prepare_slots(config: ModelConfig) -> tuple[Any, SlotShape]:
     if options.device_sampling:
         raise ConfigError("device_sampling: a draft, or a target that verifies one, needs its logits on the host")
     model_config, length = checked_config(config)
-    arguments = slot_arguments(config, length=length)
-    return slot_compilation(config, model_config, arguments), slot_shape(model_config, arguments)
+    return slot_compilation(config, model_config, slot_arguments(config, length=length))
 
 
 def checked_config(config: ModelConfig) -> tuple[PretrainedConfig, int]:

@@ -12,7 +12,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 from specdec.inference.backends.devices import (
@@ -28,21 +27,22 @@ from specdec.inference.errors import ConfigError
 NXDI = "neuronx-distributed-inference"
 VERSIONS = (NXDI, "neuronx-distributed", "torch-neuronx", "neuronx-cc")
 FORMAT = 2
-"""Version of this project's own part of a graph. Raise it when the same settings would compile to another graph."""
+"""Version of what this project adds to NxDI's graphs. Raise it when the same settings compile to another graph."""
 OLDEST_NXDI = (0, 7)
 """Oldest supported release of NxDI, that of SDK 2.27: its interfaces were checked from this release on."""
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
 LAST_IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31.1-ubuntu24.04"
 """The last image with NxDI, and the only one that starts on a host with the driver of SDK 2.31 or later."""
+FP8_ENVIRONMENT = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
+"""Environment variables with the values that NxDI needs for fp8."""
 COMPILER_ENVIRONMENT = (
     "NEURON_CC_FLAGS",
     "NEURON_LOGICAL_NC_CONFIG",
     "NEURON_PLATFORM_TARGET_OVERRIDE",
     "NEURON_RT_VIRTUAL_CORE_SIZE",
-    "XLA_HANDLE_SPECIAL_SCALAR",
-    "UNSAFE_FP8FNCAST",
+    *FP8_ENVIRONMENT,
 )
-FP8_ENVIRONMENT = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
+"""Environment variables on which a compiled model depends."""
 
 
 def require_nxdi() -> None:
@@ -80,22 +80,15 @@ def _require_xla() -> None:
 
 
 def _require_package(package: str, probe_module: str) -> None:
+    """Raise ConfigError unless a package has `probe_module`, a module that placeholders lack."""
     try:
         importlib.import_module(probe_module)
     except Exception as error:  # a placeholder raises errors of any type
-        if _is_installed(package, probe_module.partition(".")[0]):
+        # A placeholder may raise at import, or have no module at all.
+        if version_of(package) != "unknown" or _is_found(probe_module.partition(".")[0]):
             reason = f"what is installed as {package} is a placeholder from PyPI, or incomplete"
             raise ConfigError(f"backend neuron: {reason}: no {probe_module} ({error}): {REMEDY}") from error
         raise ConfigError(f"backend neuron needs {package} ({error}): {REMEDY}") from error
-
-
-def _is_installed(package: str, module: str) -> bool:
-    """Return whether the package or its module exists: a placeholder may raise at import, or hold no module at all."""
-    try:
-        metadata.distribution(package)
-    except metadata.PackageNotFoundError:
-        return _is_found(module)
-    return True
 
 
 def _is_found(module: str) -> bool:
@@ -116,7 +109,7 @@ def set_fp8_environment() -> None:
             raise ConfigError(f"fp8 needs {name}={value}, the environment has {os.environ[name]}")
 
 
-def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> None:
+def check_logical_cores(overrides: Mapping[str, object]) -> None:
     """Refuse a logical NeuronCore size that the environment contradicts: NxDI would follow the environment.
 
     Raises:
@@ -124,13 +117,13 @@ def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[st
     """
     wanted = overrides.get("logical_nc_config")
     for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"):
-        if wanted is not None and environment.get(name, str(wanted)) != str(wanted):
-            raise ConfigError(f"neuron_config: logical_nc_config {wanted} contradicts {name}={environment[name]}")
+        if wanted is not None and os.environ.get(name, str(wanted)) != str(wanted):
+            raise ConfigError(f"neuron_config: logical_nc_config {wanted} contradicts {name}={os.environ[name]}")
 
 
-def compiler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the conditions of a compiled model beside its settings: compiler variables and the kind of device."""
-    found = {name: environment[name] for name in COMPILER_ENVIRONMENT if name in environment}
+def compiler_environment() -> dict[str, str]:
+    """Return what a compiled model depends on beside its settings and versions: compiler variables, kind of device."""
+    found = {name: os.environ[name] for name in COMPILER_ENVIRONMENT if name in os.environ}
     try:
         found["platform"] = str(load_module("torch_neuronx.utils").get_platform_target())
     except Exception:  # no device, or a version without this function

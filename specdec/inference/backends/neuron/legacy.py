@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 
-from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
-from specdec.inference.backends.checkpoint import load_config
+from specdec.inference.backends.architectures import architecture_name
 from specdec.inference.backends.devices import load_module, take_cores
-from specdec.inference.backends.neuron.backend import NeuronBackend
+from specdec.inference.backends.neuron.backend import NeuronBackend, checked_config
 from specdec.inference.backends.neuron.environment import require_transformers_neuronx
-from specdec.inference.backends.neuron.graphs.checks import check_sharding
 from specdec.inference.backends.neuron.graphs.settings import DEFAULT_DTYPE, verification_width
 from specdec.inference.backends.neuron.graphs.shape import slot_shape
 from specdec.inference.config import ModelConfig
@@ -28,7 +26,7 @@ AMP = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 class LegacyApplication:
     """Adapter that lets the slot backend call a LlamaForSampling as an NxDI application.
 
-    In transformers-neuronx cache_ids are positions, start_ids are slots, and logits are transposed.
+    In transformers-neuronx positions are called cache_ids, slots start_ids, and logits are transposed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -51,12 +49,9 @@ def load_legacy_backend(config: ModelConfig) -> NeuronBackend:
     Raises:
         ConfigError: the package is missing, or the checkpoint or the settings cannot be used.
     """
-    model_config = load_config(config.path)
-    length = resolve_length(model_config, config.sequence_length)
-    require_supported_config(model_config, length)
+    model_config, length = checked_config(config)
     _check(config, str(model_config.model_type), architecture_name(model_config))
     take_cores(config.neuron.cores, config.neuron.tp_degree)
-    check_sharding(config.path, model_config, config.neuron.tp_degree)
     dtype, width = DEFAULT_DTYPE if config.dtype == "auto" else config.dtype, verification_width(config.neuron.gamma)
     arguments = {"seq_len": length, "max_context_length": length, "batch_size": 1, "speculation_length": width}
     shape = replace(slot_shape(model_config, {**arguments, "torch_dtype": dtype}), prompt_width=0)

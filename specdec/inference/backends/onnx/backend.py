@@ -1,8 +1,9 @@
 """The onnx backend: decoders in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
 
-Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of places (groups
-of sequences, see `Place`). All are built at loading, since building one later would stop all sequences for 0.1 s. The
-graphs share the weights in memory. Other families, dtypes and devices need the torch backend.
+Owns the loading of a checkpoint and the choice of the graph for a pass. A pass is divided into places (groups of
+sequences that attend together, see `Place`), and there is one graph per number of places. All are built at loading,
+since building one later would stop all sequences for 0.1 s. The graphs share the weights in memory. Other families,
+dtypes and devices need the torch backend.
 """
 
 from __future__ import annotations
@@ -32,22 +33,25 @@ from specdec.inference.model.slots import Array, Span
 logger = logging.getLogger(__name__)
 
 MAX_PLACES = 16
-"""Most places (see `Place`) of one run of a graph; more run in groups, which arithmetic bounds, not reading weights."""
+"""Most places (see `Place`) of one run of a graph. A pass with more places runs in groups of this size, in which
+arithmetic takes longer than reading the weights, so reading them again costs little."""
 
 SWEEP_SIZES = (6, 12)
-"""Numbers of rows that ONNX Runtime multiplies with a float32 matrix in one sweep over it, with AVX-512.
+"""Numbers of rows that ONNX Runtime multiplies with a float32 matrix in one sweep over the matrix, with AVX-512.
 
-7 to 11 rows take two sweeps, which cost more than one over 12, so padding fills such passes up to 12.
+7 to 11 rows take two sweeps, which cost more than one sweep for 12 rows, so padding fills such passes up to 12.
 """
 
 PROBE_TOLERANCES = {"float32": 1e-3, "int8": 0.3}
-"""Largest difference from Transformers' logits at loading, relative to the largest logit (1, if that is smaller)."""
+"""Largest difference from Transformers' logits that the test at loading accepts, by dtype; relative to the largest
+logit, or to 1 if that is larger."""
 
 
 class OnnxBackend:
     """Backend over a decoder's ONNX graphs, with its slots.
 
     Args:
+        num_threads: threads of a pass.
         is_exact: make logits the same bits at every width in float32 too, by spare tokens (see `graph`).
     """
 
@@ -97,7 +101,7 @@ class OnnxBackend:
         return shared_places(spans, self._num_filling(spans))
 
     def _num_filling(self, spans: Sequence[Span]) -> int:
-        """Return how many tokens of padding make a pass faster; 0 if none do, or if the last slot has no room."""
+        """Return how many tokens of padding after the last span make a pass faster; 0 if none do, or none fit."""
         if not self._fills_up:
             return 0
         shorter, longer = SWEEP_SIZES
@@ -127,7 +131,7 @@ class OnnxBackend:
 
 
 def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
-    """Load a checkpoint; after its first load, from the packed copy that this load left in the cache.
+    """Load a checkpoint. The first load leaves packed weights in the user's cache; later ones read only these.
 
     Raises:
         ConfigError: the checkpoint, the settings or the cache cannot be used; the message names which.

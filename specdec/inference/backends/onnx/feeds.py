@@ -1,4 +1,7 @@
-"""Inputs of a graph: their values for the places of a pass, and the memory that they are written to."""
+"""Inputs of a graph: their values for a pass, and the memory that they are written to.
+
+A pass is divided into places, the groups of sequences that attend together; see `Place`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from specdec.inference.backends.onnx.shape import Weight
 from specdec.inference.model.slots import Span
 
 INT32_INPUTS = ("lasts", "lengths")
+"""Inputs of type int32; all others are int64."""
 MAX_KEPT_BYTES = 1 << 18
-"""Size of the largest logits whose memory is kept; writing larger ones takes longer than allocating memory for them."""
+"""Size of the largest logits whose memory is kept. Writing larger ones takes longer than allocating their memory."""
 
 
 @dataclass(slots=True)
@@ -22,9 +26,10 @@ class Flattened:
     """Tokens of a pass in a row: those of one place (see `Place`) after those of another.
 
     Attributes:
-        lasts: last position of each sequence.
-        lengths: positions of each place's longest sequence.
-        rows: tokens for which logits are wanted, in the order of the spans.
+        token_ids: ids of the tokens, padding included.
+        lasts: last position of each sequence, place by place.
+        lengths: number of positions of each place's longest sequence.
+        rows: numbers of the tokens for which logits are wanted, in the order of the spans.
     """
 
     token_ids: list[int]
@@ -34,7 +39,7 @@ class Flattened:
 
 
 def flattened(spans: Sequence[Span], places: Sequence[Place]) -> Flattened:
-    """Return the tokens of the spans, place by place, each span padded to the width of its place (see `Place`)."""
+    """Return the tokens of the spans, place by place, each span padded to the width of its place."""
     if len(spans) == 1:  # a fifth of the time, which counts in a draft's pass of 0.2 ms
         return _flattened_span(spans[0], places[0].width)
     token_ids: list[int] = []
@@ -81,7 +86,7 @@ def run_inputs(flat: Flattened, places: Sequence[Place], num_elements: int) -> d
 
 
 def spare_inputs(flat: Flattened, places: Sequence[Place]) -> dict[str, Sequence[int]]:
-    """Return the inputs, by name, of a graph with spare tokens; each span's last token comes again, as spare."""
+    """Return the inputs, by name, of a graph with spare tokens, which are copies of each span's last token."""
     spread: list[int] = []
     own: list[int] = []
     start = 0
@@ -127,6 +132,7 @@ class Feeds:
 
     @property
     def worth_keeping(self) -> bool:
+        """Return whether using this memory again is faster than allocating memory for each pass."""
         return self._logits.nbytes <= MAX_KEPT_BYTES
 
     def bind(self, binding: onnxruntime.IOBinding) -> None:
@@ -141,6 +147,6 @@ class Feeds:
             self._arrays[name][:] = values
 
     def logits(self, num_rows: int) -> Weight:
-        """Return the first rows, float32 [num_rows, vocab_size]; a copy where the memory is used again."""
+        """Return the first rows of the logits, float32 [num_rows, vocab_size]; a copy if this memory is used again."""
         rows: Weight = self._logits[0, :num_rows]
         return rows.copy() if self.worth_keeping else rows

@@ -1,8 +1,9 @@
 """The ONNX graph of a Llama-shaped decoder over slots.
 
 Linear layers run over the flattened tokens of all spans. Attention runs place by place. A place is one span, or in
-float32 a run: single tokens of sequences in neighbouring slots. Each place has its own keys and values, which the
-operator extends in place. (ONNX Runtime's operator takes several sequences only if each has one new token.)
+float32 a run, which is single tokens of sequences in neighbouring slots. Each place has its own keys and values, to
+whose memory the operator writes the new ones. (ONNX Runtime's operator takes several sequences only if each has one new
+token.)
 
 In int8 attention gets a spare token after those of each span, and its result is dropped. Without it a span of one
 token would be a matrix of one row, which ONNX Runtime multiplies by another kernel. That one adds in another order, and
@@ -36,7 +37,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from specdec.inference.backends.onnx import int8 as onnx_int8
-from specdec.inference.backends.onnx.shape import DecoderShape, Rotary, Weight
+from specdec.inference.backends.onnx.shape import ACTIVATIONS, DecoderShape, Rotary, Weight
 
 # Released with ONNX 1.14; every operator here is older, and newer runtimes read it.
 IR_VERSION, OPSET = 9, 18
@@ -46,13 +47,7 @@ CONSTANTS = {
     *("cosines", "sines", "qkv_sizes", "heads_shape", "flat_shape", "logit_cap", "flat_hidden", "flat_attended"),
     *onnx_int8.CONSTANTS,
 }
-"""Names, without a number at the end, of initializers that are no weights: every graph has its own."""
-
-ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
-    "silu": ("QuickGelu", {"alpha": 1.0}),  # x * sigmoid(1 * x), as one operator
-    "gelu_pytorch_tanh": ("FastGelu", {}),
-}
-"""ONNX Runtime's operator and its attributes for each activation, by Transformers' name."""
+"""Names, without a number at the end, of initializers that are not weights; each graph has its own constants."""
 
 
 def is_constant(name: str) -> bool:
@@ -172,7 +167,10 @@ class DecoderGraph:
         return normed, summed
 
     def _normalize_heads(self, layer: int, qkv: str) -> str:
-        """Add RMS norms of queries and keys, per head or over all heads; a smaller eps makes up for padded elements."""
+        """Add RMS norms of queries and keys, per head or over all heads.
+
+        Heads padded with zeros have a smaller mean square, so the epsilon that is added to it is smaller too.
+        """
         shape = self._shape
         query, key, value = (f"{name}_part_{layer}" for name in ("query", "key", "value"))
         self._add("Split", [qkv, "qkv_sizes"], [query, key, value], axis=2)
@@ -208,7 +206,7 @@ class DecoderGraph:
         return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
 
     def _as_run(self, layer: int, place: int, part: str) -> str:
-        """Give a place's tokens an axis for its sequences, if it may have several; return their name."""
+        """Give a place's tokens an axis for its sequences, if it may have several; return the result's name."""
         if self._has_spare:
             return part
         return self._add("Reshape", [part, f"shape_{place}"], [f"qkv_run_{layer}_{place}"])
@@ -231,7 +229,7 @@ class DecoderGraph:
         )
 
     def _parts(self) -> None:
-        """Split the inputs that describe all places, such as `lasts`, into one tensor per place; see the module."""
+        """Add nodes that split the inputs for all places, such as `lasts`, into one tensor per place."""
         if len(self._places) == 1:
             return
         num_places = len(self._places)

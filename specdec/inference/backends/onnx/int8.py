@@ -34,7 +34,7 @@ CONSTANTS: dict[str, np.ndarray[Any, Any]] = {
     "unit_scale": np.array(1, np.float32),
     "last_axis": np.array([-1], np.int64),
 }
-"""Constants that the nodes below need beside weights."""
+"""Initializers, by name, that the nodes of `row_nodes` and `product_nodes` read."""
 
 
 def weight_levels() -> int:
@@ -47,9 +47,12 @@ def weight_levels() -> int:
 
 
 def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Replace each matrix [in, out] of a linear layer by an int8 one and its scales `NAME_scale`, float32 [out].
+    """Yield weights, with each matrix [in, out] of a linear layer as int8 and its scales as `NAME_scale`.
 
-    A scale turns the product with rows that `row_nodes` quantized into float32.
+    Scales are float32 [out]: factors that turn an int8 product with rows of `row_nodes` into the float32 product.
+
+    Args:
+        levels: largest absolute value of a quantized weight.
     """
     for name, array in weights:
         if name.split("_")[0] not in MATRICES or array.ndim != 2:
@@ -61,16 +64,17 @@ def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Ite
 
 
 def quantize_columns(matrix: Weight, levels: int) -> tuple[Int8, Weight]:
-    """Return the matrix as int8 [in, out] and float32 scales [out], whose product approximates it."""
+    """Return int8 [in, out] and float32 scales [out], whose product approximates a matrix [in, out]."""
     largest = np.abs(matrix).max(axis=0)
     scale = np.maximum(largest / np.float32(levels), np.float32(SMALLEST_SCALE))
     return np.rint(matrix / scale).astype(np.int8), scale
 
 
 def row_nodes(hidden: str) -> list[onnx.NodeProto]:
-    """Quantize float32 [1, T, size] token by token: `HIDDEN_rows` uint8 [1, T, size], `HIDDEN_scale` float32 [1, T, 1].
+    """Return nodes that quantize the tensor called `hidden`, float32 [1, T, size], token by token.
 
-    The scale is a token's largest magnitude.
+    Their results are `HIDDEN_rows`, uint8 [1, T, size], and `HIDDEN_scale`, float32 [1, T, 1], which has each token's
+    largest magnitude.
     """
     name = f"{hidden}_{{}}".format
     return [
@@ -83,7 +87,7 @@ def row_nodes(hidden: str) -> list[onnx.NodeProto]:
 
 
 def product_nodes(hidden: str, weight: str, output: str) -> list[onnx.NodeProto]:
-    """Multiply the output of `row_nodes` with an int8 matrix: float32 [1, T, out]."""
+    """Return nodes that multiply the results of `row_nodes` with an int8 matrix into `output`, float32 [1, T, out]."""
     inputs = [f"{hidden}_rows", weight, "unit_scale", f"{weight}_scale", "zero_point"]
     return [
         helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}_scaled"], domain="com.microsoft"),

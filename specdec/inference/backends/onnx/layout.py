@@ -1,6 +1,6 @@
-"""Folder of packed weights: its files, the session over them, and its lock.
+"""Folder of packed weights: names of its files, options of ONNX Runtime's sessions over them, and the folder's lock.
 
-Each process that reads or makes a folder holds its lock; no process deletes a locked folder.
+Each process that uses or makes a folder holds the folder's lock until it ends; no process deletes a locked folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAKING = "making-"  # how the names of unfinished folders begin
 
 
 def session_options(num_threads: int) -> onnxruntime.SessionOptions:
-    """Return ONNX Runtime's session options, the same for packing weights as for running passes."""
+    """Return options of ONNX Runtime's sessions; those that pack weights and those that run passes have the same."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1

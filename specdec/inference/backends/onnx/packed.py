@@ -1,4 +1,4 @@
-"""Packed weights: a file of matrices in the form that ONNX Runtime's kernels use, made once and memory-mapped.
+"""Packed weights: a file of matrices in the form that ONNX Runtime's kernels read, made once and memory-mapped.
 
 ONNX Runtime rearranges ("prepacks") the matrices of each graph when it loads it, into memory of that graph. With
 `session.save_external_prepacked_constant_initializers` it can write the result to a file. If a later load gives the
@@ -56,10 +56,11 @@ class PackedDecoder:
         folder: folder of the weights' file.
         dtype: arithmetic of the linear layers, "float32" or "int8".
         config: Transformers' configuration of the checkpoint, as read back from JSON.
+        shape: facts that the graph depends on.
         weights: initializers that refer to the weights' file.
         probe_token_ids: tokens of the test at loading.
         probe_logits: their logits in Transformers, float32 [num_tokens, vocab_size].
-        narrow_logits: the same with the windows of `DecoderShape.narrowed`.
+        narrow_logits: their logits in Transformers with the windows of `DecoderShape.narrowed`.
         lock: lock that keeps the folder from being deleted while it is open.
     """
 
@@ -80,6 +81,9 @@ class PackedDecoder:
 
 def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> PackedDecoder:
     """Return the checkpoint's packed form in "float32" or "int8"; make it if the cache lacks it.
+
+    Args:
+        sequence_length: positions of a slot that are asked for; a model that cannot serve as many is not packed.
 
     Raises:
         ConfigError: the checkpoint cannot be used, or the cache cannot be written.
@@ -119,7 +123,10 @@ def require_private(folder: Path) -> None:
 
 
 def folder_of(path: Path, dtype: str) -> Path:
-    """Return the folder of a packed form: one per state of the files, in a folder per checkpoint and dtype."""
+    """Return the folder of a packed form, inside the folder of its checkpoint and dtype.
+
+    Its name changes with the checkpoint's files, the library and the processor.
+    """
     place = path.resolve()
     return user_cache() / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
 

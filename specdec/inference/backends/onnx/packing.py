@@ -1,4 +1,4 @@
-"""Maker of the packed form of a checkpoint, which `packed` reads. Only making it needs Transformers and torch."""
+"""Packing of a checkpoint's weights for ONNX Runtime. It needs Transformers and torch; `packed` reads the result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 NUM_PROBE_TOKENS = 8
 SETTLED_S = 60.0
-"""Least age in seconds of an unlocked folder to delete; the maker of a younger one may not have locked it yet."""
+"""Least age in seconds at which an unlocked folder is deleted; a younger one's maker may not have locked it yet."""
 NamedArray: TypeAlias = "tuple[str, np.ndarray[Any, Any]]"
 
 

@@ -1,4 +1,4 @@
-"""One compiled graph, ready to run passes of a fixed number of places."""
+"""Session of ONNX Runtime over one graph, which runs passes with a fixed number of places (see `Place`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from specdec.inference.backends.onnx.slots import OnnxSlots
 from specdec.inference.model.slots import Span
 
 MAX_KEPT = 48
-"""Most pass shapes whose memory is kept, per number of places; with one place, enough for all widths of a pass."""
+"""Most shapes of passes whose memory is kept by one `OnnxPass`; with one place, enough for all widths of a pass."""
 
 
 class OnnxPass:
-    """Runner of passes with exactly `num_places` places (see `Place`), the number that `graph` was made for."""
+    """Runner of passes with exactly `num_places` places (see `Place`), the number that `graph` was made for.
+
+    Args:
+        graph: model that `DecoderGraph.build` made.
+        num_threads: threads of a pass.
+    """
 
     def __init__(
         self, decoder: PackedDecoder, slots: OnnxSlots, graph: onnx.ModelProto, *, num_places: int, num_threads: int
@@ -58,7 +63,7 @@ class OnnxPass:
         return feeds.logits(len(flat.rows))
 
     def _feeds(self, inputs: Mapping[str, Sequence[int]], num_sequences: int) -> Feeds:
-        """Return the arrays that ONNX Runtime reads and writes in a pass of this size; earlier ones may be reused."""
+        """Return bound memory for the inputs and logits of a pass of this size, perhaps that of an earlier pass."""
         shape = len(inputs["token_ids"]), num_sequences, len(inputs["rows"])
         feeds = self._kept.get(shape)
         if feeds is None:
@@ -73,7 +78,7 @@ class OnnxPass:
         return feeds
 
     def _arranged(self, places: Sequence[Place]) -> Sequence[Place]:
-        """Return the places in an order that keeps most of the bindings to slots; bind the slots of the others."""
+        """Return the places in an order in which most are bound to their slots already; bind the others to theirs."""
         if [place.slots for place in places] == self._bound:
             return places
         new = {place.slots: place for place in places}

@@ -1,4 +1,4 @@
-"""Places of a pass: the sequences that share an attention operator of the graph. Pure; knows no graph."""
+"""Places of a pass: groups of sequences that share one attention operator of the graph. Knows no graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdec.inference.model.slots import Span
 
 @dataclass(slots=True)  # not frozen: that takes three times as long to make
 class Place:
-    """Part of a pass that attends as one: a span, or single tokens of sequences in neighbouring slots (a run).
+    """Part of a pass with an attention operator of its own: a span, or single tokens of neighbouring slots (a run).
 
     Attributes:
         slots: slots of these sequences.
@@ -35,8 +35,8 @@ def single_places(spans: Sequence[Span], num_filling: int = 0) -> list[Place]:
 def shared_places(spans: Sequence[Span], num_filling: int = 0) -> list[Place]:
     """Return places in which single tokens of neighbouring slots are together, if that halves the number of places.
 
-    A smaller gain is not worth it: sequences that verify in some passes and decode in others would change the runs from
-    pass to pass, and binding a place to other slots takes as long as several operators.
+    Otherwise return one place per span: sequences that verify in some passes and decode in others would change the runs
+    from pass to pass, and binding a place to other slots takes as long as several operators.
     """
     singles = single_places(spans, num_filling)
     runs: list[list[Place]] = []

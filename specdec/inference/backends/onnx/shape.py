@@ -1,6 +1,6 @@
 """Shape of a decoder: the facts that its ONNX graph depends on, and the families that the graph expresses.
 
-Owns the reading of those facts from a Transformers model, and the layout of padded heads. Knows no graph.
+Reads those facts from a Transformers model, and says how heads are padded. Knows no graph.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 Weight: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 Rotary: TypeAlias = "tuple[tuple[float, ...], float]"
+"""Rotary positions: frequencies in radians per position, and the factor of sines and cosines."""
 
 SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn", "longrope")
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+"""Types of rotary positions whose frequencies are the same at every length."""
+ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
+    "silu": ("QuickGelu", {"alpha": 1.0}),  # x * sigmoid(1 * x), as one operator
+    "gelu_pytorch_tanh": ("FastGelu", {}),
+}
+"""ONNX Runtime's operator and its attributes for each activation, by Transformers' name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,8 @@ class Family:
     """Differences of a family from Llama that its modules do not show; `shape_of` and `decoder_weights` find the rest.
 
     Attributes:
-        activation: setting that names the activation of the gate.
-        norm_offset: added to the weights of norms.
+        activation: field of the configuration that names the activation of the gate.
+        norm_offset: number that is added to the weights of norms.
     """
 
     activation: str = "hidden_act"
@@ -58,7 +64,7 @@ class DecoderShape:
     Attributes:
         head_dim: elements of a head in the checkpoint, even; the graph has `head_room`, the next multiple of 16.
         score_scale: factor of the attention scores.
-        rms_eps: added to mean squares before the root.
+        rms_eps: epsilon of RMS norms, which is added to mean squares before the root.
         biases: names of linear layers (as in `weights.py`) that have a bias.
         head_norms: queries and keys are normalized head by head (Qwen3), over "all" heads at once (OLMo2), or not.
         input_norms: attention and gates read normalized inputs.
@@ -67,7 +73,7 @@ class DecoderShape:
         score_cap: bound of the attention scores; 0 is none.
         logit_cap: bound of the logits; 0 is none.
         windows: by layer, the number of last positions that a token sees, its own among them; 0 is all.
-        rotaries: distinct rotary positions: frequencies in radians per position, and the factor of sines and cosines.
+        rotaries: rotary positions of the layers, without duplicates.
         layer_rotaries: index into `rotaries` of each layer.
     """
 
@@ -181,7 +187,7 @@ def _head_norms(attention: Any) -> Literal["", "head", "all"]:
 
 
 def _rotary(decoder: Any, layer: int) -> Rotary:
-    """Return a layer's rotary positions; some families keep them by layer type, and some layers have none."""
+    """Return a layer's rotary positions, of frequency 0 if it has none; some families keep them by type of layer."""
     rotary = decoder.rotary_emb
     kind = "" if hasattr(rotary, "inv_freq") else f"{decoder.config.layer_types[layer]}_"
     frequencies = getattr(rotary, f"{kind}inv_freq")

@@ -12,11 +12,16 @@ from specdec.inference.backends.onnx.shape import DecoderShape
 from specdec.inference.errors import RoomError
 
 MAX_KEPT = 1024
-"""Most ranges of slots whose ONNX Runtime values are kept; to make one takes 12 us per layer."""
+"""Most ranges of slots whose values are kept as objects of ONNX Runtime; to make them takes 12 us per layer."""
 
 
 class OnnxSlots:
     """Room for `num_slots` sequences of `max_length` positions each, and for the graph's spare token after them.
+
+    Attributes:
+        room: positions of a slot, the spare token's among them.
+        memory: keys and values, float32 [2 * num_layers, num_slots, num_kv_heads, room, head_room].
+        slot_bytes: bytes of one slot.
 
     Raises:
         RoomError: there is not enough memory.
@@ -42,7 +47,10 @@ class OnnxSlots:
         self.memory[:, destination_slot, :, start:end] = self.memory[:, source_slot, :, start:end]
 
     def note_length(self, slot: int, length: int) -> None:
-        """Give a slot huge pages once its tokens fill half of it; at 1100 positions a pass takes 12 % less time."""
+        """Allow huge pages for a slot whose `length` tokens fill half of it or more.
+
+        With them a pass over 1,100 positions takes 12 % less time.
+        """
         if 2 * length > self.max_length and slot not in self._well_filled:
             self._well_filled.add(slot)
             for room in self.memory:  # of a layer's keys or values

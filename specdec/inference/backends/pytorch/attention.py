@@ -1,8 +1,8 @@
 """Attention of one pass: every span's queries against the keys and values of its slot.
 
-Owns the function that Transformers calls in place of its own attention, and what that function needs to know about a
-pass. Not every family hands extra keyword arguments down to its attention (GPT-2 in 4.57 does not), so each attention
-module carries a `PassHolder` with the running pass. Knows nothing of tokens or logits.
+Owns the function that Transformers calls in place of its own attention. That function has to know the running pass,
+and not every family hands extra keyword arguments down to its attention (GPT-2 in Transformers 4.57 does not). So each
+attention module has an attribute `pass_holder`, a `PassHolder` with the running pass.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from specdec.inference.errors import UnsupportedModelError
 from specdec.inference.model.slots import Span
 
 ATTENTION_NAME = "specdec_slots"
+"""Name under which Transformers finds `slot_attention`."""
 
 # Folding heads into queries repeats the mask, so it is for the widths of decoding and verification, not of prompts.
 MAX_FOLDED_TOKENS = 32
 
-# Requests of a layer to its attention function beyond plain causal attention; None asks for nothing.
 UNSUPPORTED_OPTIONS = {
     "attention_mask": "a mask of its own",
     "position_bias": "position bias",
 }
+"""Arguments of a layer's attention function that are refused unless they are None, with their meaning for messages."""
 
 Options: TypeAlias = dict[str, Any]
 """Further arguments of a layer's attention function, beside queries, keys, values and scaling."""
 
 
 class LayerAttention(Protocol):
-    """Attention of one pass, which each attention layer of the model calls."""
+    """Attention of one pass, to which `slot_attention` hands the calls of all layers."""
 
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
     ) -> Tensor:
-        """Attend to all positions up to each token's own.
+        """Attend from each token to all positions up to its own.
 
         Args:
-            module: layer with index `layer_idx`.
+            module: attention layer that calls; its number is its attribute `layer_idx`.
             query: [1, num_heads, num_tokens, dim]
             key, value: [1, num_kv_heads, num_tokens, dim]
             scaling: factor of the scores; None is one over the square root of dim.
@@ -56,7 +57,11 @@ class LayerAttention(Protocol):
 
 
 class PassHolder:
-    """Holder of the running pass, shared by all attention modules of one model."""
+    """Holder of the running pass, shared by all attention modules of one model.
+
+    Attributes:
+        current: attention of the running pass; set before each pass.
+    """
 
     __slots__ = ("current",)
 
@@ -64,7 +69,7 @@ class PassHolder:
 
 
 def attach(model: PreTrainedModel, holder: PassHolder) -> None:
-    """Make the model attend through `holder`."""
+    """Make the model's layers attend by `slot_attention`, which finds the running pass in `holder`."""
     model.set_attn_implementation(ATTENTION_NAME)
     for module in model.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
@@ -93,7 +98,9 @@ AttentionInterface.register(ATTENTION_NAME, slot_attention)
 def scored_attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, scaling: float | None, options: Options
 ) -> Tensor:
-    """Attend by plain operations, for layers that change the scores; heads that share keys read these only once.
+    """Attend by plain operations: for layers that change the scores, and for devices without a fused operator.
+
+    Heads that share keys read these only once.
 
     Args:
         query: [batch, num_heads, num_tokens, dim]
@@ -125,7 +132,14 @@ def changes_scores(options: Options) -> bool:
 
 
 class SpanAttention:
-    """Attention of one span of a pass: the positions of its tokens, and the masks for its queries."""
+    """Attention of one span of a pass, with the masks for its queries, which all layers share.
+
+    Attributes:
+        slot: slot of the span.
+        start: position of the span's first token.
+        num_tokens: number of the span's tokens.
+        end: position after the span's last token.
+    """
 
     __slots__ = ("_kind", "_masks", "end", "num_tokens", "slot", "start")
 
@@ -138,7 +152,16 @@ class SpanAttention:
         self._masks: dict[tuple[int, int], Tensor] = {}  # by window and repetitions; all layers share them
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, *, scaling: float | None, options: Options) -> Tensor:
-        """Attend from query [1, num_heads, num_tokens, dim] to keys and values [1, num_kv_heads, end, dim]."""
+        """Attend from each token of the span to the positions of its slot up to its own.
+
+        Args:
+            query: [1, num_heads, num_tokens, dim]
+            keys, values: all that the slot holds up to the span's end, [1, num_kv_heads, end, dim].
+            scaling, options: as in `LayerAttention.attend`.
+
+        Returns:
+            [1, num_heads, num_tokens, dim]
+        """
         window = min(options.get("sliding_window") or self.end, self.end)
         first = max(0, self.start + 1 - window)
         if first:  # no query sees what is before
@@ -188,7 +211,7 @@ class SlotPass:
     """A pass over spans: writes each span's keys and values to its slot, then attends to all of the slot so far.
 
     Args:
-        num_filling: tokens after the last span that belong to none; their attention is zeros.
+        num_filling: tokens of the pass after the last span, which belong to no span; their attention is zeros.
     """
 
     def __init__(
@@ -237,7 +260,12 @@ class ShapeRecorder:
     Running the layers is surer than reading configurations, whose fields have other names in each family.
 
     Args:
+        architecture: name of the model's architecture, for messages.
         windows: sliding window of each layer, from the configuration.
+        max_length: positions of a slot; windows that are not smaller have no effect.
+
+    Attributes:
+        shapes: shape of the keys and values of each layer, by the layer's number.
     """
 
     def __init__(self, architecture: str, windows: Sequence[int | None], max_length: int) -> None:

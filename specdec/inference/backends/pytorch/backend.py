@@ -41,7 +41,7 @@ from specdec.inference.model.slots import Array, GraphCounts, Span, Windows
 logger = logging.getLogger(__name__)
 
 CAPTURED = Buckets(widths=(1, 2, 3, 5, 9, 17), prompts=(128, 512), batches=(1, 2, 4, 8, 16, 32, 64, 128))
-"""Sizes of passes on CUDA, where a graph takes 0.1 s to make; width 17 verifies 16 draft tokens."""
+"""Sizes of passes on CUDA, where a graph takes 0.1 s to make. Width 17 verifies 16 draft tokens."""
 
 NUM_TEST_TOKENS = 4
 """Number of tokens for which logits are compared before and after linear layers are packed."""
@@ -51,12 +51,16 @@ class TorchBackend:
     """A causal language model and its slots. Replaces the model's attention by one that reads from the slots.
 
     Args:
-        fixed: run all passes in fixed shapes; None runs them as they come, operator by operator.
-        windows: run spans as windows; `fixed` then has the one shape of such a pass. None: spans run as they come.
+        model: model that `require_supported_config` does not refuse.
+        fixed: shapes to which all passes are padded; None: each pass has its own shape, and runs operator by operator.
         device: device that the model moves to, after a test pass on its present device; None: it does not move.
+        windows: windows of positions in which spans run; `fixed` then has the one shape of such a pass. None: spans
+            run as they come.
 
     Attributes:
         passes: runner of the model over spans that have been checked.
+        max_pass_tokens: most tokens of one span that one pass can run with logits for all of them.
+        prompt_chunk_tokens: number of a prompt's tokens that one pass should read; 0: any number.
 
     Raises:
         UnsupportedModelError: slots of keys and values cannot carry this architecture.
@@ -73,7 +77,6 @@ class TorchBackend:
         device: torch.device | None = None,
         windows: Windows | None = None,
     ) -> None:
-        require_supported_config(model.config, max_length, windows=True)
         require_supported_model(model)
         runner = ModelRunner(model, max_length)
         _move(model, device or model.device)
@@ -91,19 +94,10 @@ class TorchBackend:
         if windows is not None:
             self.passes = WindowPasses(self.passes, windows, num_slots=num_slots, max_length=max_length)
             self.arithmetic += f", {windows.num} windows of {windows.width}{'' if fixed is None else ' in one shape'}"
+        self.max_pass_tokens, self.prompt_chunk_tokens = self.passes.widest, self.passes.widest_part
         keeps_linears = fixed is not None and fixed.maker.graphs_only
         if model.device.type == "cpu" and model.dtype == torch.float32 and not keeps_linears:
             _pack_linears(runner, SlotCache(runner.layers, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
-
-    @property
-    def max_pass_tokens(self) -> int:
-        """Return how many tokens of one span a pass can run with all their logits."""
-        return self.passes.widest
-
-    @property
-    def prompt_chunk_tokens(self) -> int:
-        """Return how many tokens of a prompt one pass should read; 0: any number."""
-        return self.passes.widest_part
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         """Return True: a prompt always reuses the tokens that its slot holds."""
@@ -116,7 +110,7 @@ class TorchBackend:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Make the graphs of all passes, if they are made ahead; overwrites slots."""
+        """Make the graphs of all passes, if passes have fixed shapes; this overwrites slots."""
         self.passes.warm_up()
 
     @torch.inference_mode()
@@ -137,7 +131,7 @@ class TorchBackend:
 
 @torch.inference_mode()
 def _pack_linears(runner: ModelRunner, cache: SlotCache) -> None:
-    """Rearrange linear layers so that wide passes cost little more; a test run writes its tokens to `cache`."""
+    """Replace linear layers by packed ones (`packed_linear`); a pass that tests the logits writes to `cache`."""
     span = Span(slot=0, start=0, token_ids=range(NUM_TEST_TOKENS), num_logits=NUM_TEST_TOKENS)
     inputs = torch.tensor([span.token_ids, span.token_ids]) % runner.vocab_size  # [2, num_tokens]
     slot_pass = SlotPass(cache, [span], dtype=torch.float32, device=runner.model.device)

@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.inference.errors import ConfigError
 
 Run: TypeAlias = Callable[[], Tensor]
+"""Function that runs one pass over the inputs in its tensors, and returns the logits."""
 
 _compile: Callable[..., Run] = torch.compile  # its declared overloads lack an argument that it takes
 NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspace in their first runs, which a graph must not hold
@@ -25,7 +26,7 @@ class Maker(Protocol):
     """Maker of graphs.
 
     Attributes:
-        name: kind of its graphs, for logs.
+        name: participle that says in logs what happens to passes, such as "captured as CUDA graphs".
         num_graphs: number of graphs made so far.
         arithmetic: text that the compiler adds to the backend's `arithmetic`, since compilers round differently.
         graphs_only: whether the device runs nothing but graphs. Then copies of slots are graphs too, and attention is

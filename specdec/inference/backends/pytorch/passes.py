@@ -1,7 +1,7 @@
-"""Passes over spans that have been checked: what every device runs if a model is spread over several.
+"""The operations of a model over its slots: passes over spans, copies of slots and the warm-up.
 
-`TorchBackend` hands each pass, each copy of a slot and the warm-up to one object of `Passes`. So a wrapper of that
-object sees every operation that several devices must run together. It does not check callers.
+`TorchBackend` checks its callers' spans, and hands every operation to one object of `Passes`. So if a model were spread
+over several devices, a wrapper of that object would see every operation that all devices must run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Passes(Protocol):
         """Return how many graphs were made for passes."""
 
     def warm_up(self) -> None:
-        """Make every pass that there will be, if they are made ahead; overwrites slots."""
+        """Make the graphs of all passes, if passes have fixed shapes; this overwrites slots."""
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
         """Return logits as `specdec.inference.model.slots.Backend.forward` does, in the model's dtype."""
@@ -48,7 +48,8 @@ class EagerPasses:
     """Passes of any shape, operator by operator; the tokens of all spans run as one row.
 
     Args:
-        num_rows: tokens of every pass, filled up with token 0, which attends to nothing; 0: no filling.
+        num_rows: number of tokens to which every pass is filled up, by tokens 0 that attend to nothing; 0: a pass has
+            as many tokens as its spans.
     """
 
     graphs = GraphCounts(0, 0)

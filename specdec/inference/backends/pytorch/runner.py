@@ -1,6 +1,6 @@
-"""A Transformers model that attends through the running pass, and its properties, found by a test pass.
+"""A Transformers model whose attention is that of the running pass, and its properties, found by a test pass.
 
-Knows nothing of the order of spans, of shapes or compilers.
+Knows nothing of the order of spans, of the shapes of passes, or of compilers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from specdec.inference.errors import ConfigError, UnsupportedModelError
 
 
 class ModelRunner:
-    """A model with attention modules that call the running pass. The model must have no other user.
+    """A model whose attention modules call the attention of the running pass. The model must have no other user.
+
+    Args:
+        max_length: positions of a slot.
 
     Attributes:
+        model: the model, in evaluation mode.
         vocab_size: number of columns of the logits.
         layers: shapes of the keys and values that each layer stores.
 
@@ -43,7 +47,7 @@ class ModelRunner:
         Args:
             inputs: token ids and positions, [2, num_tokens].
             running: attention of this pass.
-            rows: rows of the tokens, or the number of last tokens, that logits are made for; 0 is all tokens.
+            rows: numbers of the tokens that are to have logits, or how many of the last ones are; 0 is all tokens.
 
         Returns:
             [num_rows, vocab_size], in the model's dtype.

@@ -1,6 +1,6 @@
-"""Shapes of passes: the few that a compiler makes, the one that fits some spans, and the parts of spans that fit none.
+"""Shapes of passes: which ones a compiler makes, which one fits given spans, and how longer spans are cut into parts.
 
-Pure; knows neither models nor devices.
+Knows neither models nor devices.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ class Shape:
     """The shape of one pass.
 
     Attributes:
-        batch: number of spans; if it is the number of all slots, row i of the pass is slot i, unless spans share slots.
+        batch: number of spans, padding included.
         width: tokens of each span, padding included.
-        length: positions that attention reads; no span ends after them.
-        is_prompt: whether the tokens are a part of a prompt: they stand at the right, and only the last has logits.
+        length: number of a slot's first positions that attention reads; all spans end within them.
+        is_prompt: whether the pass reads a part of a prompt: padding stands before the tokens, and only the last token
+            has logits.
     """
 
     batch: int
@@ -30,14 +31,15 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Sizes to choose shapes from. Fewer sizes are compiled sooner, but passes carry more padding.
+    """Sizes from which the shapes of passes are made. With fewer sizes there is less to compile, but more padding.
 
     Attributes:
-        widths: tokens per span in passes that several spans may share, ascending.
-        prompts: tokens of passes that read a part of one wider span alone, ascending and above `widths`.
-        batches: spans per pass, ascending; unless `shares_slots`, a pass may also have as many spans as slots.
+        widths: tokens per span in passes over several spans, ascending.
+        prompts: tokens in passes over a part of one longer span, ascending and above `widths`.
+        batches: spans per pass, ascending; unless `shares_slots`, a pass may also have as many spans as there are
+            slots.
         shortest: positions that attention reads in the shortest shapes; others read twice, four times, ... as many.
-        shares_slots: whether spans of a pass may belong to the same slot.
+        shares_slots: whether spans of one pass may belong to the same slot.
     """
 
     widths: tuple[int, ...]
@@ -48,7 +50,13 @@ class Buckets:
 
 
 class Shapes:
-    """All shapes of a model with a number of slots and positions, and the cutting of passes into them."""
+    """Shapes of the passes of a model with a number of slots and positions.
+
+    Attributes:
+        widths: tokens per span in passes over several spans, ascending.
+        prompts: tokens in passes over a part of one longer span, ascending.
+        batches: spans per pass, ascending.
+    """
 
     def __init__(self, buckets: Buckets, *, num_slots: int, max_length: int) -> None:
         self.widths = _up_to(max_length, buckets.widths)
@@ -81,9 +89,10 @@ class Shapes:
         return Shape(batch, width, self._length(max(end, width)), is_prompt)
 
     def passes(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Yield the spans of each pass. A slot's earlier positions are in earlier passes.
+        """Cut spans into parts that fit a shape; yield the parts of each pass. A slot's earlier positions come first.
 
-        The parts of wide spans come first, each alone; narrow spans and the narrow ends of wide ones share the last.
+        Each part of a long span has a pass of its own. The last pass has the short spans, and what is left of the long
+        ones.
         """
         shared = []
         for span in spans:
@@ -97,9 +106,10 @@ class Shapes:
             yield shared
 
     def _parts(self, span: Span) -> Iterator[Span]:
-        """Cut a span into parts that fit the widths of these shapes.
+        """Cut a span into parts of the widths of these shapes.
 
-        A prompt part gives logits for its last row only, so tokens with wanted logits go in others.
+        A pass over a part of a prompt gives logits for its last token alone, so all tokens with wanted logits but the
+        first are in narrower parts.
         """
         done, num_tokens, narrow = 0, len(span.token_ids), self.widths[-1]
         num_unwanted = num_tokens - span.num_logits

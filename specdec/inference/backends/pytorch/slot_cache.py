@@ -1,7 +1,7 @@
 """Keys and values of every layer, for a fixed number of sequences.
 
 Owns the memory: one tensor of keys and one of values per layer, reserved once and written in place. Knows nothing of
-tokens, masks or which positions are valid: a reader passes a slot's valid length, and the rest is stale.
+tokens or masks, nor which positions of a slot are valid: callers read no position that they have not written.
 """
 
 from __future__ import annotations
@@ -89,10 +89,11 @@ class SlotCache:
 
 
 class SlotCopy:
-    """The copying of positions from one slot to another in fixed shapes, for devices that run nothing but graphs.
+    """Copying of positions from one slot to another in fixed shapes, for devices that run nothing but graphs.
 
     Attributes:
-        where: source slot, destination slot, first position, and the position after the last; [4].
+        where: the copy's input, which callers write: source slot, destination slot, first position, and the position
+            after the last; int64 [4].
     """
 
     def __init__(self, cache: SlotCache) -> None:

@@ -1,8 +1,7 @@
 """Passes of fixed shapes for the torch backend: each is made once, before a server is ready, and run from then on.
 
-A graph wants the same shapes and the same memory every time, so spans are filled up to a `Shape`, and what
-distinguishes one pass from the next is written into a tensor that the graph reads, in one transfer. Slots are used as
-in `specdec.inference.backends.pytorch.attention`.
+A graph needs the same shapes and the same memory every time. So spans are padded to a `Shape`, and everything that
+distinguishes one pass from the next is written into one tensor that the graph reads.
 """
 
 from __future__ import annotations
@@ -34,14 +33,22 @@ REPORT_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class FixedShapes:
-    """Fixed shapes of a backend: the sizes, and the maker of a graph for each."""
+    """Fixed shapes of a backend's passes: the sizes of the shapes, and the maker of a graph for each shape."""
 
     maker: Maker
     buckets: Buckets
 
 
 class StaticPass:
-    """Inputs of a pass of one fixed shape, and attention over them."""
+    """`LayerAttention` of passes of one fixed shape, and the tensor with their inputs.
+
+    If the shape has as many spans as there are slots, and spans share none, row i of the pass is slot i: then keys and
+    values are read in place. In other shapes the keys and values of the rows' slots are copied.
+
+    Args:
+        graphs_only: as in `Maker`.
+        shares_slots: as in `Buckets`.
+    """
 
     def __init__(
         self, cache: SlotCache, shape: Shape, *, graphs_only: bool = False, shares_slots: bool = False
@@ -73,7 +80,7 @@ class StaticPass:
         self._inputs.copy_(torch.from_numpy(np.concatenate([tokens.ravel(), slots])))
 
     def rows(self, spans: Sequence[Span]) -> list[int]:
-        """Return the numbers of the rows whose logits the spans ask for, span by span."""
+        """Return which rows of the logits the spans ask for, span by span."""
         if self.shape.is_prompt:
             return [0] * spans[0].num_logits
         return [row * self.shape.width + token for row, span in self._rows(spans) for token in wanted_rows([span])]
@@ -127,25 +134,24 @@ class StaticPass:
         return self._inputs[start : start + self._num_tokens].view(self.shape.batch, self.shape.width)
 
     def _extend(self, room: Tensor, new: Tensor) -> Tensor:
-        """Write keys or values [1, num_kv_heads, num_tokens, dim]; return all, [batch, num_kv_heads, length, dim].
+        """Write keys or values to the slots, and return what the pass attends to.
 
-        It assigns by index, which inductor does in place; for `scatter_` it copies the whole room twice. A device that
-        runs graphs only gets `scatter_`, since TorchNeuron's compiler turns an assignment by index into an index per
-        element.
+        Args:
+            room: keys or values of one layer, [num_slots, num_kv_heads, num_positions, dim].
+            new: those of the pass's tokens, [1, num_kv_heads, num_tokens, dim].
+
+        Returns:
+            [batch, num_kv_heads, length, dim]
         """
-        shape, places = self.shape, self._of_tokens(2)
-        by_row = new[0].reshape(-1, shape.batch, shape.width, new.shape[3]).transpose(0, 1)  # [batch, heads, ...]
-        slots, (_, num_heads, num_positions, dim) = self._inputs[3 * self._num_tokens :], room.shape
-        if not self._graphs_only:
-            heads = torch.arange(num_heads, device=room.device)
-            room.index_put_((slots[:, None, None], heads[:, None], places[:, None]), by_row)
-        elif self._has_all_slots:
-            room.scatter_(2, places[:, None, :, None].expand_as(by_row), by_row)
-        else:
-            heads = slots[:, None] * num_heads + torch.arange(num_heads, device=room.device)  # [batch, heads]
-            flat_places = (heads[:, :, None] * num_positions + places[:, None]).flatten()  # [batch * heads * width]
-            flat = by_row.flatten(0, 2)  # [batch * heads * width, dim]
-            room.view(-1, dim).scatter_(0, flat_places[:, None].expand_as(flat), flat)
+        shape, (_, num_heads, num_positions, dim) = self.shape, room.shape
+        slots, heads = self._inputs[3 * self._num_tokens :], torch.arange(num_heads, device=room.device)
+        rooms = (slots[:, None] * num_heads + heads) * num_positions  # [batch, num_kv_heads]
+        places = (rooms[:, :, None] + self._of_tokens(2)[:, None]).flatten()  # [batch * num_kv_heads * width]
+        by_row = new[0].reshape(-1, shape.batch, shape.width, dim).transpose(0, 1).reshape(-1, dim)
+        if self._graphs_only:  # TorchNeuron's compiler makes of an assignment by index an index per element
+            room.view(-1, dim).scatter_(0, places[:, None].expand_as(by_row), by_row)
+        else:  # inductor assigns in place; for `scatter_` it copies the whole room twice
+            room.view(-1, dim).index_put_((places,), by_row)
         seen = room[:, :, : shape.length]
         return seen if self._has_all_slots else seen.index_select(0, slots)
 
@@ -157,7 +163,7 @@ class StaticPasses:
         fixed: sizes of the shapes, and the maker of their graphs.
 
     Attributes:
-        cache: slots with a spare position after each.
+        cache: slots with a spare position after each, to which padding is written.
         maker: maker of the graphs.
         shapes: all shapes that a pass may have.
     """
@@ -219,7 +225,7 @@ class StaticPasses:
         run()
 
     def launch(self, shape: Shape, spans: Sequence[Span]) -> tuple[StaticPass, Tensor]:
-        """Start one pass; return it and the logits of all its rows, which a device may still be computing."""
+        """Start one pass of a given shape; return it with the logits of all rows, which may still be being computed."""
         static, run = self._made.get(shape) or self._make(shape)
         static.fill(spans)
         return static, run()

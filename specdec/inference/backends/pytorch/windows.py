@@ -1,9 +1,9 @@
-"""Passes in windows: a position is always at the same place of its window, in a pass of a fixed number of rows.
+"""Passes in windows: each position is always in the same row of its window, in a pass with a fixed number of windows.
 
-In bfloat16 and float16 a row's last bits depend on how many rows a pass has, and on which rows stand beside it: a
-kernel is chosen by the number of rows, and attention's by the number of queries. Spans begin and end where draft tokens
-do, so of two nearly equal tokens a draft could change the choice. Both halves are needed: windows that begin at
-multiples of their width, and junk in place of windows that a pass lacks.
+In bfloat16 and float16 the last bits of a token's logits depend on how many rows a pass has, and on its neighbours: a
+kernel is chosen by the number of rows, and attention's by the number of queries. Draft tokens decide where spans begin
+and end, so a draft could change the choice between two nearly equal tokens. Two things prevent it: windows begin at
+multiples of their width, and a pass that has fewer windows than its number is filled up.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ WIDTH = 16
 """Positions of a window. Narrower ones cut proposals short more often, and read prompts in more passes."""
 
 MAX_WINDOWS = 16
-"""Most windows of a pass. Their 256 rows cost no time where reading weights takes most; further sessions have another
-pass."""
+"""Most windows of a pass; further sessions take another pass. 256 rows cost no time on a device that needs longer to
+read the weights than to compute with them."""
 
 
 class WindowPasses:
-    """`Passes` whose spans are whole windows; a pass may have several windows of one slot, in order.
+    """`Passes` that extend every span to whole windows. A pass may have several windows of one slot, in order.
 
     Args:
-        inner: passes that take `windows.num` windows, and fill up what is missing.
+        inner: passes that run the windows, up to `windows.num` at a time, and fill up what is missing.
     """
 
     widest_part = 0
@@ -49,7 +49,7 @@ class WindowPasses:
         return self._inner.graphs
 
     def warm_up(self) -> None:
-        """Make every pass that there will be, if they are made ahead; overwrites slots."""
+        """Make the graphs of all passes, if passes have fixed shapes; this overwrites slots."""
         self._inner.warm_up()
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
@@ -64,9 +64,10 @@ class WindowPasses:
         return torch.cat([self._run(windows[first : first + size]) for first in range(0, len(windows), size)])
 
     def _windows(self, span: Span) -> Iterator[tuple[Span, range]]:
-        """Write a span's tokens; yield its windows, each with the rows whose logits the span wants.
+        """Note a span's tokens; yield its windows, each with the rows whose logits the span wants.
 
-        Rows behind the span are junk, which later spans overwrite. A slot's last window may be narrower, in every pass.
+        The rows after the span's end have no meaning, and later spans overwrite them. If the number of a slot's
+        positions is no multiple of the width, its last window is narrower in every pass.
         """
         tokens, end, width = self._token_ids[span.slot], span.start + len(span.token_ids), self._sizes.width
         tokens[span.start : end] = span.token_ids
@@ -76,7 +77,10 @@ class WindowPasses:
             yield Span(span.slot, start, token_ids, len(token_ids)), wanted
 
     def _run(self, windows: Sequence[tuple[Span, range]]) -> Tensor:
-        """Run one pass: the output layer sees all of its rows, or none, since its kernel too follows their number."""
+        """Run one pass over windows, each with its wanted rows; return the logits of these rows.
+
+        The output layer gets all rows or none, since the choice of its kernel too depends on the number of rows.
+        """
         spans = [span for span, _ in windows]
         rows, end = [], 0
         for span, wanted in windows:

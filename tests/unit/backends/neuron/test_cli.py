@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdec.inference.backends.neuron.graphs.parameters import KNOWN, check_names
+from specdec.inference.backends.neuron.graphs.parameters import check_names
 from specdec.inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments
 from specdec.inference.cli.app import main
 from specdec.inference.cli.roles.draft import proposer_config
@@ -19,6 +19,7 @@ from specdec.inference.cli.roles.worker import WorkerSettings, with_branches
 from specdec.inference.config import DEFAULT_BRANCHES, ROOT, ProposerConfig
 from specdec.inference.serving.models import LoadingSettings
 from tests.conftest import ModelDirectories
+from tests.support.nxdi_parameters import KNOWN
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 TP_DEGREES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from specdec.inference.backends.neuron.backend import load_neuron_backend
 from specdec.inference.backends.neuron.checkpoints import rescaling
-from specdec.inference.backends.neuron.checkpoints.fp8 import DOUBLED, HALVED, has_nan, is_beyond_neuron, num_lost
+from specdec.inference.backends.neuron.checkpoints.fp8 import HALVED, has_nan, is_beyond_neuron, num_lost
 from specdec.inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, check_rescaled
 from specdec.inference.backends.neuron.checkpoints.rescaling import PROGRESS, rescale
-from specdec.inference.backends.neuron.checkpoints.shards import INDEX
+from specdec.inference.checkpoint_files import INDEX
 from specdec.inference.cli.app import main
 from specdec.inference.errors import ConfigError
 from tests.support.neuron.slot_models import checkpoint, neuron_config
@@ -81,29 +82,14 @@ def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
     assert halved == expected.view(torch.uint8).numpy().tobytes()
     assert not is_beyond_neuron(halved)
     lost = (e4m3(halved).double() * 2 != e4m3(FINITE).double()).sum().item()
-    assert num_lost(FINITE, halved) == lost == 16
+    assert num_lost(FINITE) == lost == 16
     assert (e4m3(halved).double() * 2 - e4m3(FINITE).double()).abs().max() == 2**-9
-
-
-def test_twice_a_value_is_exact_or_nan() -> None:
-    doubled, twice = e4m3(FINITE.translate(DOUBLED)).double(), e4m3(FINITE).double() * 2
-    is_in_range = twice.abs() <= 448
-    assert torch.equal(doubled[is_in_range], twice[is_in_range])
-    assert doubled[~is_in_range].isnan().all()
 
 
 def test_nan_and_what_neuron_lacks_are_seen() -> None:
     assert [has_nan(bytes([byte])) for byte in range(256)] == e4m3(bytes(range(256))).float().isnan().tolist()
     large = e4m3(FINITE).float().abs() > 240
     assert [is_beyond_neuron(bytes([byte])) for byte in FINITE] == large.tolist()
-
-
-@pytest.mark.parametrize("changed", [0, 100, 253])
-def test_a_value_that_is_not_half_is_found(changed: int) -> None:
-    halved = bytearray(FINITE.translate(HALVED))
-    halved[changed] ^= 0x04
-    assert num_lost(FINITE, bytes(halved)) is None
-    assert num_lost(FINITE, FINITE[1:]) is None
 
 
 def test_a_rescaled_checkpoint_keeps_every_product_of_weight_and_scale(public: Path, tmp_path: Path) -> None:
@@ -170,8 +156,8 @@ def test_a_killed_run_goes_on(
     for _ in range(num_done):
         next(lines)
     with monkeypatch.context() as patch:
-        name = {"before the name": "_verified", "behind the name": "_write_json"}[where]
-        patch.setattr(rescaling, name if num_done < 3 else "_copy_others", killed)
+        place, name = {"before the name": (os, "fsync"), "behind the name": (rescaling, "_write_json")}[where]
+        patch.setattr(*((place, name) if num_done < 3 else (rescaling, "_copy_others")), killed)
         with pytest.raises(KeyboardInterrupt):
             next(lines)
     assert not (out / "config.json").exists()
@@ -199,13 +185,6 @@ def test_a_file_that_changed_is_done_again(public: Path, tmp_path: Path) -> None
     assert (tmp_path / "out" / SHARDS[0]).read_bytes() == (tmp_path / "fresh" / SHARDS[0]).read_bytes()
 
 
-def test_a_wrongly_written_file_is_not_kept(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rescaling, "HALVED", bytes(range(256)))
-    with pytest.raises(ConfigError, match=r"a\.weight of .*: what was written of it does not stand for what it was"):
-        rescaled(public, tmp_path / "out")
-    assert not (tmp_path / "out" / SHARDS[0]).exists()
-
-
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
@@ -226,7 +205,7 @@ def test_a_wrongly_written_file_is_not_kept(public: Path, tmp_path: Path, monkey
         ),
         (
             {"a.weight": weight(), "a.weight_scale": torch.tensor(6e4).half()},
-            r"a\.weight_scale of .* does not stand for what it was",
+            r"a\.weight_scale is too large to be doubled in torch\.float16",
         ),
         ({"a.weight": torch.ones(2, 2)}, r"has no weights of dtype F8_E4M3 .*nothing to rescale"),
     ],
@@ -242,14 +221,14 @@ def test_damaged_checkpoints_are_named(public: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         rescaled(tmp_path / "nowhere", tmp_path / "out")
     (public / SHARDS[1]).write_bytes((public / SHARDS[1]).read_bytes()[:-1])
-    with pytest.raises(ConfigError, match=f"{SHARDS[1]} cannot be read"):
+    with pytest.raises(ConfigError, match=rf"{SHARDS[1]} has \d+ bytes of \d+, by its header"):
         rescaled(public, tmp_path / "out")
     (public / SHARDS[1]).unlink()
     with pytest.raises(ConfigError, match=f"{SHARDS[1]} cannot be read"):
         rescaled(public, tmp_path / "out")
-    for index in ("{}", '{"weight_map": {"a": "../x.safetensors"}}', '{"weight_map": []}'):
+    for index in ("{}", '{"weight_map": {"a": 1}}', '{"weight_map": []}'):
         (public / INDEX).write_text(index)
-        with pytest.raises(ConfigError, match="has no weight_map that names files beside it"):
+        with pytest.raises(ConfigError, match="has no weight_map with the file of each weight"):
             rescaled(public, tmp_path / "out")
 
 

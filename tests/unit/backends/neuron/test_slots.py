@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specdec.inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
-from specdec.inference.backends.neuron.graphs.plan import ReadingTimes
 from specdec.inference.model.slots import Span, max_pass_draft_tokens, prompt_chunk_tokens
 from tests.support.backend_contract import (
     MAX_LENGTH,
@@ -103,29 +102,14 @@ def test_a_long_prompt_continues_in_passes(calls: Calls, overrides: dict[str, An
     np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:12])[-1:], rtol=0, atol=1e-3)
 
 
-def test_slot_reads_are_used_where_faster() -> None:
-    times = ReadingTimes(width=5)
-    times.record_prompt(40, 1.0)
-    assert not times.goes_on(39, 40), "the time of a pass is unknown"
-    times.record_pass(1, 0.01)  # of one token, no measure of those that read a rest
-    assert not times.goes_on(39, 40)
-    times.record_pass(5, 0.3)
-    assert [times.goes_on(num_held, 40) for num_held in (39, 35, 30, 25, 24)] == [True, True, True, True, False]
-    assert not times.goes_on(38, 39), "the time of so short a prompt is unknown"
-    times.record_prompt(30, 0.2)
-    assert [times.goes_on(29, 30), times.goes_on(38, 39), times.goes_on(39, 40)] == [False, False, True]
-    times.record_prompt(40, 0.1)
-    assert not times.goes_on(39, 40)
-
-
-def test_a_backend_times_prompts_and_passes() -> None:
+def test_a_prefix_is_reused_where_few_passes_read_the_rest(calls: Calls) -> None:
     backend = slot_backend()
-    backend.forward([Span(0, 0, TOKENS[:9], 1)])
-    assert not backend.goes_on(8, 9)
-    backend.forward([Span(0, 9, TOKENS[9:13], 4)])
-    assert isinstance(backend, NeuronBackend)
-    backend._times.record_prompt(12, 3600.0)  # whatever the passes took on this machine
-    assert backend.goes_on(8, 12)
+    assert [backend.goes_on(8, 8 + num_left) for num_left in (1, 4 * K, 4 * K + 1)] == [True, True, False]
+    for num_left, expected in ((4 * K, [("speculation", (1, K))] * 4), (4 * K + 1, [("context", (1, 5 + 4 * K))])):
+        backend.forward([Span(0, 0, TOKENS[:4], 1)])
+        calls.clear()
+        backend.forward([Span(0, 4, TOKENS[4 : 4 + num_left], 1)])
+        assert calls == expected
 
 
 def test_a_span_behind_the_slot_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""In windows a position has the same bits of logits whatever its pass has beside it, in every arithmetic."""
+"""In windows a position's logits have the same bits whatever else its pass computes, in every arithmetic."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_no_history_changes_a_bit_in_float32() -> None:
 
 @pytest.mark.parametrize("family", EXPERTS)
 def test_experts_are_counted_and_not_promised(family: str) -> None:
-    """Windows leave the rows of each expert to chance; few positions of tiny models have other bits by that."""
+    """Experts compute varying numbers of rows even in windows, which changes bits at few positions of tiny models."""
     counts = different(windowed(family, torch.bfloat16), ["mixed"])
     assert sum(counts.values()) < LENGTH
 

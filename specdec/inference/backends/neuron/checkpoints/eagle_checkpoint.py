@@ -1,4 +1,4 @@
-"""Requirements on an EAGLE draft and its target. Owns the reading of tensor names and shapes; reads no weights."""
+"""Requirements on an EAGLE draft and its target, by names and shapes of their tensors; no weights are read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from specdec.inference.backends.neuron.checkpoints.shards import kinds_of
+from specdec.inference.checkpoint_files import CheckpointFiles
 from specdec.inference.errors import ConfigError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -74,6 +74,5 @@ def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
 
 def checkpoint_shapes(path: Path) -> Shapes | None:
     """Return a checkpoint's tensor shapes by name, without a leading "model."; None without safetensors files."""
-    files = sorted(path.glob("*.safetensors"))
-    kinds = {name: kind for file in files for name, kind in kinds_of(file).items()}
-    return {name.removeprefix("model."): kind.shape for name, kind in kinds.items()} if files else None
+    shapes = CheckpointFiles(path).shapes
+    return {name.removeprefix("model."): shape for name, shape in shapes.items()} or None

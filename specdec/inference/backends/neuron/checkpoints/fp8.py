@@ -6,24 +6,20 @@ FP8_EXP4 (NxD's README_rescaling_fp8_for_neuron.md). Knows nothing of files and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
-
 _NAN, _SIGN = 0x7F, 0x80
 _LARGEST = 0x77  # 240
 _FIRST_UNEVEN = 16  # below, bytes count steps of 2**-9, and half of an odd one has no byte; above, adding 8 doubles
 
 
-def _table(of_magnitude: Callable[[int], int]) -> bytes:
-    """Return a table for `bytes.translate` that maps the magnitude of each byte and keeps its sign."""
-    return bytes(of_magnitude(byte & _NAN) | byte & _SIGN for byte in range(256))
+def _half(byte: int) -> int:
+    size = byte & _NAN
+    return byte & _SIGN | (size - 8 if size >= _FIRST_UNEVEN else round(size / 2))
 
 
-HALVED = _table(lambda size: size - 8 if size >= _FIRST_UNEVEN else round(size / 2))
-"""Table from a byte to that of half its value, or to the even neighbour where half has no byte. Not for NaN."""
-DOUBLED = _table(lambda size: min(size + 8, _NAN) if size >= _FIRST_UNEVEN / 2 else size * 2)
-"""Table from a byte to that of twice its value, which is exact; NaN above 448."""
+HALVED = bytes(map(_half, range(256)))
+"""Table for `bytes.translate` from a byte to that of half its value, or to the even neighbour where half has no byte.
+Not for NaN."""
+_ODD = bytes(byte for byte in range(256) if byte & _NAN < _FIRST_UNEVEN and byte % 2)  # half has no byte
 _IS_BEYOND = bytes((byte & _NAN) > _LARGEST for byte in range(256))
 
 
@@ -37,11 +33,6 @@ def is_beyond_neuron(data: bytes) -> bool:
     return 1 in data.translate(_IS_BEYOND)
 
 
-def num_lost(old: bytes, new: bytes) -> int | None:
-    """Return how many values lost their last bit when `old` was halved to `new`; None if `new` is not its half."""
-    if len(old) != len(new):
-        return None
-    before, twice = np.frombuffer(old, np.uint8), np.frombuffer(new.translate(DOUBLED), np.uint8)
-    apart = np.flatnonzero(before != twice)
-    is_next = np.abs(before[apart].astype(int) - twice[apart]) == 1
-    return len(apart) if (is_next & (before[apart] & _NAN < _FIRST_UNEVEN)).all() else None
+def num_lost(data: bytes) -> int:
+    """Return how many values lose their last bit when they are halved by `HALVED`."""
+    return len(data) - len(data.translate(None, _ODD))

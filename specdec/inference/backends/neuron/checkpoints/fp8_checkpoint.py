@@ -12,16 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from specdec.inference.backends.neuron.checkpoints.fp8 import is_beyond_neuron
-from specdec.inference.backends.neuron.checkpoints.shards import (
-    Kind,
-    bytes_of,
-    kinds_of,
-    open_shard,
-    read_json,
-    shards_of,
-)
+from specdec.inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, read_json
+from specdec.inference.checkpoint_files import CheckpointFiles
 from specdec.inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -35,8 +30,9 @@ MARK = "rescaled_to_neuron_fp8"
 def check_rescaled(folder: Path) -> None:
     """Refuse E4M3 weights that Neuron would read as infinite or NaN.
 
-    Without `MARK` in config.json, the smallest E4M3 tensor of the first file that has one decides: quantizing to 448
-    gives each tensor, row or block a scale that makes its largest value 448.
+    A checkpoint with `MARK` in its config.json was rescaled. Of others one tensor is read, the smallest in E4M3. If the
+    weights were not rescaled, its largest value is 448, since quantizing gives each tensor, row or block the scale for
+    that.
 
     Raises:
         ConfigError: the checkpoint was not rescaled.
@@ -54,53 +50,56 @@ def check_rescaled(folder: Path) -> None:
 
 
 def _sample(folder: Path) -> bytes:
-    """Return the bytes of the smallest E4M3 tensor of the first file that has any; empty if there is none."""
-    for file in shards_of(folder):
-        sizes = {name: prod(kind.shape) for name, kind in kinds_of(file).items() if kind.dtype == E4M3}
-        if sizes:
-            with open_shard(file) as shard:
-                return bytes_of(shard.get_tensor(min(sizes, key=lambda name: sizes[name])))
+    """Return the bytes of the smallest E4M3 tensor; empty if there is none."""
+    files = CheckpointFiles(folder)
+    sizes = {name: prod(entry["shape"]) for name, entry in files.tensors.items() if entry["dtype"] == E4M3}
+    smallest = min(sizes, key=lambda name: sizes[name], default=None)
+    for file in files.weights:
+        with open_shard(file) as shard:
+            if smallest in shard.keys():  # noqa: SIM118
+                return bytes_of(shard.get_tensor(smallest))
     return b""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Names of the weights to halve and the scales to double; a scale may be in another file than its weight."""
+    """Names of a checkpoint's tensors to change: of the weights to halve, and of the scales to double."""
 
     weights: frozenset[str]
     scales: frozenset[str]
 
 
-def planned(model: Path, shards: list[Path]) -> Plan:
-    """Return the plan for the files of a checkpoint.
+def planned(model: Path) -> Plan:
+    """Return the plan for a checkpoint.
 
     Raises:
         ConfigError: the files have no fp8 weights, or a weight has no scale, two scales, or a scale of a wrong shape
             or dtype.
     """
-    kinds = {name: kind for shard in shards for name, kind in kinds_of(shard).items()}
-    weights = [name for name, kind in kinds.items() if kind.dtype == E4M3]
+    tensors = CheckpointFiles(model).tensors
+    weights = [name for name, entry in tensors.items() if entry["dtype"] == E4M3]
     if not weights:
         raise ConfigError(f"{model} has no weights of dtype {E4M3} in safetensors files: there is nothing to rescale")
-    return Plan(frozenset(weights), frozenset(scale for name in weights for scale in _scales_of(name, kinds)))
+    return Plan(frozenset(weights), frozenset(scale for name in weights for scale in _scales_of(name, tensors)))
 
 
-def _scales_of(weight: str, kinds: Mapping[str, Kind]) -> set[str]:
+def _scales_of(weight: str, tensors: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Return the names of a weight's scale and of its input's scale.
 
     Names are those of compressed-tensors, of DeepSeek and Qwen (`_inv`, which also multiplies), and of NxDI.
     """
     layer = weight.removesuffix(".weight")
-    found = [name for name in (f"{weight}_scale", f"{weight}_scale_inv", f"{layer}.scale") if name in kinds]
+    found = [name for name in (f"{weight}_scale", f"{weight}_scale_inv", f"{layer}.scale") if name in tensors]
     if len(found) != 1:
         raise ConfigError(f"{weight} is fp8 and has {len(found)} scales, one is needed: {', '.join(found) or 'none'}")
-    if not _fits(kinds[found[0]].shape, kinds[weight].shape):
-        shapes = f"{kinds[found[0]].shape}, its weight {kinds[weight].shape}"
+    scale, shape = (tuple(tensors[name]["shape"]) for name in (found[0], weight))
+    if not _fits(scale, shape):
+        shapes = f"{scale}, its weight {shape}"
         raise ConfigError(f"{found[0]} has shape {shapes}: neither per tensor, nor per channel, nor per block")
-    scales = {*found, f"{layer}.input_scale"} & kinds.keys()
+    scales = {*found, f"{layer}.input_scale"} & tensors.keys()
     for name in scales:
-        if kinds[name].dtype not in SCALE_DTYPES:
-            raise ConfigError(f"{name} has dtype {kinds[name].dtype}, known are {', '.join(SCALE_DTYPES)}")
+        if (dtype := tensors[name]["dtype"]) not in SCALE_DTYPES:
+            raise ConfigError(f"{name} has dtype {dtype}, known are {', '.join(SCALE_DTYPES)}")
     return scales
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdec.inference.backends.neuron.checkpoints.fp8 import HALVED, has_nan, num_lost
 from specdec.inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, Plan, planned
-from specdec.inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, read_json, shards_of
+from specdec.inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, read_json
+from specdec.inference.checkpoint_files import CheckpointFiles
 from specdec.inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.progress"
-"""JSON file of notes on finished files; not named *.json, which `model_id_of` hashes, because the notes hold times."""
+"""Name of the JSON file with notes on finished files. It does not end with .json, since the notes hold times, and
+`model_id_of` hashes all files that do."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # their content was not rescaled
 
 
@@ -30,11 +32,13 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
         output: folder of the new checkpoint; config.json is written last, with `MARK`.
 
     Raises:
-        ConfigError: the model is no fp8 checkpoint, holds NaN or was rescaled before; a file cannot be read or written,
-            or a written file is not what it should be.
+        ConfigError: the model is not an fp8 checkpoint, holds NaN or was rescaled before; or a file cannot be read or
+            written.
     """
-    config, shards = _config_of(model, output), shards_of(model)
-    plan = planned(model, shards)
+    config, shards = _config_of(model, output), CheckpointFiles(model).weights
+    if missing := [shard for shard in shards if not shard.is_file()]:
+        raise ConfigError(f"{missing[0]} cannot be read: there is no such file")
+    plan = planned(model)
     try:
         output.mkdir(parents=True, exist_ok=True)
         done = _done_before(shards, output)
@@ -77,7 +81,7 @@ def _stamp(shard: Path) -> list[int]:
     return [shard.stat().st_size, shard.stat().st_mtime_ns]
 
 
-def _done_before(shards: list[Path], output: Path) -> dict[str, Any]:
+def _done_before(shards: Sequence[Path], output: Path) -> dict[str, Any]:
     """Return the notes on finished files that were made from exactly these shards."""
     noted = read_json(output / PROGRESS) if (output / PROGRESS).exists() else {}
     if noted.keys() - {shard.name for shard in shards}:
@@ -90,19 +94,17 @@ def _is_done(note: Any, shard: Path, output: Path) -> bool:
 
 
 def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
-    """Write one file, verify it, and give it its final name; return how many values it has, and how many lost a bit."""
+    """Write one file, and give it its final name; return how many fp8 values it has, and how many lost a bit."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    part = destination.with_name(f"{destination.name}.part")
+    part, counts = destination.with_name(f"{destination.name}.part"), {"num_values": 0, "num_lost": 0}
     try:
         with open_shard(source) as shard:
-            tensors = {name: _changed(name, shard.get_tensor(name), plan) for name in shard.keys()}  # noqa: SIM118
+            tensors = {name: _changed(name, shard.get_tensor(name), plan, counts) for name in shard.keys()}  # noqa: SIM118
             save_file(tensors, part, metadata=shard.metadata())
     except SafetensorError as error:
         raise ConfigError(f"{part} cannot be written: {error}") from error
-    del tensors
-    counts = _verified(source, part, plan)
     shutil.copymode(source, part)  # safetensors makes it readable by this user alone
     with part.open("rb") as written:
         os.fsync(written.fileno())  # else the renamed file may be empty after a crash of the machine
@@ -110,45 +112,22 @@ def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
     return counts
 
 
-def _changed(name: str, tensor: Any, plan: Plan) -> Any:
-    """Return the tensor as the plan changes it, with the same shape and dtype."""
+def _changed(name: str, tensor: Any, plan: Plan, counts: dict[str, int]) -> Any:
+    """Return a tensor as the plan changes it, with the same shape and dtype; add its fp8 values to `counts`."""
     import torch
 
     if name in plan.scales:
-        return tensor * 2
+        if not (twice := tensor * 2).isfinite().all():
+            raise ConfigError(f"{name} is too large to be doubled in {tensor.dtype}, or not finite")
+        return twice
     if name not in plan.weights or not tensor.numel():
         return tensor
     data = bytes_of(tensor)
     if has_nan(data):
         raise ConfigError(f"{name} holds NaN (0x7f or 0xff): the checkpoint is damaged, or not E4M3")
+    counts["num_values"] += len(data)
+    counts["num_lost"] += num_lost(data)
     return torch.frombuffer(bytearray(data.translate(HALVED)), dtype=tensor.dtype).reshape(tensor.shape)
-
-
-def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
-    """Compare a written file with its source; return how many values it has, and how many of them lost a bit.
-
-    Doubling a value and halving its scale are exact. If both are right, every product of value and
-    scale is the source's.
-    """
-    counts = {"num_values": 0, "num_lost": 0}
-    with open_shard(source) as old, open_shard(part) as new:
-        for name in old.keys():  # noqa: SIM118
-            before = old.get_tensor(name)
-            lost = _lost(before, new.get_tensor(name), name=name, plan=plan)
-            if lost is None:
-                raise ConfigError(f"{name} of {source}: what was written of it does not stand for what it was")
-            counts["num_values"] += before.numel() if name in plan.weights else 0
-            counts["num_lost"] += lost
-    return counts
-
-
-def _lost(before: Any, after: Any, *, name: str, plan: Plan) -> int | None:
-    """Return how many values lost their last bit; None if the new tensor is wrong."""
-    if name in plan.weights:
-        return num_lost(bytes_of(before), bytes_of(after))
-    if name in plan.scales:
-        return 0 if after.isfinite().all() and (after / 2 == before).all() else None
-    return 0 if bytes_of(before) == bytes_of(after) else None
 
 
 def _copy_others(model: Path, output: Path) -> None:

@@ -1,8 +1,7 @@
-"""Decoders with graphs that choose the tokens on the device and return no logits.
+"""Decoders with graphs that choose the tokens on the device and return no logits; they refuse what these cannot do.
 
-Owns the refusal of requests that these graphs cannot serve. Greedy decoding is exact. Where the device samples (EAGLE,
-or the target alone), tokens keep the target's distribution. NxDI's random numbers take no seed, so a request with a
-seed is refused.
+Greedy decoding is exact. Where the device samples (EAGLE, or the target alone), tokens have the target's distribution.
+NxDI's random numbers take no seed, so a request with a seed is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class DeviceDecoder(GraphDecoder):
         application, shape: as for `GraphDecoder`.
         method: name of the speculation method, for messages.
         max_top_k: number of the likeliest tokens from which the device samples; 0 if the graph is only greedy.
-        remedy: end of a refusal's message, with what the user can do.
+        remedy: end of a refusal's message, with what the user can do; empty if nothing helps.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class DeviceDecoder(GraphDecoder):
             yield "top_k", f"top_k {sampling.top_k} (it must be 1..{self._max_top_k})"
 
     def _device_sampling(self, sampling: SamplingParams) -> tuple[float, float, float]:
-        """Return a row's top_k, top_p and temperature; top_k 0, all tokens, becomes the device's limit."""
+        """Return top_k, top_p and temperature for the device. top_k 0, which means all tokens, becomes its limit."""
         if sampling.greedy:
             return GREEDY
         if not sampling.top_k and not self._has_cut_top_k:

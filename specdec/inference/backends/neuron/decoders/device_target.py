@@ -1,4 +1,7 @@
-"""Decoder of a target without a draft whose tokens the device chooses: the baseline of fused pairs that do so too."""
+"""Decoder of a target without a draft whose tokens the device chooses.
+
+Pairs whose tokens the device chooses are compared with it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,8 @@ from specdec.inference.backends.neuron.backend import checked_config
 from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
 from specdec.inference.backends.neuron.graphs.application import Compilation, slot_compilation
 from specdec.inference.backends.neuron.graphs.calls import Row, continued_call
-from specdec.inference.backends.neuron.graphs.settings import device_top_k, target_arguments
-from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.backends.neuron.graphs.settings import target_arguments
 from specdec.inference.config import ModelConfig
-from specdec.inference.errors import ConfigError
 from specdec.inference.model.decoder import Turn, Verdict
 
 
@@ -35,21 +36,7 @@ def _verdict(token: torch.Tensor) -> Verdict:
     return Verdict((int(token.reshape(())),), num_draft_tokens=0, num_accepted_tokens=0)
 
 
-def load_target_decoder(target: ModelConfig, draft: ModelConfig | None) -> TargetDecoder:
-    """Load a target; compile it first if the store has no compiled model.
-
-    Raises:
-        ConfigError: a draft is given too, NxDI is missing, or the checkpoint or the settings cannot be used.
-    """
-    if draft is not None:
-        raise ConfigError("device_sampling does not go with speculation_method vanilla and a draft: the host verifies")
-    compilation, shape = prepare_target(target)
-    max_top_k = device_top_k(compilation.arguments)
-    return TargetDecoder(compilation.load(), shape, method="target with --device_sampling", max_top_k=max_top_k)
-
-
-def prepare_target(target: ModelConfig) -> tuple[Compilation, SlotShape]:
-    """Check the configuration; return its compilation and the limits of the compiled model."""
+def target_compilation(target: ModelConfig) -> Compilation:
+    """Check the configuration of a target; return its compilation, with one graph for prompts and one for a token."""
     model_config, length = checked_config(target)
-    arguments = target_arguments(target, length=length)
-    return slot_compilation(target, model_config, arguments), slot_shape(model_config, arguments)
+    return slot_compilation(target, model_config, target_arguments(target, length=length))

@@ -9,23 +9,23 @@ hidden state of the token that the graph kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from specdec.inference.backends.checkpoint import load_config
-from specdec.inference.backends.neuron.backend import Application, check_model, checked_config, prepare_slots
+from specdec.inference.backends.neuron.backend import Application, check_model, checked_config, slot_model
 from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
-from specdec.inference.backends.neuron.decoders.device_target import load_target_decoder, prepare_target
+from specdec.inference.backends.neuron.decoders.device_target import TargetDecoder, target_compilation
 from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
-from specdec.inference.backends.neuron.decoders.medusa import load_medusa_decoder, prepare_medusa
+from specdec.inference.backends.neuron.decoders.medusa import MedusaDecoder, medusa_compilation
 from specdec.inference.backends.neuron.graphs.application import Compilation, fused_compilation
 from specdec.inference.backends.neuron.graphs.calls import Row, fused_call
 from specdec.inference.backends.neuron.graphs.checks import check_method, check_pair
 from specdec.inference.backends.neuron.graphs.settings import device_top_k, fused_arguments, host_chooses
-from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.backends.neuron.graphs.shape import SlotShape
 from specdec.inference.config import ModelConfig
 from specdec.inference.errors import ConfigError, InternalError
 from specdec.inference.model.decoder import Decide, Turn, Verdict
@@ -115,28 +115,33 @@ def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: D
         ConfigError: NxDI is missing, or the pair, the method or the settings cannot be used; the message names which.
     """
     options = target.neuron
-    if options.method == "vanilla":
-        return load_target_decoder(target, draft) if options.device_sampling else None
-    if draft is None:
+    if options.method == "vanilla" and not options.device_sampling:
+        return None
+    if options.method == "vanilla" and draft is not None:
+        raise ConfigError("device_sampling does not go with speculation_method vanilla and a draft: the host verifies")
+    if options.method != "vanilla" and draft is None:
         raise ConfigError(
             f"speculation_method {options.method} needs a target and a draft model: use role fused_target"
         )
+    (compilation,) = _compilations(target, draft)
+    application, shape, max_top_k = compilation.load(), compilation.shape, device_top_k(compilation.arguments)
     if options.method == "medusa":
-        return load_medusa_decoder(target)
-    compilation, shape = prepare_fused(target, draft)
+        return MedusaDecoder(application, shape, compilation.arguments)
+    if options.method == "vanilla":
+        return TargetDecoder(application, shape, method="target with --device_sampling", max_top_k=max_top_k)
     if host_chooses(target):
-        return HostFusedDecoder(compilation.load(), shape, decide)
+        return HostFusedDecoder(application, shape, decide)
     return FusedDecoder(
-        compilation.load(),
+        application,
         shape,
         method=f"speculation_method {options.method}",
-        max_top_k=device_top_k(compilation.arguments),
+        max_top_k=max_top_k,
         remedy=": without --device_sampling it is served" if options.method == "fused" else "",
     )
 
 
-def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation, SlotShape]:
-    """Check both configurations; return the pair's compilation and the limits of the compiled model."""
+def pair_compilation(target: ModelConfig, draft: ModelConfig) -> Compilation:
+    """Check the configurations of target and draft; return the compilation of their fused graph."""
     target_words, length = checked_config(target)
     draft_words = load_config(draft.path)
     if target_words.model_type != draft_words.model_type:
@@ -148,7 +153,7 @@ def prepare_fused(target: ModelConfig, draft: ModelConfig) -> tuple[Compilation,
     check_pair(target, draft, target_words, draft_words)
     arguments = fused_arguments(target, length=length)
     check_method(target, draft.path, target_words)
-    return fused_compilation(target, draft, target_words, arguments), slot_shape(target_words, arguments)
+    return fused_compilation(target, draft, target_words, arguments)
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
@@ -157,16 +162,16 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
     Raises:
         ConfigError: NxDI is missing, or a model or the settings cannot be used.
     """
-    for compilation in _prepared(target, draft):
+    for compilation in _compilations(target, draft):
         compilation.compiled()
 
 
-def _prepared(target: ModelConfig | None, draft: ModelConfig | None) -> Iterator[Compilation]:
+def _compilations(target: ModelConfig | None, draft: ModelConfig | None) -> list[Compilation]:
+    """Return the compilation of both models in one graph, or of each given model alone."""
     if target is not None and target.neuron.method == "medusa":
-        yield prepare_medusa(target)[0]
-    elif target is not None and draft is not None and target.neuron.method != "vanilla":
-        yield prepare_fused(target, draft)[0]
-    elif target is not None and draft is None and target.neuron.device_sampling:
-        yield prepare_target(target)[0]
-    else:
-        yield from (prepare_slots(config)[0] for config in (target, draft) if config is not None)
+        return [medusa_compilation(target)]
+    if target is not None and draft is not None and target.neuron.method != "vanilla":
+        return [pair_compilation(target, draft)]
+    if target is not None and draft is None and target.neuron.device_sampling:
+        return [target_compilation(target)]
+    return [slot_model(config) for config in (target, draft) if config is not None]

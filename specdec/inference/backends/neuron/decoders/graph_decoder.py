@@ -1,7 +1,7 @@
 """Common base of the decoders over NxDI's own graphs.
 
-A step of such a graph is more than a pass over given tokens, so it is not served as a slot model. Owns how many tokens
-each slot holds; a subclass per kind of graph defines the step.
+A step of such a graph does more than a pass over given tokens: it drafts, or chooses tokens. So it cannot be a slot
+model. The base counts the tokens that each slot holds; each subclass runs the steps of one kind of graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class GraphDecoder(CompiledModel, ABC):
-    """Compiled graph and its slots; see `specdec.inference.model.decoder`.
+    """`specdec.inference.model.decoder.Decoder` over a compiled graph and its slots.
 
     After a prompt, the target reads at most `shape.width` tokens of a sequence in one step.
     """

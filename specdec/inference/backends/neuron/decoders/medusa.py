@@ -1,14 +1,16 @@
-"""Medusa in NxDI: heads of the target guess the next tokens, one compiled pass verifies a tree of them. Greedy, exact.
+"""Medusa in NxDI: heads of the target guess the next tokens, and one compiled pass verifies a tree of guesses.
 
-The graph takes tree, mask and positions as inputs and gives the best token ids of target and heads; this module
-accepts. NxDI's own loop moves the keys and values of accepted guesses within the next pass, but that move is lost
-afterwards (`KVCacheManager.update_cache` starts from the unmoved memory). So nothing is moved here: accepted guesses
-that are not at their own positions are read again, as ancestors of the next tree.
+Decoding is greedy, and exact. The graph takes the tree, a mask and positions, and returns the best token ids of the
+target and the heads; this module decides which guesses are accepted. NxDI's own loop moves the keys and values of
+accepted guesses within the next pass, but that move is lost afterwards (`KVCacheManager.update_cache` starts from the
+unmoved memory). So nothing is moved here: accepted guesses that are not at their own positions are read again, as
+ancestors of the next tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from specdec.inference.backends.neuron.backend import Application, checked_config
 from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
@@ -17,7 +19,7 @@ from specdec.inference.backends.neuron.graphs.calls import medusa_call
 from specdec.inference.backends.neuron.graphs.checks import check_medusa
 from specdec.inference.backends.neuron.graphs.medusa_tree import Choice, num_ranks, tree_pass
 from specdec.inference.backends.neuron.graphs.settings import medusa_arguments
-from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.backends.neuron.graphs.shape import SlotShape
 from specdec.inference.config import ModelConfig
 from specdec.inference.model.decoder import Turn, Verdict
 
@@ -28,17 +30,14 @@ class MedusaDecoder(DeviceDecoder):
     Args:
         application: NxDI's application, loaded.
         shape: its width is the number of nodes of the compiled pass.
-        choices: paths of the guess tree.
-        num_heads: number of Medusa heads.
+        arguments: the NeuronConfig arguments of the compiled model, with the guess tree and the number of heads.
     """
 
-    def __init__(
-        self, application: Application, shape: SlotShape, *, choices: Sequence[Choice], num_heads: int
-    ) -> None:
+    def __init__(self, application: Application, shape: SlotShape, arguments: Mapping[str, Any]) -> None:
         super().__init__(application, shape, method="speculation_method medusa")
-        self._choices = sorted(choices)
-        self._num_heads = num_heads
-        self._sampling = (float(num_ranks(choices)), 1.0, 1.0)  # top_k: number of ids wanted from every head
+        self._choices: list[Choice] = sorted(map(tuple, arguments["medusa_tree"]))
+        self._num_heads: int = arguments["num_medusa_heads"]
+        self._sampling = (float(num_ranks(self._choices)), 1.0, 1.0)  # top_k: number of ids wanted from every head
         self._num_placed = 0  # tokens with keys and values at their own positions
         self._guesses: list[list[int]] = []  # of every head, for the tokens after the last committed one
 
@@ -66,22 +65,12 @@ class MedusaDecoder(DeviceDecoder):
         return {turn.slot: Verdict(token_ids, num_draft_tokens=tree.num_guesses, num_accepted_tokens=len(path))}
 
 
-def load_medusa_decoder(target: ModelConfig) -> MedusaDecoder:
-    """Load a target with its heads; compile it first if the store has no compiled model.
+def medusa_compilation(target: ModelConfig) -> Compilation:
+    """Check the configuration of a target and its heads; return their compilation.
 
     Raises:
-        ConfigError: NxDI is missing, or the checkpoint, its heads or the tree cannot be used; the message names which.
+        ConfigError: the checkpoint, its heads or the tree cannot be used; the message names which.
     """
-    compilation, shape = prepare_medusa(target)
-    overrides = target.neuron.overrides
-    choices = [tuple(choice) for choice in overrides["medusa_tree"]]
-    return MedusaDecoder(compilation.load(), shape, choices=choices, num_heads=overrides["num_medusa_heads"])
-
-
-def prepare_medusa(target: ModelConfig) -> tuple[Compilation, SlotShape]:
-    """Check the configuration; return its compilation and the limits of the compiled model."""
     model_config, length = checked_config(target)
     check_medusa(target, model_config)
-    arguments = medusa_arguments(target, length=length)
-    shape = slot_shape(model_config, {**arguments, "speculation_length": arguments["medusa_speculation_length"]})
-    return slot_compilation(target, model_config, arguments), shape
+    return slot_compilation(target, model_config, medusa_arguments(target, length=length))

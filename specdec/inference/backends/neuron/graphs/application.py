@@ -1,6 +1,7 @@
 """Boundary to NxDI: the choice and configuration of its classes, compiling and loading.
 
-Everything that NxDI returns is `Any`. Beside `fused_graph`, the package uses NxDI only by an application's `forward`.
+Everything that NxDI returns is `Any`. Apart from `fused_graph`, other modules of the package use nothing of NxDI but an
+application's `forward`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from specdec.inference.backends.neuron.environment import (
 )
 from specdec.inference.backends.neuron.graphs.fused_graph import corrected
 from specdec.inference.backends.neuron.graphs.parameters import check_names, parameter_names
+from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
 from specdec.inference.backends.neuron.storage.artifacts import Wanted, artifacts_root, find_or_compile
 from specdec.inference.backends.neuron.storage.foreign import check_fits, is_compiled_model
 from specdec.inference.config import ModelConfig
@@ -48,13 +50,14 @@ FOREIGN_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """Model or fused pair that is ready to be compiled.
+    """Model or fused pair whose configuration was checked, ready to be compiled and loaded.
 
     Attributes:
         application_class: NxDI's class, or one derived from it here.
         model: configuration of the model, or of a pair's target.
         config: NxDI's InferenceConfig.
         arguments: keyword arguments of NeuronConfig.
+        shape: limits of the compiled graphs.
         draft: configuration of a pair's draft.
     """
 
@@ -62,6 +65,7 @@ class Compilation:
     model: ModelConfig
     config: Any
     arguments: Mapping[str, Any]
+    shape: SlotShape
     draft: ModelConfig | None = None
 
     @property
@@ -142,7 +146,8 @@ def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, argume
     base, neuron_config = _prepare(config, model_config, arguments)
     nxdi_config = _inference_config(base, neuron_config, config.path)
     _quantize(base, config.path, nxdi_config, arguments)
-    return Compilation(_with_one_token_graph(base), config, nxdi_config, arguments)
+    shape = slot_shape(model_config, arguments)
+    return Compilation(_with_one_token_graph(base), config, nxdi_config, arguments, shape)
 
 
 def fused_compilation(
@@ -159,7 +164,7 @@ def fused_compilation(
     # Each pair has a class of its own: NxDI writes attributes of the class while it loads a pair.
     own = not arguments.get("enable_eagle_speculation")
     fused = corrected(base, host_chooses=arguments["output_logits"]) if own else type(base.__name__, (base,), {})
-    return Compilation(fused, target, nxdi_config, arguments, draft)
+    return Compilation(fused, target, nxdi_config, arguments, slot_shape(model_config, arguments), draft)
 
 
 def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
-"""Tensors of one call of an NxDI application, built from rows of tokens. Pure.
+"""Tensors of one call of an NxDI application, made from rows of tokens.
 
-A row is one slot's part of a call. All rows of a call have the graph's width: shorter ones are padded at the end, where
-the padding is written after everything valid and is never read.
+A row is one slot's part of a call. All rows of a call have the graph's width. Shorter ones are padded at the end; the
+padding's keys and values come after all valid ones, and are never read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specdec.inference.backends.neuron.graphs.medusa_tree import TreePass
 
 PAD_TOKEN_ID = 0
 GREEDY = (1.0, 1.0, 1.0)
-"""top_k, top_p, temperature of a row that the device does not sample."""
+"""top_k, top_p and temperature of a row whose likeliest token is wanted, or whose token the host chooses."""
 
 SHORT_PROMPT = 2
 """Length of the longest prompt whose last position, 1, is not above the position of NxDI's padding."""
@@ -42,10 +42,10 @@ class Row:
 def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
     """Return the tensors of a prefill: one slot's prompt, from position 0 and alone in its call.
 
-    At position 0 NxDI takes every row of a call for a prompt. It pads positions with 1, and reads the logits of the
-    first highest position. With one token these are the padding's, and with two only the order of equals separates the
-    token from the padding. So prompts this short are padded here with position 0, up to the widest prompt graph, where
-    NxDI adds nothing.
+    NxDI takes every call that has a position 0 for a call of prompts. It pads the positions of a prompt with 1, and
+    returns the logits at the highest position, the first of several equal ones. In a prompt of one token that is the
+    padding, and in one of two tokens it is the token only because the token comes first. So prompts of these lengths
+    are padded here, with position 0, up to the widest prompt graph, where NxDI adds nothing.
 
     Args:
         row: the whole prompt, with start 0.
@@ -80,7 +80,7 @@ def continued_call(rows: Sequence[Row], *, width: int) -> dict[str, Any]:
 
 
 def fused_call(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the tensors of a step of the fused graph: one token per row, and the mask that NxDI itself would make."""
+    """Return the tensors of a step of the fused graph, with one token per row; NxDI makes the mask itself."""
     call = continued_call(rows, width=1)
     return {**call, "attention_mask": None}
 

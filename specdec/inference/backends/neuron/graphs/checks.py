@@ -1,4 +1,4 @@
-"""Checks of models that NxDI omits. Without them NxDI would give garbage, or crash after an hour of compiling."""
+"""Checks of models that NxDI lacks: without them it would give wrong tokens, or crash after an hour of compiling."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
+from specdec.inference.backends.architectures import rope_kind
 from specdec.inference.backends.neuron.checkpoints.eagle_checkpoint import (
     check_eagle_target,
     checkpoint_shapes,
@@ -48,8 +49,7 @@ def _family_faults(model_config: PretrainedConfig) -> Iterator[str]:
         yield "some layers have no experts, but NxDI takes every layer of a qwen3_moe for one that has"
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(model_config, name, None) or {}
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        if rope_type != "default" and kind != "llama":
+        if (rope_type := rope_kind(rope)) != "default" and kind != "llama":
             yield f"{name} is of type {rope_type}, which NxDI does not read for {kind}"
         theta = rope.get("rope_theta")
         if theta is not None and getattr(model_config, "rope_theta", theta) != theta:

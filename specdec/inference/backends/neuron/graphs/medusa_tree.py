@@ -1,8 +1,8 @@
-"""Tokens of one Medusa pass: a chain that ends with the last committed token, then a tree of guesses. Pure.
+"""Tokens of one Medusa pass: a chain that ends with the last committed token, then a tree of guesses.
 
-A choice is a path: (0, 2) is the third best token of the second head after the best of the first. Nodes are in the
-order of choices sorted as tuples, so the first child of a node comes right after it. The likeliest path is therefore
-at consecutive nodes, and so at its own positions in the memory.
+A choice is a path in the tree: (0, 2) is the third best token of the second head after the best token of the first.
+Choices are sorted as tuples, and nodes have their order, so the first child of a node comes right after it. Thus the
+nodes of the likeliest path are consecutive, and their keys and values are written to the positions of its tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ Choice = tuple[int, ...]
 
 
 def num_ranks(choices: Sequence[Sequence[int]]) -> int:
-    """Return how many of a head's best tokens a tree uses, at least 2: for 1, NxDI's sampler returns a single token."""
+    """Return how many of a head's best tokens a tree uses, but at least 2.
+
+    Asked for 1, NxDI's sampler returns a single token in place of a list of the best ones.
+    """
     return max(2, 1 + max(max(choice) for choice in choices))
 
 
@@ -38,14 +41,11 @@ class TreePass:
 
     @property
     def depths(self) -> list[int]:
-        """Depth of every node; 0 for the first."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        return depths
+        """Number of ancestors of every node."""
+        return [len(self.ancestors(node)) - 1 for node in range(len(self.parents))]
 
     def ancestors(self, node: int) -> list[int]:
-        """Return the node itself and everything above it: the nodes of this pass that it attends to."""
+        """Return a node and its ancestors, which are the nodes of this pass that it attends to."""
         path = []
         while node >= 0:
             path.append(node)
@@ -53,7 +53,7 @@ class TreePass:
         return path
 
     def accepted(self, chosen: Sequence[int]) -> list[int]:
-        """Return the nodes of the guesses that equal the target's own tokens, from the root down.
+        """Return the longest path of guesses that equal the target's own tokens, as nodes after the root.
 
         Args:
             chosen: the target's token after every node.
@@ -68,7 +68,13 @@ class TreePass:
         return path
 
     def num_in_place(self, path: Sequence[int]) -> int:
-        """Return how many accepted guesses are at consecutive nodes after the root, and so at their own positions."""
+        """Return how many accepted guesses are consecutive nodes after the root.
+
+        Their keys and values are at the positions of their tokens already.
+
+        Args:
+            path: nodes of the accepted guesses, as `accepted` returns them.
+        """
         return sum(1 for step, node in enumerate(path, start=self.root + 1) if node == step)
 
 
@@ -78,9 +84,9 @@ def tree_pass(
     """Lay out the nodes of a pass, at most `width` of them.
 
     Args:
-        chain: committed tokens that the memory does not hold at their positions yet; at least the last one.
-        choices: sorted.
-        guesses: tokens of every head, likeliest first.
+        chain: committed tokens whose keys and values are not at their positions yet; at least the last one.
+        choices: paths of the tree, sorted.
+        guesses: best tokens of every head, the likeliest first.
     """
     token_ids, parents = list(chain), list(range(-1, len(chain) - 1))
     nodes: dict[Choice, int] = {(): len(chain) - 1}

@@ -1,4 +1,4 @@
-"""Plan of a pass over spans as calls of compiled graphs: a prompt graph, one of K tokens, one of 1 token. Pure.
+"""Plan of a pass over spans as calls of compiled graphs: a prompt graph, one of K tokens, and one of 1 token.
 
 - The prompt graph reads a span from position 0 and gives logits only of its last token. So it reads up to the first
   token with wanted logits; passes read the rest, such as a proposal after a prompt.
@@ -10,16 +10,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from specdec.inference.backends.neuron.graphs.calls import Row
 from specdec.inference.model.slots import Span
 
 REREAD_PASSES = 4
-"""Most passes up to the first wanted logits; if more are needed, reading the prompt again costs less."""
+"""Most passes that continue a prompt after what its slot holds; if more are needed, the whole prompt is read again."""
 
 
 @dataclass(slots=True)
@@ -42,45 +40,26 @@ class Reading:
 
     @property
     def end(self) -> int:
+        """Return the position after the span's last token."""
         return len(self.token_ids)
 
     @property
     def num_left(self) -> int:
+        """Return how many tokens are not read yet."""
         return self.end - self.position
 
     def wants(self, position: int) -> bool:
+        """Return whether the span asks for the logits of the token at a position."""
         return position >= self.first_wanted
 
 
-class ReadingTimes:
-    """Durations of calls in seconds, to predict if passes read a prompt's rest faster than one call reads the prompt.
+def takes_few_passes(num_tokens: int, *, width: int) -> bool:
+    """Return whether passes should read the last `num_tokens` of a prompt, rather than the prompt graph all of it.
 
     Args:
-        width: tokens of a pass.
+        width: number of tokens of a pass.
     """
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._prompts: dict[int, float] = {}  # shortest time by number of tokens
-        self._passes: deque[float] = deque(maxlen=15)  # times of passes of full width
-
-    def record_prompt(self, num_tokens: int, seconds: float) -> None:
-        self._prompts[num_tokens] = min(seconds, self._prompts.get(num_tokens, seconds))
-
-    def record_pass(self, width: int, seconds: float) -> None:
-        if width == self._width:
-            self._passes.append(seconds)
-
-    def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether passes over a prompt's rest are expected to take less time than reading the whole prompt.
-
-        The whole prompt is assumed to take at least as long as the longest measured prompt that is not longer.
-        """
-        longest = max((length for length in list(self._prompts) if length <= num_tokens), default=None)
-        num_passes = -(-(num_tokens - num_held) // self._width)
-        if longest is None or not self._passes or num_passes > REREAD_PASSES:
-            return False
-        return num_passes * median(list(self._passes)) < self._prompts[longest]
+    return num_tokens <= REREAD_PASSES * width
 
 
 def reading(span: Span, held: Sequence[int]) -> Reading:
@@ -103,8 +82,7 @@ def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
         max_prompt: most tokens that the prompt graph reads.
     """
     end = min(work.first_wanted + 1, work.end)
-    num_passes = -(-(end - work.position) // width)
-    if work.position > 0 and (num_passes <= REREAD_PASSES or end > max_prompt):
+    if work.position > 0 and (takes_few_passes(end - work.position, width=width) or end > max_prompt):
         return None
     return Row(work.slot, 0, work.token_ids[: min(end, max_prompt)])
 

@@ -1,6 +1,6 @@
-"""Translation of a model's configuration to keyword arguments of NxDI's NeuronConfig. JSON can hold all values.
+"""Translation of a model's configuration to keyword arguments of NxDI's NeuronConfig, all of them values of JSON.
 
-Owns the widths: K is NxDI's `speculation_length`, the tokens of one verification graph.
+Decides K, the number of tokens of a verification graph, which NxDI calls `speculation_length`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ DEFAULT_DTYPE = "bfloat16"
 MAX_DEVICE_TOP_K = 256
 """Number of likeliest tokens from which a device samples, by NxDI's default of global_topk."""
 SAMPLES = {"do_sample": True, "dynamic": True}
-"""Value of on_device_sampling_config that uses each request's own top_k, top_p and temperature."""
+"""Value of on_device_sampling_config with which each request has its own top_k, top_p and temperature."""
 _TILING = "cc_pipeline_tiling_factor"
 
 
 def verification_width(gamma: int) -> int:
-    """Return K of a slot model: the last committed token and gamma draft tokens; 0 where nothing is verified."""
+    """Return K of a slot model, for the last committed token and gamma draft tokens; 0 if there are none to verify."""
     return gamma + 1 if gamma else 0
 
 
@@ -114,13 +114,12 @@ def _common(config: ModelConfig, *, length: int) -> dict[str, Any]:
     }
 
 
-_MODES = (
-    *("enable_fused_speculation", "enable_eagle_speculation", "is_eagle3", "is_eagle_draft", "is_medusa"),
-    "output_logits",
-)
+_METHODS = ("enable_fused_speculation", "enable_eagle_speculation", "is_eagle3", "is_eagle_draft", "is_medusa")
+"""Parameters that are true for some speculation methods, and false for the others."""
 
 # Parameters set by a flag, with its name; a second value in neuron_config could only contradict it.
 _BY_FLAG = {
+    **dict.fromkeys(_METHODS, "--speculation_method"),
     "tp_degree": "--tp_degree",
     "batch_size": "--batch",
     "ctx_batch_size": "nothing: it is 1",
@@ -133,11 +132,6 @@ _BY_FLAG = {
     "torch_dtype": "--dtype",
     "speculation_length": "--gamma",
     "output_logits": "--device_sampling",
-    "enable_fused_speculation": "--speculation_method",
-    "enable_eagle_speculation": "--speculation_method",
-    "is_eagle3": "--speculation_method",
-    "is_eagle_draft": "--speculation_method",
-    "is_medusa": "--speculation_method",
     "apply_seq_ids_mask": "nothing: it is true, or live slots would be overwritten",
     "padding_side": "nothing: it is right",
     "save_sharded_checkpoint": "nothing: it is true, so that artifacts are complete",
@@ -150,7 +144,7 @@ def _arguments(
     """Return all arguments of a model: the common ones, a method's `own`, and neuron_config's.
 
     Args:
-        faults: faults of neuron_config by the method's rules; the rules applied here hold for every method.
+        faults: faults of neuron_config by the rules of the method; this function adds those of all methods.
         width: tokens of a verification graph; 0 without one.
     """
     arguments, overrides = {**_common(config, length=length), **own}, config.neuron.overrides
@@ -163,16 +157,16 @@ def _arguments(
 
 def _contradictions(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) -> Iterator[str]:
     lengths = {"n_positions": arguments["seq_len"], "max_length": arguments["seq_len"]}
-    fixed = {**dict.fromkeys(_MODES, False), **lengths, **arguments}
+    fixed = {**dict.fromkeys((*_METHODS, "output_logits"), False), **lengths, **arguments}
     for name, value in overrides.items():
         if name in _BY_FLAG and fixed.get(name, value) != value:
             yield f"{name} {value} contradicts {fixed[name]}, which is set by {_BY_FLAG[name]}"
 
 
 def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a fault for each setting that works only with fixed batches.
+    """Yield a fault for each setting with which NxDI would schedule requests, or place keys and values, by itself.
 
-    They cannot be used, since this server fills each pass itself and names the slots and positions of its tokens.
+    This server does both: it fills each pass, and names the slots and positions of the tokens.
     """
     for name in ("async_mode", "is_prefix_caching", "is_block_kv_layout", "chunked_prefill_config"):
         if overrides.get(name):

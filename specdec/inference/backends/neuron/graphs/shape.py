@@ -1,4 +1,4 @@
-"""Limits of a compiled model (slots, lengths, widths), computed from its NeuronConfig's arguments."""
+"""Limits of a compiled model (slots, lengths, widths), computed from the arguments of its NeuronConfig."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from specdec.inference.backends.architectures import num_kept_values
 from specdec.inference.errors import ConfigError
 
 
@@ -37,17 +38,17 @@ class SlotShape:
 
     @property
     def max_length(self) -> int:
-        """Positions that a slot holds, less those that a pass may write after the last valid one."""
+        """Most tokens of a sequence: positions of a slot, less those that only the padding of a pass is written to."""
         return self.length - self.reserved
 
 
 def slot_shape(model_config: PretrainedConfig, arguments: Mapping[str, Any]) -> SlotShape:
-    """Return the limits of a slot model or of a fused pair.
+    """Return the limits of a model, or of a fused pair, compiled with these arguments of NeuronConfig.
 
     Raises:
         ConfigError: a slot has no room beside what a verification pass needs.
     """
-    reserved = int(arguments["speculation_length"])
+    reserved = int(arguments["medusa_speculation_length" if arguments.get("is_medusa") else "speculation_length"])
     length = _within(arguments["seq_len"], arguments.get("token_generation_buckets"))
     if length - reserved < 2:
         raise ConfigError(f"sequence_length {length} leaves no room beside a verification pass of {reserved} tokens")
@@ -65,14 +66,11 @@ def slot_shape(model_config: PretrainedConfig, arguments: Mapping[str, Any]) -> 
 
 
 def _within(limit: int, buckets: Sequence[int] | None) -> int:
-    """Return the limit, or the largest bucket if buckets are named and the largest is smaller."""
+    """Return the limit, or the largest of the buckets (lengths that graphs are compiled for) if that is smaller."""
     return min(int(limit), max(buckets)) if buckets else int(limit)
 
 
 def _slot_bytes(model_config: PretrainedConfig, length: int, arguments: Mapping[str, Any]) -> int:
-    num_heads = int(getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads)
-    even_dim = model_config.hidden_size // model_config.num_attention_heads
-    head_dim = int(getattr(model_config, "head_dim", None) or even_dim)
     quantized = arguments.get("kv_cache_quant") or arguments.get("kv_quant_config")
     num_bytes = 1 if quantized else 4 if arguments["torch_dtype"] == "float32" else 2
-    return int(model_config.num_hidden_layers) * 2 * num_heads * head_dim * length * num_bytes
+    return num_kept_values(model_config) * length * num_bytes

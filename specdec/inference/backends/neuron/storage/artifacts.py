@@ -33,13 +33,9 @@ _NOTHING: tuple[Any, ...] = (None, False, {}, [])
 """Values that count as unset, since versions of NxDI name more or fewer settings."""
 
 
-def artifacts_root(asked: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of all artifacts: the one asked for, the environment's, or one in the user's cache."""
-    if asked is not None:
-        return asked
-    if environment.get(ENVIRONMENT):
-        return Path(environment[ENVIRONMENT])
-    return user_cache(environment) / "neuron"
+def artifacts_root(asked: Path | None) -> Path:
+    """Return the folder of all compiled models: the one asked for, the environment's, or one in the user's cache."""
+    return asked or Path(os.environ.get(ENVIRONMENT) or user_cache() / "neuron")
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,8 @@ class Wanted:
     """Conditions that a compiled model must have been made from.
 
     Attributes:
-        description: all settings; a value that JSON cannot hold counts by its text.
-        checkpoints: model directories or weight files, which count by their content.
+        description: all settings; for a value that JSON cannot hold, its text is compared.
+        checkpoints: model directories or files of weights, whose contents are compared.
     """
 
     description: Mapping[str, Any]

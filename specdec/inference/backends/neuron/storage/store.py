@@ -32,7 +32,7 @@ class Publication:
     """A compiled model in a store, finished or not.
 
     Attributes:
-        folder: its path.
+        folder: folder of the compiled model, KEY/PUBLICATION in the store.
         manifest: conditions of its compilation, and `files`: size and digest by name; None if it is not finished.
     """
 
@@ -45,7 +45,7 @@ class Publication:
 
     @property
     def started(self) -> dict[str, Any]:
-        """Host, process id and time of the start; empty if the record is lost."""
+        """Host, process id and time at which compiling began; empty if the record is lost."""
         return _read_object(self.folder / STARTED) or {}
 
     @property
@@ -159,10 +159,9 @@ def _bring(file: Path, place: Path) -> None:
 
 
 def _copy(file: Path, place: Path) -> None:
-    with file.open("rb") as source, place.open("xb", buffering=0) as copy:
-        while chunk := memoryview(source.read(CHUNK_BYTES)):
-            while chunk:
-                chunk = chunk[copy.write(chunk) :]
+    with file.open("rb") as source, place.open("xb") as copy:
+        shutil.copyfileobj(source, copy, CHUNK_BYTES)
+        copy.flush()
         os.fsync(copy.fileno())  # an object store reports here whether it took the file
 
 

@@ -1,4 +1,4 @@
-"""Local folder in which a model is compiled, with the compiler's own files. It is no part of the store."""
+"""Local folder in which a model is compiled, with the compiler's own files. It is not in the store."""
 
 from __future__ import annotations
 
