@@ -1,4 +1,7 @@
-"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics, the page. Translates; owns no algorithm."""
+"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics and the page.
+
+It only translates between HTTP and a `Completer`; each algorithm is elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +93,8 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts; no
-other page may frame it."""
+"""Content security policy of the page: it may run its own scripts and reach its own server, but not make HTML of texts;
+no other page may frame it."""
 SPOKEN = (
     "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/audit, GET /v1/models; Anthropic's /v1/messages"
 )
@@ -99,25 +102,25 @@ SPOKEN = (
 MAX_NAMES = 20
 """Most adapters that the error for an unknown model name lists."""
 ANY_HOST = ("0.0.0.0", "::", "[::]")
-"""Values of --host that stand for all addresses of this machine."""
+"""Values of --host with which the server listens on all addresses of this machine."""
 T = TypeVar("T")
 Readers: TypeAlias = Callable[[str], MessageReader | None]
-"""Function that returns the reader of an answer to a prompt; None: all text is content."""
+"""Function of a prompt's text that returns the reader of the answer to it, or None if all text is content."""
 
 
 @dataclass(slots=True)  # not frozen: the card changes with the served model
 class Gateway:
-    """Completer, model and settings of the application.
+    """What the HTTP application answers from: completer, model and settings.
 
     Attributes:
         completer: completer that answers the requests.
-        codec: codec that tokenizes for clients; None if there is no tokenizer.
-        card: card of the model that is served now.
-        metrics: metrics at /metrics.
+        codec: converter of texts and token ids for clients; None if there is no tokenizer.
+        card: description of the model that is served now.
+        metrics: metrics that /metrics shows.
         is_healthy: function that returns whether requests can be served now.
         config: settings of the HTTP API.
-        spans: source of a span for every request; None makes none.
-        kept: number of log-probabilities held for answers that do not stream.
+        spans: source of a trace span for every request; None traces nothing.
+        kept: number of log-probabilities held for unfinished answers that do not stream.
     """
 
     completer: Completer
@@ -131,7 +134,7 @@ class Gateway:
 
 
 def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
-    """Return the application of a gateway; `access` admits requests, None admits all."""
+    """Return the ASGI application that answers from `gateway`; `access` decides who may call it, None admits all."""
     telemetry = _telemetry(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=telemetry)
     _add_generation(app, gateway)
@@ -173,7 +176,7 @@ def _telemetry(spans: Spans | None) -> TelemetryConfig:
 
 
 def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request gets no trace span: all but POST below /v1/, such as a health check."""
+    """Return whether a request gets no trace span: any, such as a health check, but POST requests below /v1/."""
     return scope["method"] != "POST" or not scope["path"].startswith("/v1/")
 
 
@@ -245,7 +248,11 @@ async def _answer_chat(
 
 
 def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], str, Readers]:
-    """Return a conversation's requests, one per choice, their model's name, and a maker of the answers' readers."""
+    """Return a chat's completion requests, one per choice, the name of their model, and the maker of answers' readers.
+
+    Raises:
+        ApiError, InvalidRequestError: no such model is served, or it cannot take such a conversation.
+    """
     card = _named(body.model, gateway.card)
     dialect = Dialect.of(card, gateway.config)
     return chat_requests(body, card, dialect), card.name, partial(dialect.reader, body)
@@ -275,7 +282,9 @@ def _codec(gateway: Gateway) -> Codec:
 
 
 def _named(name: str | None, card: ModelCard) -> ModelCard:
-    """Return the card of the model or adapter `name`; None and paths that end with the model's name mean the model.
+    """Return the card of the model or adapter called `name`.
+
+    None, and a path whose last part is the model's name, mean the model.
 
     Raises:
         ApiError: neither model nor adapter has this name.
@@ -290,7 +299,11 @@ def _named(name: str | None, card: ModelCard) -> ModelCard:
 
 
 def _deadline_s(request: Request, gateway: Gateway) -> float:
-    """Return the seconds that the request may take: the gateway's limit, or less by a header of the request."""
+    """Return the seconds that a request may take: the gateway's limit, or less if the request's X-Deadline-S says so.
+
+    Raises:
+        ApiError: the header is not a number of seconds above 0.
+    """
     value = request.headers.get(DEADLINE_HEADER)
     if value is None:
         return gateway.config.deadline_s
@@ -344,7 +357,11 @@ def _stream_of(
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; cancel it when the client disconnects, which frees its slot."""
+    """Return the result of `work`; if the client disconnects before, cancel it, which frees its slot of the engine.
+
+    Raises:
+        ApiError: the client has disconnected.
+    """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(request))
     watcher.add_done_callback(lambda _: task.cancel())
@@ -405,7 +422,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _half_a_pair(_: Request, error: UnicodeEncodeError) -> ApiError:
-    """Return the failure of a body with half of a surrogate pair in a place that Pydantic's error cannot quote."""
+    """Return the error for a body with half of a surrogate pair at a place that Pydantic's own error cannot quote."""
     half = error.object[error.start : error.end]
     return ApiError(400, f"{half!a} is half of a surrogate pair, which is not valid text", code="invalid_value")
 
@@ -451,7 +468,7 @@ def _add_failures(app: FastAPI) -> None:
 
 
 class HttpFront(HttpPort):
-    """HTTP port of the application; it implements `Front` (inference/serving/host.py)."""
+    """HTTP port that serves the application of a gateway; a `Front` of its process (inference/serving/host.py)."""
 
     def __init__(
         self, gateway: Gateway, server: ServerConfig, tls: ServerTls | None = None, access: Access | None = None
@@ -479,5 +496,5 @@ class HttpFront(HttpPort):
         )
 
     def show(self, card: ModelCard) -> None:
-        """Present another model as the served one."""
+        """Present the model of `card` as the served one from now on, under --served_model_name if that is set."""
         self._gateway.card = card.named(self._gateway.config.served_model_name)

@@ -1,7 +1,7 @@
-"""JSON documents of the API, and their encoding.
+"""JSON bodies of answers that have no other module (errors, models, version), and the encoding of all bodies.
 
-They are escaped to ASCII, because some readers take U+2028 or U+0085 for the end of a line and would cut an event in
-two, and because UTF-8 cannot encode half of a surrogate pair that a client sent as a name.
+JSON is escaped to ASCII, because some clients take U+2028 or U+0085 for the end of a line and would cut an event in
+two, and because UTF-8 cannot encode half of a surrogate pair, which a client may have sent as a name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class JsonAnswer(JSONResponse):
     """HTTP answer that is one JSON document."""
 
     def render(self, content: Any) -> bytes:
-        """Return a document as bytes; called by Starlette."""
+        """Return the document `content` as bytes of JSON; called by Starlette."""
         return encoded(content).encode()
 
 
 class ErrorDetail(BaseModel):
-    """OpenAI's error."""
+    """Description of an error in OpenAI's API: the value of `error` in an `ErrorDocument`."""
 
     message: str
     type: str
@@ -36,13 +36,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorDocument(BaseModel):
-    """Body of every error outside /v1/messages."""
+    """Body of every answer with an error status, except at /v1/messages and below."""
 
     error: ErrorDetail
 
 
 class MessagesErrorDetail(BaseModel):
-    """Anthropic's error."""
+    """Description of an error in Anthropic's API: the value of `error` in a `MessagesErrorDocument`."""
 
     type: str
     message: str
@@ -80,11 +80,11 @@ MESSAGES_FAILURES = {status: {**answer, "model": MessagesErrorDocument} for stat
 
 
 class Model(BaseModel):
-    """One served model.
+    """Entry of /v1/models for the served model, or for one of its adapters.
 
-    `max_model_len`: tokens that prompt and output may have together. `model_id`: hash of what its tokens depend on;
-    empty if unknown. `parent`: model that an adapter belongs to. `has_chat_template`: whether the model has a template
-    of its own for conversations.
+    `max_model_len`: most tokens of prompt and output together. `model_id`: hash of all that the model's tokens depend
+    on; empty if it is unknown. `parent`: for an adapter, the name of its model. `has_chat_template`: whether the model
+    has a template of its own for conversations.
     """
 
     id: str

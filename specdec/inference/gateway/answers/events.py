@@ -1,4 +1,4 @@
-"""Answers whose streams have named events, in place of a chat's chunks."""
+"""Base class for answers of the APIs whose streams have named events: /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ JsonEvent: TypeAlias = dict[str, Any]
 
 
 class EventFormat(AnswerStream):
-    """Answer in another form than a chat's, but made of one: its events, or the object they add up to.
+    """Answer in the form of an API with named events, made of a chat answer's parts.
+
+    A streamed answer is a sequence of events, an unstreamed one the single object that these events add up to.
 
     Args:
-        reader: function that returns the reader of an answer to a prompt, as for a chat.
+        reader: as for `ChatFormat`.
 
     Attributes:
-        is_numbered: events have a "sequence_number".
+        is_numbered: True if events have a "sequence_number".
     """
 
     last_word = b""
@@ -39,7 +41,7 @@ class EventFormat(AnswerStream):
         self._numbers = count()
 
     def opening(self) -> Iterable[JsonEvent]:
-        """Return the stream's first events."""
+        """Return the events that open the stream, before any part of the answer is known; none by default."""
         return ()
 
     @abstractmethod
@@ -56,10 +58,10 @@ class EventFormat(AnswerStream):
 
     @abstractmethod
     def ended(self, choice: Choice) -> dict[str, Any]:
-        """Return the whole answer, after its last part."""
+        """Return the whole answer as one object, once its last part was added."""
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the whole answer; a prompt has one choice here."""
+        """Return the whole answer as one object; in these APIs a request has a single choice."""
         (choice,) = choices
         for part in choice.parts:
             list(self.add(part, choice))
@@ -67,7 +69,7 @@ class EventFormat(AnswerStream):
         return self.ended(choice)
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the events that open the answer, and the first chunk."""
+        """Return the bytes of the events that open the stream, and of those for the first event of the completion."""
         return self._encoded_events(self.opening()) + await super().begun(events)
 
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:

@@ -1,4 +1,4 @@
-"""Answers made of events: one JSON document, or server-sent events."""
+"""HTTP answers made of a completion's events: one JSON document, or a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -48,10 +48,15 @@ class Kept:
 async def whole_answer(
     events: AsyncGenerator[ChoiceEvent, None], answer: Format, kept: Kept, *, num_choices: int, n: int
 ) -> JsonAnswer:
-    """Return the document of a request that does not stream.
+    """Read all events of a request that does not stream; return the answer with its JSON document.
+
+    Args:
+        kept: count of this process, to which the log-probabilities of this answer are added until it is made.
+        num_choices, n: choices of all prompts together, and of each prompt.
 
     Raises:
-        ApiError, CapacityError: too many log-probabilities are kept.
+        ApiError: the answer has more than `MAX_SCORES` log-probabilities.
+        CapacityError: all unfinished answers together have more than `MAX_ALL_SCORES`.
     """
     choices, num_scores = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)], 0
 
@@ -84,7 +89,7 @@ class AnswerStream(ABC):
     """Server-sent events of one request; a subclass defines their form.
 
     Args:
-        per_token: one event per token; else one per target pass.
+        per_token: True to send an event per token, False to send one per target pass.
 
     Attributes:
         last_word: bytes that end the stream.
@@ -109,7 +114,7 @@ class AnswerStream(ABC):
         """Return the server-sent events that report a failure to the client."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the first chunk. An earlier failure closes `events` and is raised, so that it gets an HTTP status."""
+        """Return the bytes for the first event. A failure before it closes `events` and is raised: it gets a status."""
         try:
             return await self._encoded(*await anext(events))
         except BaseException:
@@ -117,7 +122,7 @@ class AnswerStream(ABC):
             raise
 
     async def chunks(self, first: bytes, events: AsyncGenerator[ChoiceEvent, None]) -> AsyncGenerator[bytes, None]:
-        """Yield `first` and all that follows; failures from here on are reported in the stream."""
+        """Yield `first` and the bytes for all later events; a failure from here on is reported within the stream."""
         async with aclosing(events):
             try:
                 if first:
@@ -139,7 +144,7 @@ class AnswerStream(ABC):
                 yield self.last_word
 
     async def _encoded(self, index: int, event: TextEvent) -> bytes:
-        """Return the chunks of an event; a prompt's log-probabilities are encoded off the event loop."""
+        """Return the bytes for an event; a thread encodes a prompt's log-probabilities, since that takes long."""
         return await converted(partial(self._encode, index), event, getattr(event, "prompt_logprobs", ()))
 
     def _encode(self, index: int, event: TextEvent) -> bytes:
@@ -151,9 +156,9 @@ class ChunkStream(AnswerStream):
     """Server-sent events of a completion or a chat, one per chunk.
 
     Args:
-        options: content of the chunks besides text. With usage, as OpenAI has it, a last chunk has it and every other
-            chunk a null.
-        num_choices, n: sequences in all, and per prompt.
+        options: what chunks have besides text. If it asks for usage, a last chunk has it and all others have null in
+            its place, as in OpenAI's API.
+        num_choices, n: choices of all prompts together, and of each prompt.
     """
 
     def __init__(
@@ -187,9 +192,9 @@ class ChunkStream(AnswerStream):
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events on their way to the client.
+    """HTTP response that sends a stream of server-sent events to the client.
 
-    When the stream ends, its sources are closed, and so the request ends. That holds even before the first chunk, and
+    However the response ends, it closes `chunks` and `events`, which ends the request: also before the first chunk, and
     at the deadline, when a write may still wait for a client that does not read.
 
     Args:

@@ -15,7 +15,7 @@ from specdec.inference.text.unicode import first_lone_surrogate
 
 
 def _whole(value: Any) -> Any:
-    """Return a float without a fraction as an int, since JSON clients may write 5 as 5.0; keep other values."""
+    """Return a float without a fraction as an int, since JSON clients may write 5 as 5.0; return others unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -27,15 +27,15 @@ def _unicode(text: str) -> str:
 
 
 def _all_whole(values: Any) -> Any:
-    """Apply `_whole` to the items of a list; leave lists above `MAX_FIELDS` as they are: Python's loop is slow."""
+    """Apply `_whole` to the items of a list of up to `MAX_FIELDS`; return other values unchanged, as loops are slow."""
     return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
 
 
 def check_size(values: Any, limit: int) -> Any:
-    """Refuse an object of too many fields with one error; Pydantic would make one for each field.
+    """Return the value; refuse an object of too many fields with one error, where Pydantic would make one per field.
 
     Raises:
-        PydanticCustomError: there are more than `limit`; the message names both numbers.
+        PydanticCustomError: the value is an object of more than `limit` fields; the message names both numbers.
     """
     if isinstance(values, dict) and len(values) > limit:
         message = f"an object of {len(values)} fields exceeds the limit of {limit}"
@@ -51,7 +51,7 @@ Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 
 
 def complete(schema: dict[str, Any], body: type[Body]) -> None:
-    """Let a body's JSON schema show that optional fields may be null (unset), and which fields have no effect."""
+    """Change a body's JSON schema so that optional fields may be null, and add the fields that have no effect."""
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
@@ -60,7 +60,7 @@ def complete(schema: dict[str, Any], body: type[Body]) -> None:
 
 
 def with_rules(**rules: Any) -> Callable[[dict[str, Any], type[Body]], None]:
-    """Return a function that applies `complete` to a body's JSON schema, then adds these keywords to it."""
+    """Return a function for `json_schema_extra` that applies `complete` to a schema, then adds the keywords `rules`."""
 
     def extend(schema: dict[str, Any], body: type[Body]) -> None:
         complete(schema, body)
@@ -70,7 +70,11 @@ def with_rules(**rules: Any) -> Callable[[dict[str, Any], type[Body]], None]:
 
 
 class Body(BaseModel):
-    """Base class of request bodies: strict types, no unknown fields; nulls and values without effect are dropped."""
+    """Base class of request bodies: types are strict, unknown fields are refused, and nulls count as not given.
+
+    Attributes:
+        no_ops: fields that are accepted only with a value that changes nothing, and are then dropped.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=complete)
     no_ops: ClassVar[NoOps] = {}
@@ -82,9 +86,9 @@ class Body(BaseModel):
 
 
 class SentBack(Body):
-    """Base class of messages, their parts and calls, items and tools, to which clients add fields of their own.
+    """Base class of messages, their parts, calls and tools, to which clients add fields of their own.
 
-    Such a field reaches no chat template, so it changes no answer, and is ignored.
+    Unknown fields are ignored here: they reach no chat template, so they cannot change an answer.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -1,7 +1,7 @@
-"""Bodies of requests, with OpenAI's defaults: /v1/completions, /v1/chat/completions, /tokenize and /detokenize.
+"""Bodies of /v1/completions, /v1/chat/completions, /tokenize and /detokenize, with OpenAI's defaults.
 
-A field that is not listed is refused, unless it is null or has a value without effect (noops.py). Names are OpenAI's
-and vLLM's; limits stand beside each field.
+Fields have OpenAI's and vLLM's names. A field that is not listed is refused, unless it is null, or noops.py accepts its
+value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from specdec.inference.text.chat import MAX_MESSAGES, Chat
 from specdec.inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 
 MAX_CHOICES = 128
-"""Most sequences of a request: n times its prompts."""
+"""Most choices of one HTTP request: `n` times the number of its prompts."""
 MAX_N = 64
 MAX_PROMPTS = 64
 MAX_IDS = 1_000_000
@@ -52,12 +52,12 @@ MAX_TOKEN_ID = 2**31 - 1
 
 
 def _limits(limits: Range) -> Any:
-    """Return a range as the constraint of a field."""
+    """Return the constraint of a Pydantic field for a range of numbers."""
     return Field(gt=limits.low, le=limits.high) if limits.above else Field(ge=limits.low, le=limits.high)
 
 
 def _within(name: str) -> Any:
-    """Return the range of a sampling parameter as the constraint of a field."""
+    """Return the constraint of a Pydantic field for the range of the sampling parameter `name`."""
     return _limits(RANGES[name])
 
 
@@ -108,7 +108,7 @@ _PROMPT_OR_MESSAGES = {
 
 
 class StreamOptions(Body):
-    """Content of a stream besides text."""
+    """What the events of a stream have besides text."""
 
     no_ops = noops.STREAM_OPTIONS
     include_usage: bool = Field(default=False, description="A last chunk with the usage.")
@@ -122,19 +122,19 @@ class StreamOptions(Body):
 
 
 class TextFormat(Body):
-    """Format that allows any text."""
+    """Output format that allows any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(Body):
-    """Format that allows any JSON object."""
+    """Output format that allows any JSON object."""
 
     type: Literal["json_object"]
 
 
 class NamedSchema(Body):
-    """A JSON schema, and the fields that OpenAI's clients send beside it."""
+    """JSON schema for an output, with the fields that OpenAI's clients send beside it."""
 
     name: str | None = None
     description: str | None = None
@@ -143,7 +143,7 @@ class NamedSchema(Body):
 
 
 class JsonSchemaFormat(Body):
-    """JSON that fits a schema."""
+    """Output format for JSON that fits a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
@@ -168,7 +168,7 @@ class StructuredOutputs(Body):
 
 
 class Prediction(Body):
-    """Text that the output may repeat, such as a file to be edited; it changes only the speed."""
+    """Text that the output may repeat, such as a file to be edited; a prediction changes only the speed."""
 
     type: Literal["content"]
     content: Text | Parts
@@ -179,7 +179,7 @@ class Prediction(Body):
 
 
 class GenerationBody(Body):
-    """Request fields that /v1/completions and /v1/chat/completions share."""
+    """Base class of bodies that ask for generated text: the fields that all of these APIs share."""
 
     model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
     temperature: Annotated[float, _within("temperature")] = 1.0
@@ -250,15 +250,15 @@ class GenerationBody(Body):
         return self
 
     def grammar_of_output(self) -> Grammar | None:
-        """Return the grammar of the output; None for any text."""
+        """Return the grammar that the body demands of the output; None if any text will do."""
         return self._grammar[1]
 
     def grammar_field(self) -> str | None:
-        """Return the name of the field that has the grammar; None if no field has one."""
+        """Return the name of the field that demands a grammar; None if none does."""
         return self._grammar[0]
 
     def sampling(self) -> SamplingParams:
-        """Return the sampling parameters, without the seed."""
+        """Return the body's sampling parameters; their seed keeps its default, since each choice has its own."""
         values = {name: getattr(self, name) for name in RANGES if name not in ("seed", "top_k")}
         biases = sorted((int(token_id), bias) for token_id, bias in self.logit_bias.items())
         return SamplingParams(**values, top_k=max(0, self.top_k), logit_bias=tuple(biases))
@@ -287,7 +287,7 @@ class CompletionBody(GenerationBody):
         return self
 
     def prompts(self) -> list[str | tuple[int, ...]]:
-        """Return the prompts, one by one."""
+        """Return the list of prompts, each a text or token ids; a body with one prompt gives a list of one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -327,16 +327,20 @@ class ChatBody(GenerationBody, TemplateBody):
         return self
 
     def chat(self) -> Chat:
-        """Return the conversation, without tools that must not be called."""
+        """Return the conversation with the tools that may be called.
+
+        Raises:
+            InvalidRequestError: a part of it is not valid; see `chat_of`.
+        """
         return chat_of(self.messages, self.offered(), self.template_kwargs())
 
     def offered(self) -> list[Tool]:
-        """Return the tools that may be called."""
+        """Return the tools that the model may call: none if `tool_choice` is "none"."""
         return [] if self.tool_choice == "none" else self.tools
 
 
 class TokenizeBody(TemplateBody):
-    """Body of /tokenize: a prompt, or messages."""
+    """Body of /tokenize, with either a prompt or the messages of a chat."""
 
     no_ops = noops.TOKENIZE
     model: str | None = None
