@@ -1,4 +1,4 @@
-"""Completions from a fleet of servers: if one server is lost, another completes the answer with the same tokens."""
+"""Completer over a fleet: if a server is lost, another one completes its answer, with the same tokens."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from specdec.inference.workers.completing.resuming import Progress, Resuming
 from specdec.inference.workers.completion import CompletionRequest
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
-"""Length of the prompt's beginning whose hash finds the server that may have computed that beginning already."""
+"""Tokens, or characters, of a prompt's beginning that `prefix_of` hashes."""
 
 
 class Drafter(Protocol):
-    """Draft worker that runs in the same process as a client."""
+    """Interface of a draft worker that drafts for the requests of its own process."""
 
     def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
     ) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of a request at one server, and draft for it meanwhile; see `Completer.complete`."""
+        """Yield the events of the answer of `remote`, which calls `replica`, and draft for the request meanwhile."""
 
 
 class FailoverCompleter:
-    """`Completer` and `Codec` over the servers of a fleet.
+    """`Completer` and `Codec` that use any of a fleet's servers.
 
     Args:
         fleet: servers of one model.
-        connection: limits of a request's time, and of its time without a server.
-        drafter: draft worker of this process, which drafts for the requests; None leaves drafting to the servers.
+        connection: settings with the longest time of a request, and its longest time without a server.
+        drafter: draft worker of this process for the requests; None leaves drafting to the servers.
     """
 
     def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafter: Drafter | None = None) -> None:
@@ -42,10 +42,10 @@ class FailoverCompleter:
         self._connection = connection
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Answer a request, see `Completer`.
+        """Yield the events of an answer; see `Completer.complete`.
 
-        A request that has lost its server waits for another one. A new request waits for a first one only if there is a
-        drafter; see `Resuming`.
+        A request that has lost its server waits for another one. While no server is ready, a new request waits only if
+        there is a drafter; otherwise it fails at once, as `Resuming` describes.
         """
         answer = Progress(request)
         waits = self._drafter is not None
@@ -75,7 +75,7 @@ class FailoverCompleter:
 
 
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:
-    """Return a hash of the prompt's beginning; the fleet sends prompts with equal hashes to the same server.
+    """Return a hash of a prompt's beginning. Prompts with equal hashes go to the same server, which may have it cached.
 
     The beginning of a chat ends with the user's first message, which all later turns repeat.
     """
