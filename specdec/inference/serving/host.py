@@ -28,13 +28,13 @@ from specdec.inference.workers.completing.generation import Operation
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.1
-"""Seconds between checks of the work; a check that comes late measures the event loop's lag."""
+"""Seconds between two checks of the work; how late a check comes shows the event loop's lag."""
 FORCE_AFTER_S = 2.0
 """Seconds after the grace period, at which a process that still runs ends at once."""
 
 
 class Front(Protocol):
-    """Port on which requests arrive."""
+    """Interface of a port on which requests arrive, as its host opens and drains it."""
 
     @property
     def ports(self) -> dict[str, int]:
@@ -57,7 +57,7 @@ class Front(Protocol):
 
 
 class Work(Protocol):
-    """Runner of requests, such as an engine, which a host watches and drains."""
+    """Interface of what runs the requests of a process, such as an engine, as its host watches and drains it."""
 
     @property
     def fault(self) -> str | None:
@@ -140,7 +140,7 @@ class Host:
         await self._work.stop(grace_s=self._config.grace_s)
 
     def _last_resort(self) -> threading.Timer:
-        """Start a timer that ends the process if its drain takes `FORCE_AFTER_S` seconds longer than allowed."""
+        """Start and return a timer that ends the process `FORCE_AFTER_S` seconds after its drain should have ended."""
         delay_s = self._config.drain_delay_s + self._config.grace_s + FORCE_AFTER_S
         timer = threading.Timer(delay_s, _give_up)
         timer.daemon = True
@@ -170,7 +170,7 @@ class Host:
             watching.result()
 
     async def _watch(self) -> None:
-        """Report the state of the work to the fronts, until the work is broken and cannot recover."""
+        """Watch the work, and report each change of its state to all fronts, until it is broken for good."""
         reported, was_ready = (True, True), False
         while self._work.broken is None:
             fault, alive = self._work.fault, not self._work.hangs

@@ -1,4 +1,4 @@
-"""Ends of a process: signals, and the end of stdin."""
+"""What makes a server's process end: signals, and the end of stdin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 async def stop_signal() -> signal.Signals:
-    """Wait for SIGTERM or SIGINT."""
+    """Wait for SIGTERM or SIGINT; return which one came."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
@@ -22,7 +22,7 @@ async def stop_signal() -> signal.Signals:
 
 
 async def stdin_ended() -> None:
-    """Wait for the end of stdin, in a daemon thread, which does not keep the process alive."""
+    """Wait for the end of stdin. A daemon thread reads it, which does not keep the process alive."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def read() -> None:
@@ -37,7 +37,7 @@ async def stdin_ended() -> None:
 
 
 def end_at_once_on_signal() -> None:
-    """Make SIGTERM and SIGINT end the process at once, with one line in the log."""
+    """Let SIGTERM and SIGINT from now on end the process at once, with one line on stderr."""
 
     def end(number: signal.Signals) -> None:
         print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)
