@@ -21,14 +21,9 @@ KINDS = {
     "choice": GrammarKind.CHOICE,
     "grammar": GrammarKind.GRAMMAR,
 }
-EXACTLY_ONE = [
-    {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in (*KINDS, "json_object")
-]
-"""Condition, in JSON Schema, that an object `structured_outputs` has exactly one field that is not null."""
 GUIDED = tuple(f"guided_{name}" for name in KINDS)
 NAMES = ("response_format", "structured_outputs", *GUIDED)
-"""Fields of a body that describe its output, of which one may be set. The OpenAPI schema leaves this condition out:
-conditions between six fields are more than its readers cope with."""
+"""Fields of a body that describe its output, of which one may be set."""
 
 
 def only_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -57,16 +56,6 @@ def complete(schema: dict[str, Any], body: type[Body]) -> None:
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
             schema["properties"][name] = {"anyOf": [*kinds, {"type": "null"}], "title": field.get("title", name)}
     schema["properties"].update(noops.schema_of(body.no_ops))
-
-
-def with_rules(**rules: Any) -> Callable[[dict[str, Any], type[Body]], None]:
-    """Return a function for `json_schema_extra` that applies `complete` to a schema, then adds the keywords `rules`."""
-
-    def extend(schema: dict[str, Any], body: type[Body]) -> None:
-        complete(schema, body)
-        schema.update(rules)
-
-    return extend
 
 
 class Body(BaseModel):

@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
     model_validator,
@@ -18,7 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, SentBack, Text, with_rules
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text
 from specdec.inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
 from specdec.inference.text.json_schema import closed
 from specdec.inference.text.unicode import check_unicode
@@ -159,17 +158,8 @@ class Call(SentBack):
     function: CalledFunction
 
 
-_CONTENT_OR_CALLS = [
-    {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
-    {"properties": {"tool_calls": {"type": "array", "minItems": 1}}, "required": ["tool_calls"]},
-    {"properties": {"role": {"const": "assistant"}}},
-]
-
-
 class Message(SentBack):
     """Message of a conversation, in the form of /v1/chat/completions."""
-
-    model_config = ConfigDict(json_schema_extra=with_rules(anyOf=_CONTENT_OR_CALLS))
 
     no_ops = noops.MESSAGE
     role: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_ROLE_CHARACTERS)]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import ConfigDict, Field, model_validator
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import SentBack, Text, with_rules
+from specdec.inference.gateway.bodies.body import SentBack, Text
 from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
     TEXT_ALONE,
@@ -26,7 +26,7 @@ from specdec.inference.gateway.bodies.conversation import (
 )
 from specdec.inference.gateway.bodies.mapped import MappedBody, add_result, format_of_chat, text_of
 from specdec.inference.gateway.bodies.responses import FlatSchemaFormat
-from specdec.inference.gateway.bodies.schema import STREAM_OPTIONS_NEED_STREAM, NumTokens, Stops
+from specdec.inference.gateway.bodies.schema import NumTokens, Stops
 from specdec.inference.text.chat import MAX_MESSAGES
 
 _NEEDED = {"redacted_thinking": (), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}
@@ -113,7 +113,7 @@ class OutputConfig(SentBack):
 class MessagesBody(MappedBody, SentBack):
     """Body of /v1/messages. Its sampling parameters and its template variables are the same as in a chat's body."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM]))
+    model_config = ConfigDict(extra="ignore")
 
     no_ops = noops.MESSAGES
     conversation_field = "messages"

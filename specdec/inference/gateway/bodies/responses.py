@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AliasChoices, ConfigDict, Discriminator, Field, Tag
+from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, SentBack, Text, with_rules
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text
 from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
     OTHER_CHOICES,
@@ -25,9 +25,6 @@ from specdec.inference.gateway.bodies.conversation import (
 )
 from specdec.inference.gateway.bodies.mapped import MappedBody, add_result, format_of_chat, text_of
 from specdec.inference.gateway.bodies.schema import (
-    NAMED_NEEDS_TOOLS,
-    REQUIRED_NEEDS_TOOLS,
-    STREAM_OPTIONS_NEED_STREAM,
     JsonObjectFormat,
     NamedSchema,
     NumLogprobs,
@@ -185,10 +182,6 @@ class ReasoningConfig(Body):
 
 class ResponsesBody(MappedBody):
     """Body of /v1/responses. Its sampling parameters and its template variables are the same as in a chat's body."""
-
-    model_config = ConfigDict(
-        json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS])
-    )
 
     no_ops = noops.RESPONSES
     conversation_field = "input"

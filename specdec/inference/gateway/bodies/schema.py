@@ -1,7 +1,7 @@
 """Bodies of /v1/completions, /v1/chat/completions, /tokenize and /detokenize, with OpenAI's defaults.
 
 Fields have OpenAI's and vLLM's names. A field that is not listed is refused, unless it is null, or noops.py accepts its
-value.
+value. The OpenAPI schema describes each field; rules between fields, which its readers ignore, are only checked.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, model_validator
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size, with_rules
+from specdec.inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size
 from specdec.inference.gateway.bodies.conversation import (
     Message,
     Parts,
@@ -85,28 +85,6 @@ Prompt: TypeAlias = (
 )
 
 
-def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any]) -> dict[str, Any]:
-    """Return a condition of JSON Schema: if `field` fits the schema `kind`, `other` must fit the schema `allowed`."""
-    then = {"properties": {other: allowed}, "required": [other]}
-    return {"if": {"properties": {field: kind}, "required": [field]}, "then": then}
-
-
-STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True})
-_TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True})
-_SOME_TOOLS = {"type": "array", "minItems": 1}
-REQUIRED_NEEDS_TOOLS = _needs("tool_choice", {"const": "required"}, "tools", _SOME_TOOLS)
-NAMED_NEEDS_TOOLS = _needs("tool_choice", {"type": "object"}, "tools", _SOME_TOOLS)
-_NO_TOKENS_NEED_ECHO = _needs("max_tokens", {"const": 0}, "echo", {"const": True})
-
-
-_PROMPT_OR_MESSAGES = {
-    "oneOf": [
-        {"properties": {name: {"not": {"type": "null"}}, other: {"type": "null"}}, "required": [name]}
-        for name, other in (("prompt", "messages"), ("messages", "prompt"))
-    ]
-}
-
-
 class StreamOptions(Body):
     """What the events of a stream have besides text."""
 
@@ -151,8 +129,6 @@ class JsonSchemaFormat(Body):
 
 class StructuredOutputs(Body):
     """Body field `structured_outputs` of vLLM, of which exactly one field may be set."""
-
-    model_config = ConfigDict(json_schema_extra=with_rules(oneOf=structured.EXACTLY_ONE))
 
     json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
     regex: GrammarText | None = None
@@ -270,8 +246,6 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
 
-    model_config = ConfigDict(json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO]))
-
     no_ops = noops.COMPLETION
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID), WHOLE] | None = Field(
@@ -298,12 +272,6 @@ class CompletionBody(GenerationBody):
 
 class ChatBody(GenerationBody, TemplateBody):
     """Body of /v1/chat/completions."""
-
-    model_config = ConfigDict(
-        json_schema_extra=with_rules(
-            allOf=[STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS]
-        )
-    )
 
     no_ops = noops.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -348,8 +316,6 @@ class TokenizeBody(TemplateBody):
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools = Field(default_factory=list)
     add_special_tokens: bool = Field(True, description="To a prompt; messages have those of the chat template.")
-
-    model_config = ConfigDict(json_schema_extra=with_rules(allOf=[_PROMPT_OR_MESSAGES]))
 
     @model_validator(mode="after")
     def _check_one_of(self) -> TokenizeBody:
