@@ -231,7 +231,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         """List the served model and its adapters."""
         return ModelList.of(gateway.card, created=started)
 
-    @app.get("/v1/models/{name:path}", responses={404: ANSWERS[404]})
+    @app.get("/v1/models/{name:path}", responses=FAILURES)
     async def model(name: str) -> Model:
         """Return the model of this name."""
         card = _named(name, gateway.card)

@@ -7,7 +7,7 @@ two, and because UTF-8 cannot encode half of a surrogate pair, which a client ma
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
@@ -55,28 +55,17 @@ class MessagesErrorDocument(BaseModel):
     error: MessagesErrorDetail
 
 
-_TEXTS = {
-    400: "A field is wrong, missing or not supported; `param` names it.",
-    404: "Another model is served.",
-    413: "The body is too large.",
-    415: "The body is compressed.",
-    422: "Not used: such faults are 400.",
-    429: "Slots and queue are full; Retry-After says when to try again.",
-    500: "A fault of the server.",
-    503: "The server is shutting down, or its upstream server cannot be reached.",
-    504: "The request took longer than it may.",
-}
-FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorDocument, "description": text} for status, text in _TEXTS.items()
-}
-ANSWERS: dict[int | str, dict[str, Any]] = {
+_Responses: TypeAlias = dict[int | str, dict[str, Any]]
+_ERROR = "An error, by its HTTP status (docs/gateway.md); Retry-After says when to try again."
+FAILURES: _Responses = {"default": {"model": ErrorDocument, "description": _ERROR}}
+MESSAGES_FAILURES: _Responses = {"default": {"model": MessagesErrorDocument, "description": _ERROR}}
+ANSWERS: _Responses = {
     200: {
         "description": "OpenAI's object; with `stream`, server-sent events with its chunks.",
         "content": {"text/event-stream": {}},
     },
     **FAILURES,
 }
-MESSAGES_FAILURES = {status: {**answer, "model": MessagesErrorDocument} for status, answer in FAILURES.items()}
 
 
 class Model(BaseModel):
