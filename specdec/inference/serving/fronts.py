@@ -23,7 +23,7 @@ from specdec.inference.serving.host import Front
 from specdec.inference.serving.observers import Observers
 from specdec.inference.workers.calls.access import Access
 from specdec.inference.workers.calls.admitting import admission
-from specdec.inference.workers.calls.status import client_status
+from specdec.inference.workers.calls.status import for_client, to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completion import ModelCard
 
@@ -57,7 +57,7 @@ class GrpcFront(Server):
         self._answers_anyone = answers and config.on_loopback and config.security == OPEN
         where = address(config.host, config.port or 0)
         try:
-            super().__init__(where, servicers, status_of=client_status, gate=gate)
+            super().__init__(where, servicers, status_of=lambda error: to_status(for_client(error)), gate=gate)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from specdec.inference import errors
 from specdec.inference.gateway.answers.documents import JsonAnswer
 from specdec.inference.gateway.bodies.noops import UNSUPPORTED
-from specdec.inference.workers.calls.status import REFUSED_UPSTREAM
+from specdec.inference.workers.calls.status import for_client
 
 if TYPE_CHECKING:
     from fastapi.exceptions import RequestValidationError
@@ -117,9 +117,7 @@ class ApiError(Exception):
 
 def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
     """Return the HTTP error for an exception of this project; `param` is the field's name at the endpoint `path`."""
-    if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
-        logger.error("refused by the upstream server: %s", error)  # the client is not at fault
-        error = errors.UnavailableError(REFUSED_UPSTREAM)
+    error = for_client(error)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
     param = _param(error.field, path) if isinstance(error, errors.InvalidRequestError) else None
     return ApiError(status, _message(error), kind, param, code, _retry_after_s(error))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import grpc
 
@@ -15,6 +16,7 @@ from specdec.inference import errors
 
 logger = logging.getLogger(__name__)
 
+ErrorT = TypeVar("ErrorT", bound=Exception)
 _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
     errors.ContextLengthError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -33,7 +35,6 @@ _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
 _BREAKS_SERVERS = "BREAKS_SERVERS"
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
-REFUSED_UPSTREAM = "the upstream server does not take its credentials"
 _OF_A_PROXY = "http2 header with status"  # gRPC's words for HTTP's own 404; a gRPC server answers 200 and a grpc-status
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 _NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's message, which ends with OpenSSL's
@@ -57,15 +58,15 @@ def to_status(error: Exception) -> Status | None:
     return Status(code, error.message, retry_after_s, field, error.address, reason)
 
 
-def client_status(error: Exception) -> Status | None:
-    """Return the status that a client gets for an exception; None if it is no exception of this project.
+def for_client(error: ErrorT) -> ErrorT | errors.UnavailableError:
+    """Return the exception to report to a client: `error`, unless another server refuses this one's credentials.
 
-    It is UNAVAILABLE if another server refuses this one's credentials, for which the client is not to blame.
+    For that the client is not to blame, so it gets an UnavailableError, and the log has the reason.
     """
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)
-        return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_UPSTREAM)
-    return to_status(error)
+        return errors.UnavailableError("the upstream server does not take its credentials")
+    return error
 
 
 def code_name(error: Exception) -> str:
