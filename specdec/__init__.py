@@ -1,8 +1,8 @@
-"""Library (`LLM`, `Client` and their asynchronous twins), and the `specdec` command.
+"""Library (`LLM`, `Client` and their asynchronous twins), and the command `specdec`.
 
-Everything is imported at first use. `inference`, `grpc_comm` and `comparison` at the root of the repository are links
-to the folders here. They are imported as `specdec.inference` and so on, never by the names of the links: a module would
-exist twice.
+Each name is imported at its first use. `inference`, `grpc_comm` and `comparison` at the root of the repository are
+links to folders of this package. Import them as `specdec.inference` and so on, never by the names of the links: by
+these each module would exist a second time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 if not TYPE_CHECKING:  # a checker would take every name for one of the library
 
     def __getattr__(name: str) -> Any:
-        """Return the object of a name, whose module is imported when it is first used."""
+        """Return the object with a name of `__all__`; its module is imported at the first use."""
         if name == "__version__":
             from specdec.inference import VERSION
 
@@ -54,12 +54,12 @@ if not TYPE_CHECKING:  # a checker would take every name for one of the library
 
 
 def __dir__() -> list[str]:
-    """Return the names that the library has, imported or not yet."""
+    """Return the names of the library, imported or not."""
     return [*__all__, "__doc__"]
 
 
 def main() -> int:
-    """Run the role or measurement that the arguments name; return the exit code."""
+    """Run the role or measurement that the command line names; return the exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["compare"], ["study"], ["diff"], ["law"]):
         from specdec.comparison.app import main as measure

@@ -1,4 +1,4 @@
-"""`python -m specdec` is the command `specdec`."""
+"""Entry of `python -m specdec`, which does the same as the command `specdec`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that this project raises, for `except`; all derive from `SpecDecError`."""
+"""Errors that the library raises, for users to catch; all derive from `SpecDecError`."""
 
 from __future__ import annotations
 

@@ -59,7 +59,10 @@ from specdec.parameters import (
 
 T = TypeVar("T")
 _owner: int | None = None
-"""Id of the process that opened the first model or connection; None before. A fork of it has none of its threads."""
+"""Id of the process that opened the first model or connection; None before that.
+
+A fork of it has none of its threads, and so cannot use what it opened.
+"""
 
 
 def _require_process() -> None:
@@ -71,7 +74,7 @@ def _require_process() -> None:
 
 
 def _briefly(function: FunctionT) -> FunctionT:
-    """Return the function, its traceback for users' mistakes cut to one frame here: notebooks show all."""
+    """Return the function with short tracebacks for users' mistakes: only its own frame, as notebooks show all."""
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -84,13 +87,13 @@ def _briefly(function: FunctionT) -> FunctionT:
 
 
 def _bar(num_prompts: int) -> Any:
-    """Return a progress bar; it is shown for several prompts, in notebooks or on a terminal."""
+    """Return a progress bar, which shows itself only for several prompts, and in a notebook or on a terminal."""
     is_watched = sys.stderr.isatty() or "ipykernel" in sys.modules
     return tqdm(total=num_prompts, unit="prompt", disable=num_prompts < 2 or not is_watched)
 
 
 def _quiet_bars() -> None:
-    """Import the progress bars that hub and Transformers use, without a warning that ipywidgets is missing."""
+    """Import the progress bars of huggingface_hub and Transformers without their warning that ipywidgets is missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
@@ -98,24 +101,30 @@ def _quiet_bars() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """Settings of a target without a draft."""
+    """Settings of `LLM` for a target without a draft."""
 
     model: OneModel = group(OneModel)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """Settings of a client."""
+    """Settings of `Client`."""
 
     connection: ConnectionConfig = group(ConnectionConfig)
     batch: int = same(Loading, "num_slots")
 
 
 class _Async:
-    """Base of the asynchronous classes; `_open` of a subclass makes the completer."""
+    """Base class of `AsyncLLM` and `AsyncClient`; a subclass makes its completer in `_open`.
+
+    Args:
+        settings: settings of the subclass.
+        concurrency: most prompts of one call of `generate` that run at once.
+        name: what `repr` shows.
+    """
 
     _IS_WHOLE = True
-    """True if this process does all the work, False if servers do."""
+    """True if this process computes the answers, False if servers do."""
 
     def __init__(self, settings: Any, concurrency: int, name: str) -> None:
         self._settings = settings
@@ -131,7 +140,7 @@ class _Async:
         raise NotImplementedError
 
     async def open(self) -> Self:
-        """Load models or connect, as entering `async with` does; for notebooks, where a block does not span cells."""
+        """Load models or connect, as entering `async with` does: for notebooks, where no block spans several cells."""
         _require_process()
         async with AsyncExitStack() as stack:
             self._completer = self._completer or await self._open(stack)
@@ -145,7 +154,7 @@ class _Async:
         await self.close()
 
     async def close(self) -> None:
-        """Close models and connections; requests that still run end with an error."""
+        """Close models and connections; requests that are still running end with an error."""
         self._completer = None
         await self._stack.aclose()
 
@@ -205,7 +214,7 @@ class _Async:
 
 
 class AsyncLLM(_Async):
-    """Models of this process, a target with or without a draft. See `LLM`."""
+    """Models loaded into this process, for asynchronous code; see `LLM`."""
 
     @spelled_out
     def __init__(
@@ -231,7 +240,7 @@ class AsyncLLM(_Async):
 
 
 class AsyncClient(_Async):
-    """Connection to servers of one model. See `Client`."""
+    """Connection to servers of one model, for asynchronous code; see `Client`."""
 
     _IS_WHOLE = False
 
@@ -246,10 +255,13 @@ class AsyncClient(_Async):
 
 
 class _Blocking:
-    """Base of the blocking classes: runs an asynchronous one in an event loop on a thread of its own.
+    """Base class of `LLM` and `Client`: runs their asynchronous twin in an event loop on a thread of its own.
 
-    So it works in a notebook, where an event loop runs already. Garbage collection, or the interpreter's end, closes
-    the models and connections, too.
+    So they work in a notebook, where an event loop is running already. If nothing else does, garbage collection or the
+    interpreter's end closes models and connections.
+
+    Args:
+        inner: the asynchronous twin, which is opened here.
     """
 
     def __init__(self, inner: _Async) -> None:
@@ -316,11 +328,12 @@ class _Blocking:
 
 
 class LLM(_Blocking):
-    """Models of this process, a target with or without a draft; by default the bundled pair.
+    """Models loaded into this process: a target with or without a draft, by default the bundled pair.
 
     Args:
-        target, draft: directories or hub ids; the draft may be "ngram", or "none" for the target alone.
-        settings: flags of `specdec fused_target` for models; without a draft, `verify_target`'s.
+        target, draft: directories or hub ids; the draft may also be "ngram" (prompt lookup), or "none" for no draft.
+        settings: values of those flags of `specdec fused_target` that concern models; without a draft, of
+            `specdec verify_target`.
     """
 
     @spelled_out
@@ -334,7 +347,9 @@ class LLM(_Blocking):
 class Client(_Blocking):
     """Connection to the servers of one model.
 
-    The target is HOST:PORT, or what `--target_host` takes; settings are connection flags of `fused_client`, and batch.
+    Args:
+        target: HOST:PORT, or another value of the flag `--target_host`.
+        settings: values of the flags of `specdec fused_client` that concern the connection, and of `--batch`.
     """
 
     @spelled_out

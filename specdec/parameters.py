@@ -1,6 +1,6 @@
-"""Prompts and parameters as a program gives them: their names, their types, and one clear line for what is wrong.
+"""Prompts and parameters of the library's calls: their types for users, and the requests that are made of them.
 
-Names, defaults and types are those of the requests, so that a new parameter is known here too.
+Names, defaults and types are read off the classes of requests, so that a new parameter is known here too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
 from specdec.inference.declared import did_you_mean
-from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.errors import ConfigError, InvalidRequestError, cut
 from specdec.inference.request import SamplingParams, Schedule, SeedScope
 from specdec.inference.text.chat import Chat
 from specdec.inference.text.structured import KINDS, only_grammar
@@ -21,7 +21,7 @@ from specdec.inference.workers.completion import CompletionRequest
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text, token ids, or the messages of a chat with "role" and "content"."""
+"""Prompt as a program gives it: a text, token ids, or the messages of a chat with "role" and "content"."""
 PROMPT_KINDS = "a text, a list of token ids, or a list of messages with role and content"
 _OURS = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar"}
 _SAMPLING = {each.name: each for each in fields(SamplingParams) if each.name not in ("seed", "noise")}
@@ -36,7 +36,10 @@ _PLAIN: dict[type, tuple[type, str]] = {
 
 
 class Parameters(TypedDict, total=False):
-    """Parameters of a request, by their names in requests; those that few set come last."""
+    """Parameters of `generate`, `stream` and `compare`, for type checkers.
+
+    `CompletionRequest` and `SamplingParams` say what each means.
+    """
 
     temperature: float
     top_k: int
@@ -68,7 +71,7 @@ class Parameters(TypedDict, total=False):
 
 
 class ModelSettings(TypedDict, total=False):
-    """Settings of `LLM`, by the names of flags; None stands for the default."""
+    """Settings of `LLM`, for type checkers, with the names of flags; None stands for the default."""
 
     revision: str | None
     draft_revision: str | None
@@ -96,7 +99,7 @@ class ModelSettings(TypedDict, total=False):
 
 
 class ClientSettings(TypedDict, total=False):
-    """Settings of `Client`, by the names of flags; None stands for the default."""
+    """Settings of `Client`, for type checkers, with the names of flags; None stands for the default."""
 
     port: int | None
     batch: int | None
@@ -112,7 +115,7 @@ class ClientSettings(TypedDict, total=False):
 
 
 def prompt_list(prompts: Any) -> list[Prompt]:
-    """Return a list of prompts, also for just one.
+    """Return the list of prompts that a program gives; one prompt gives a list of one.
 
     Raises:
         InvalidRequestError: the value is neither a prompt nor a list of prompts.
@@ -126,7 +129,11 @@ def prompt_list(prompts: Any) -> list[Prompt]:
 
 
 def prompt_of(prompt: Any) -> str | tuple[int, ...] | Chat:
-    """Return a prompt as requests have it; raise InvalidRequestError for a value of another type."""
+    """Return a prompt in the form of `CompletionRequest.prompt`.
+
+    Raises:
+        InvalidRequestError: the value has another type than a prompt.
+    """
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
@@ -139,7 +146,7 @@ def prompt_of(prompt: Any) -> str | tuple[int, ...] | Chat:
 
 
 def request_of(parameters: Mapping[str, Any]) -> CompletionRequest:
-    """Return the request that parameters describe, without its prompt.
+    """Return the request that parameters, by name, describe; its prompt is empty.
 
     Raises:
         ConfigError: no parameter has such a name; the message has the one that was perhaps meant.
@@ -157,7 +164,7 @@ def request_of(parameters: Mapping[str, Any]) -> CompletionRequest:
 
 
 def spelled_out(function: FunctionT) -> FunctionT:
-    """Let a function's signature at run time show the names and types that `**parameters` stands for."""
+    """Return the function with a signature at run time that has, in place of `**parameters`, their names and types."""
     *own, others = (whole := inspect.signature(function)).parameters.values()
     [kind] = get_args(get_type_hints(function)[others.name])
     shown = [
@@ -169,7 +176,11 @@ def spelled_out(function: FunctionT) -> FunctionT:
 
 
 def _read(name: str, value: Any) -> Any:
-    """Return a parameter's value as requests have it; raise InvalidRequestError for a value of another type."""
+    """Return the value of the parameter `name` in the form of requests.
+
+    Raises:
+        InvalidRequestError: the value has another type than the parameter.
+    """
     if name == "stop":
         texts = [value] if isinstance(value, str) else value
         return tuple(_all(name, texts, str, "a text, or a list of texts"))
@@ -220,5 +231,4 @@ def _all(name: str, values: Any, base: type, expected: str) -> Any:
 
 
 def _wrong(name: str, value: Any, expected: str) -> InvalidRequestError:
-    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
-    return InvalidRequestError(f"{name} {shown} is not valid: {expected} is expected", field=name)
+    return InvalidRequestError(f"{name} {cut(repr(value), 60)} is not valid: {expected} is expected", field=name)

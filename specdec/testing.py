@@ -1,4 +1,4 @@
-"""Servers in this process, and scripted answers, for the tests of programs that use this project (docs/library.md)."""
+"""Tools for the tests of programs that use this project: servers in this process, and scripted answers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from specdec.inference.workers.completion import Codec, Completer, CompletionReq
 
 MAX_WAITING = 64
 CARD = ModelCard("tiny", "fused", 128, 288, "0123", call_format="hermes")
-"""Card of the model whose answers are scripted."""
+"""Card of the imaginary model whose answers are scripted."""
 REJECTED = "other "
-"""Text of the draft token that every pass rejects."""
+"""Text of the draft token that each scripted pass rejects."""
 
 SCORES = tuple(
     TokenLogprobs((5, 6), (logprob, -0.25), (text, b"x"), len(text))
@@ -35,19 +35,24 @@ SCORES = tuple(
     else TokenLogprobs((5,), (logprob,), (text,), len(text))
     for text, logprob in ((b"pro", 0.0), (b"mpt", -1.5), (b" ", -2.5))
 )
-"""Log-probabilities of the prompt's tokens, for requests that ask for them."""
+"""Log-probabilities of the three tokens of a scripted prompt, for requests that ask for them."""
 
 
 class ScriptedCompleter:
-    """Completer that answers with scripted passes; all tokens of a pass but the last count as accepted.
+    """Completer that answers with scripted passes, in which all tokens but the last are accepted draft tokens.
 
     Args:
-        passes: the texts of each pass's tokens.
-        error: exception to raise after the passes, or at once if there are none.
+        passes: for each pass, the texts of its tokens.
+        error: exception to raise after the passes, or at once if there are none; None raises none.
         gap_s: seconds to wait before each pass.
-        reason: finish reason.
-        prompt: text of the prompt, for a request with echo.
-        origin: reported `Provenance`.
+        reason: reason with which the answers end.
+        prompt: text of the prompt that requests with echo get.
+        origin: `Provenance` that the answers report.
+
+    Attributes:
+        requests: all requests so far.
+        num_running: number of requests that are being answered.
+        hangs: set it to True to let answers wait for ever after their last pass.
     """
 
     def __init__(
@@ -71,7 +76,7 @@ class ScriptedCompleter:
         self.hangs = False  # for ever, after its last pass
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Keep the request in `requests`; yield the events of the answer."""
+        """Add the request to `requests`, and yield the events of the scripted answer."""
         self.requests.append(request)
         self.num_running += 1
         try:
@@ -100,7 +105,13 @@ class ScriptedCompleter:
 
 
 def delta(position: int, pieces: Sequence[str], logprobs: int | None, reason: FinishReason | None) -> Delta:
-    """Return the event of a pass with these texts, all of them accepted draft tokens but the last."""
+    """Return the event of a pass whose tokens have these texts; all but the last are accepted draft tokens.
+
+    Args:
+        position: position of the first of these tokens.
+        logprobs: number of alternatives with log-probabilities at each position; None: no log-probabilities.
+        reason: finish reason; None if the answer goes on.
+    """
     num = 0 if logprobs is None else 1 + logprobs
     scores = [TokenLogprobs((7,) * num, (-0.5,) * num, (piece.encode(),) * num, len(piece)) for piece in pieces]
     return Delta(
@@ -118,7 +129,12 @@ def delta(position: int, pieces: Sequence[str], logprobs: int | None, reason: Fi
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Addresses of a server: `address` is what `Client` takes, `url` the base URL for clients of OpenAI's API."""
+    """Addresses of a server in this process.
+
+    Attributes:
+        address: HOST:PORT for `Client`.
+        url: base URL for clients of OpenAI's API.
+    """
 
     address: str
     url: str
@@ -126,10 +142,10 @@ class Served:
 
 @contextmanager
 def serving(completer: Completer | None = None) -> Generator[Served, None, None]:
-    """Serve gRPC and HTTP on free ports, in a thread with its own event loop; yield the addresses.
+    """Serve gRPC and HTTP on free ports during the block, in a thread with an event loop of its own.
 
     Args:
-        completer: completer that answers, such as a `ScriptedCompleter`; None serves the bundled pair of models.
+        completer: completer that answers, such as a `ScriptedCompleter`; None: the bundled pair of models.
     """
     loop, stack = new_event_loop(), AsyncExitStack()
     thread = threading.Thread(target=loop.run_forever, name="specdec.testing", daemon=True)

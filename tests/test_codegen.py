@@ -32,7 +32,7 @@ def bare(file: FileDescriptorProto) -> FileDescriptorProto:
 
 def test_stubs_are_those_of_the_proto(tmp_path: Path) -> None:
     output = tmp_path / "set.bin"
-    # The same mapping is in grpc_comm/generate.py.
+    # The same mapping is in the goal proto of the Makefile.
     mapping = f"-Ispecdec/grpc_comm={PROTOS}"
     source = PROTOS / "specdec" / "v1" / "specdec.proto"
     run(sys.executable, "-m", "grpc_tools.protoc", mapping, f"--descriptor_set_out={output}", source)

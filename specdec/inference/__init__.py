@@ -1,7 +1,7 @@
-"""Speculative decoding as a service. docs/architecture.md is the map of these packages.
+"""Speculative decoding as a service: engines, servers and their command line. docs/architecture.md has the map.
 
-Imports point downwards: cli, serving, gateway, workers, engine, speculation, scheduling, backends, sampling
-and text and observe, then the modules of this folder, which import nothing above them.
+Imports point downwards in this order: cli, serving, gateway, workers, engine, speculation, scheduling, backends; then
+sampling, text and observe; last the modules of this folder, which import none of these packages.
 """
 
 VERSION = "0.2.0"

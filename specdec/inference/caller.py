@@ -1,4 +1,7 @@
-"""Request context: caller, request id and audit line, in a context variable. Knows no token and no certificate."""
+"""Request context: who makes the request that is served now, and its id, in a context variable; and audit lines.
+
+Knows nothing of tokens and certificates.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from enum import StrEnum
 
 
 class Right(StrEnum):
-    """Right of a caller, as the auth file lists it under `roles`."""
+    """Right of a caller; the auth file lists those of each caller under `roles`."""
 
     CLIENT = "client"
     WORKER = "worker"
@@ -28,13 +31,13 @@ ALL_RIGHTS = frozenset(Right)
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """Limits of one caller's requests; None leaves only the server's own limit.
+    """Limits of one caller's requests, beside those of the server; None sets no limit.
 
     Attributes:
-        in_flight: requests at once.
-        max_tokens: output tokens of one request.
-        n: choices of one request.
-        logprobs: alternatives to each token.
+        in_flight: most requests at once.
+        max_tokens: most output tokens of one request.
+        n: most choices (outputs) of one HTTP request.
+        logprobs: most alternatives to each token that a request may ask log-probabilities of.
     """
 
     in_flight: int | None = None
@@ -45,14 +48,16 @@ class CallerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Caller of a request.
+    """Who makes a request, by the server's auth file.
 
     Attributes:
         name: name in the auth file; empty on a server without one.
         rights: rights of the caller.
+        limits: limits of the caller's requests.
         speaks_for_others: True if the caller may name another account with each request, as a gateway does.
-        user: account that the caller named, if any.
-        prefix_groups: by account, the group in which it shares prefixes; an account without a group shares none.
+        user: account that the caller named; empty if it named none.
+        prefix_groups: name of the group, by account, within which cached prefixes of prompts are shared; an account
+            without a group shares them with nobody.
     """
 
     name: str = ""
@@ -64,14 +69,15 @@ class Caller:
 
     @property
     def account(self) -> str:
-        """Return the name of the account to which the request is charged: the named user, or the caller itself."""
+        """Return the name of the account to which the request is charged: the user if one is named, else the caller."""
         return self.user or self.name
 
     def cache_salt(self, given: str) -> str:
-        """Return the salt that separates cached prefixes: made of the client's salt and its account or prefix group.
+        """Return the salt of a request's cached prefix: requests with other salts do not share it.
 
-        A digest, so that no client can choose another account's salt; it is the same on every server. Without an auth
-        file there are no accounts, and the client's salt stays as it is.
+        It is a digest of the account or its prefix group, and of the salt `given` by the client. So no client can
+        choose another account's salt, and it is the same on every server. Without an auth file there are no accounts,
+        and it is the client's own.
         """
         if not self.account:
             return given
@@ -80,7 +86,10 @@ class Caller:
         return hashlib.sha256(json.dumps([*owner, given]).encode()).hexdigest()
 
     def owner(self, cache_salt: str) -> str:
-        """Return the key under which answers are kept: a digest of account and salt, shared by no group."""
+        """Return the key under which a request's answer is kept for later drafts: a digest of account and salt.
+
+        Unlike a prefix, an answer is never shared within a group.
+        """
         return hashlib.sha256(json.dumps([self.account, cache_salt]).encode()).hexdigest()
 
 
@@ -89,7 +98,12 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Current:
-    """Request that is served, with its caller, id and peer; `is_audited` is True once its audit line is written."""
+    """Request that is being served, by its caller, id and peer.
+
+    Attributes:
+        peer: address from which it came.
+        is_audited: True once its audit line is written.
+    """
 
     caller: Caller
     request_id: str
@@ -104,7 +118,7 @@ _HARMLESS = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def caller() -> Caller:
-    """Return the caller of the current request."""
+    """Return the caller of the current request; outside of a request `ANYBODY`."""
     return _CURRENT.get().caller
 
 
@@ -114,15 +128,18 @@ def request_id() -> str:
 
 
 def safe_request_id(given: str) -> str:
-    """Return the id that a request came with if it is safe to log, else a new one."""
+    """Return the id that came with a request if it is short printable ASCII without spaces, else a new one."""
     return given if _HARMLESS.fullmatch(given) else secrets.token_hex(16)
 
 
 @contextmanager
 def request_context(who: Caller, id_: str, peer: str = "") -> Generator[str, None, None]:
-    """Make this request the current one during the block; yield its id.
+    """Make a request the current one during the block; yield its id.
 
-    The peer is the address from which the request came, for audit lines; empty: that of the request around the block.
+    Args:
+        who: caller of the request.
+        id_: id of the request.
+        peer: address from which it came, for audit lines; empty: that of the request around the block.
     """
     token = _CURRENT.set(_Current(who, id_, peer or _CURRENT.get().peer))
     try:
@@ -132,14 +149,16 @@ def request_context(who: Caller, id_: str, peer: str = "") -> Generator[str, Non
 
 
 def is_audited() -> bool:
-    """Return whether the current request's audit line is written."""
+    """Return whether the audit line of the current request was written."""
     return _CURRENT.get().is_audited
 
 
 def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float = 0.0) -> None:
-    """Write the audit line of the current request or of one of its choices, without any text, token id or secret.
+    """Write an audit line about the current request, or one of its choices, without any text, token id or secret.
 
-    Equals signs in `status` are escaped: it may repeat a peer's path, whose words must not look like fields.
+    Args:
+        status: how it ended. Equals signs in it are escaped, since it may repeat a path that a peer sent, whose words
+            must not look like further fields of the line.
     """
     now, status = _CURRENT.get(), status.replace("=", "\\x3d")
     now.is_audited, who = True, now.caller
@@ -148,10 +167,10 @@ def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float 
 
 
 class NamesRequests(logging.Filter):
-    """Filter that adds the request's id to each record, for formats with `%(request)s`; audit lines have it already.
+    """Logging filter that adds the current request's id to each record, for formats with `%(request)s`.
 
-    A line about a request that is not the current one names it by `extra={"request_id": ...}`. Lines of asyncio get no
-    id: most are about objects that the garbage collector finds, whichever request runs.
+    A line about another request names it by `extra={"request_id": ...}`. Audit lines have the id in their text. Lines
+    of asyncio get none, since most are about objects that the garbage collector finds, whichever request runs.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -165,13 +184,13 @@ MAX_LINE_CHARACTERS = 4096
 
 
 class OneLine(logging.Formatter):
-    """Formatter that escapes control characters and cuts long lines.
+    """Logging formatter that escapes control characters in messages, and cuts long ones.
 
-    So a peer's text can neither end nor forge a line of the log, nor fill the disk with a few long lines.
+    So a text that a peer has sent can neither end nor forge a line of the log, nor fill the disk by its length.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return a record's line, with its message cut and escaped; the traceback after it is not changed."""
+        """Return the line for a record, with its message cut and escaped; called by `format`, which adds tracebacks."""
         text = record.message
         if len(text) > MAX_LINE_CHARACTERS:
             text = record.message = f"{text[:MAX_LINE_CHARACTERS]}... ({len(text)} characters)"

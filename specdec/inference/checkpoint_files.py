@@ -1,7 +1,7 @@
-"""Files of a model directory: facts known before anything is loaded, and advice on formats that are not read.
+"""Files of a model directory: what they tell before weights are loaded, and advice on formats that are not read.
 
-Servers make these checks at start, backends before they read weights, and `specdec doctor` before it reports sizes.
-Reads JSON and the headers of safetensors; knows no library of tensors.
+Servers make these checks at their start, backends before they read weights, and `specdec doctor` before it reports
+sizes. They read JSON and the headers of safetensors, without any library for tensors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from specdec.inference.errors import ConfigError
 
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
-"""Names that families give to the number of positions they were trained for."""
+"""Names that config.json may have for the number of positions that a model was trained for."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-"""Names of tokenizers' files; a model has at least one of them, which Transformers can read or convert."""
+"""Names of files with a tokenizer that Transformers can read or convert; a model directory must have one of them."""
 READ_QUANTIZED = ("mxfp4",)
-"""Methods of quantization whose weights can be read: Transformers turns them into bfloat16."""
+"""Methods of quantization of which weights can be read, since Transformers turns them into bfloat16."""
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHOWN = 80
 """Most characters of a field's value that an error message repeats."""
@@ -37,7 +37,7 @@ _SIZES = {
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1),
     **dict.fromkeys(("intermediate_size", "sliding_window"), 0),
 }
-"""Fields of config.json that are integers, with the least value of each; null stands for the family's default."""
+"""Least value of each field of config.json that has to be an integer, or null for the family's default."""
 _LFS = b"version https://git-lfs"
 COMPLETE = "a download that ended early looks like this: complete it"
 OWN = "take the model's own"
@@ -45,13 +45,13 @@ OWN = "take the model's own"
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """Files of one model directory."""
+    """Files of the model directory `path`, in the format of Hugging Face."""
 
     path: Path
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """Return the fields of config.json; in a multimodal model the language model's fields replace the outer ones.
+        """Return the fields of config.json; those of a multimodal model's `text_config` replace the outer ones.
 
         Raises:
             ConfigError: there is no model in the directory, or the file is damaged or names a size out of range.
@@ -71,7 +71,7 @@ class CheckpointFiles:
 
     @cached_property
     def generation_config(self) -> Mapping[str, Any]:
-        """Return the fields of generation_config.json; none without the file.
+        """Return the fields of generation_config.json; an empty dictionary if there is no such file.
 
         Raises:
             ConfigError: the file is damaged.
@@ -81,10 +81,10 @@ class CheckpointFiles:
 
     @property
     def eos_token_ids(self) -> frozenset[int] | None:
-        """End-of-sequence ids by generation_config.json, else by config.json; None if neither names any.
+        """Return the end-of-sequence ids in generation_config.json, else those in config.json; None if neither has any.
 
         Raises:
-            ConfigError: they are no token ids.
+            ConfigError: they are not valid token ids.
         """
         config = self.config if (self.path / "config.json").is_file() else {}  # a tokenizer alone has none
         for name, stored in (("generation_config.json", self.generation_config), ("config.json", config)):
@@ -98,12 +98,12 @@ class CheckpointFiles:
 
     @property
     def num_positions(self) -> float:
-        """Positions that the model was trained for; infinity if config.json does not say it."""
+        """Return the number of positions that the model was trained for; infinity if config.json does not say it."""
         return next((self.config[name] for name in LENGTH_FIELDS if isinstance(self.config.get(name), int)), math.inf)
 
     @property
     def vocab_size(self) -> int:
-        """Number of rows of the output layer.
+        """Return the number of rows of the output layer, which is the number of token ids.
 
         Raises:
             ConfigError: config.json has no vocab_size.
@@ -114,13 +114,13 @@ class CheckpointFiles:
 
     @property
     def quantization(self) -> str | None:
-        """Method by which the weights are quantized; None if they are not."""
+        """Return the name of the method by which the weights are quantized; None if they are not."""
         stored = self.config.get("quantization_config")
         return str(stored.get("quant_method", "no method named"))[:MAX_SHOWN] if isinstance(stored, dict) else None
 
     @property
     def num_parameters(self) -> int:
-        """Number of elements of all weights, by the headers of their files."""
+        """Return the number of elements of all weights, by the headers of their files."""
         return sum(map(math.prod, self.shapes.values()))
 
     @property
@@ -140,11 +140,11 @@ class CheckpointFiles:
         return sum(file.stat().st_size for file in self.weights)
 
     def require_model(self) -> None:
-        """Raise ConfigError if there is no model in the directory; see `config`."""
+        """Raise ConfigError unless the directory has a model with a valid config.json; see `config`."""
         _ = self.config
 
     def require_weights(self) -> None:
-        """Raise ConfigError unless the backends onnx and torch can read the weights; read only headers."""
+        """Raise ConfigError if the backends onnx and torch cannot read the weights; only headers are read."""
         _ = self.eos_token_ids
         if (self.path / "adapter_config.json").is_file():  # where PEFT is installed, it may name another directory
             raise self._fault("an adapter (LoRA) lies beside it: merge the two first, as PEFT's merge_and_unload does")
@@ -188,7 +188,7 @@ class CheckpointFiles:
         return [self.path / name for name in sorted({*named.values()})]
 
     def _header(self, file: Path) -> Mapping[str, Any]:
-        """Return the tensors' entries in a file of weights.
+        """Return the entry of each tensor, by its name, in the header of a file of weights.
 
         Raises:
             ConfigError: the header is damaged, or the file ends before its last tensor.
@@ -222,7 +222,7 @@ class CheckpointFiles:
 
 
 def _is_size(value: Any, least: int, limit: int) -> bool:
-    """Return whether a field of config.json may be a size: an integer in a range, one for each layer, or null."""
+    """Return whether a value of config.json can be a size: an integer in a range, one for each layer, or null."""
     return value is None or isinstance(value, list | dict) or _is_integer(value, least, limit)
 
 
@@ -231,7 +231,11 @@ def _is_integer(value: Any, least: int, limit: int) -> bool:
 
 
 def _end_of(tensor: Any) -> int:
-    """Return the end of a tensor's bytes; raise ValueError if its shape has more elements than the bytes could hold."""
+    """Return where a tensor's bytes end, by its entry in a header of safetensors.
+
+    Raises:
+        ValueError: its shape has more elements than the bytes could hold.
+    """
     (begin, end), shape = tensor["data_offsets"], tensor["shape"]
     if min(begin, *shape, 0) < 0 or math.prod(shape) > 8 * (end - begin):
         raise ValueError(f"shape {shape} has not {end - begin} bytes")
@@ -239,7 +243,7 @@ def _end_of(tensor: Any) -> int:
 
 
 def _absence(path: Path) -> str:
-    """Return a sentence that describes the file or folder found instead of a model's directory, with the way out."""
+    """Return what is wrong with a path that is not a model's directory, and the way out, for an error's message."""
     if path.suffix == ".gguf" or any(path.glob("*.gguf")):
         return "GGUF is not read here: take llama.cpp, or the checkpoint that it was made of"
     if (path / "adapter_config.json").is_file():
@@ -255,7 +259,7 @@ def _absence(path: Path) -> str:
 
 
 def _other_numbers(method: str) -> str:
-    """Return the advice in the error for a checkpoint with weights quantized by `method`."""
+    """Return the fault of a checkpoint whose weights are quantized by `method`, with advice, for an error's message."""
     ways = ["the checkpoint that it was made of, with --dtype int8 on a CPU", f"vLLM, which reads {method}"]
     if "fp8" in method:
         ways.insert(1, "on Neuron, what `specdec rescale_fp8` makes of it")

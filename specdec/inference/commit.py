@@ -1,4 +1,4 @@
-"""Parts of an answer: tokens that became final together, their cost, and the reason why the sequence ended."""
+"""Events of an answer, from engines and for clients: commits of tokens, what they cost, and why the output ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec.inference.request import UNKNOWN, GenerationRequest, Provenance, Re
 
 
 class FinishReason(enum.Enum):
-    """Reason why a sequence ended."""
+    """Reason why an output ended."""
 
     STOP = "stop"  # a stop token was committed
     LENGTH = "length"  # max_new_tokens or the context limit was reached
@@ -22,9 +22,9 @@ class TokenLogprob(NamedTuple):
     """Token and its log-probability.
 
     Attributes:
-        logprob: natural logarithm of its probability under the model's raw logits: before bias, penalties, temperature
-            and truncation.
-        text: the token's bytes, if they are known.
+        logprob: natural logarithm of the token's probability by the model's raw logits: before bias, penalties,
+            temperature and truncation.
+        text: the token's bytes; empty if they are not known.
     """
 
     token_id: int
@@ -36,13 +36,15 @@ class TokenLogprob(NamedTuple):
 class TokenLogprobs:
     """Log-probabilities at one position: of the chosen token, then of the most probable ones, best first.
 
-    Stored in columns: as objects, those of a few long prompts held up all requests for 0.1 s in every full garbage
-    collection. The collector looks at a tuple of numbers only once.
+    They are stored in columns: the objects for a few long prompts delayed all requests by 0.1 s in every full garbage
+    collection, which looks at a tuple of numbers only once.
 
     Attributes:
-        token_ids, logprobs, texts: columns of `TokenLogprob`; a completer with a tokenizer adds the texts.
-        num_characters: characters of text that became certain with the chosen token, even if a stop string holds them
-            back; 0 until a completer adds them. Bytes do not show it, since those of a special token are its name.
+        token_ids, logprobs, texts: columns of the fields of `TokenLogprob`; `texts` is empty until a completer with a
+            tokenizer adds them.
+        num_characters: characters that the chosen token adds to the text, counting those that are held back since they
+            may begin a stop string; 0 until a completer adds the number. The token's bytes do not give it, since those
+            of a special token are its name.
     """
 
     token_ids: tuple[int, ...]
@@ -57,12 +59,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Parts of one commit's time in microseconds; 0 where it is unknown to this process.
+    """Where the time of one commit went, in microseconds; a part that this process does not know is 0.
 
     Attributes:
-        queue_us: time in which the session could have been in a pass, and was in none.
+        queue_us: time in which the session was ready for a pass of the target, and was in none.
         compute_us: the target's pass, including the choice of tokens.
-        draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
+        draft_us: the draft model's work on the proposal, including the wait for its passes.
         network_us: the messages' time on the network to the target and back, measured by the draft worker.
         round_trip_us: latest estimate of a round trip between draft worker and target.
         step_us: latest estimate of one step of the draft worker's model.
@@ -78,12 +80,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of a draft worker for one commit; 0 where they are unknown to this process.
+    """What a draft worker counted for one commit; a count that this process does not know is 0.
 
     Attributes:
-        bytes_up, bytes_down: size of this round's messages from draft worker to target, and back.
+        bytes_up, bytes_down: bytes of messages from draft worker to target, and back, since the previous commit.
         num_branch_hits: 1 if the target rejected a token of the draft's chain and chose a token that begins a branch.
-        num_wasted_tokens: draft tokens that were dropped.
+        num_wasted_tokens: draft tokens that were dropped, since the commit differs from them.
         window: limit of draft tokens past the committed ones, from this commit on.
         max_branches: limit of branches beside the draft's chain, from this commit on.
     """
@@ -101,13 +103,13 @@ NOTHING_COUNTED = Counts()
 
 @dataclass(frozen=True, slots=True)
 class OwnDrafts:
-    """Numbers of draft tokens in one pass that the target proposed without a draft worker.
+    """Numbers of draft tokens in one pass that the target proposed itself, and of those that it accepted.
 
     Attributes:
         num_lookup_tokens, num_lookup_accepted: tokens that lookup found in the sequence, a prediction or a kept answer.
-        num_forced_tokens, num_forced_accepted: tokens where a grammar allowed no other; these two numbers are not
-            sent over the wire.
-        is_predicted: True if the looked-up tokens came from the request's prediction.
+        num_forced_tokens, num_forced_accepted: tokens at places where a grammar allowed no other. These two numbers
+            stay in this process; messages have no fields for them.
+        is_predicted: True if the lookup's tokens came from the request's prediction.
     """
 
     num_lookup_tokens: int = 0
@@ -125,7 +127,7 @@ class OwnDrafts:
         return self.num_lookup_accepted + self.num_forced_accepted
 
     def cut(self, num_tokens: int, num_accepted_tokens: int) -> OwnDrafts:
-        """Return the counts for the first `num_tokens` tokens of a pass, where `num_accepted_tokens` were accepted."""
+        """Return the counts for a pass, of `num_accepted_tokens` accepted ones, that is cut to `num_tokens` tokens."""
         num_lookup = min(self.num_lookup_accepted, num_tokens)
         num_forced = max(0, num_tokens - (num_accepted_tokens - self.num_forced_accepted))  # forced ones come last
         return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced, self.is_predicted)
@@ -142,18 +144,18 @@ class Commit:
         position: absolute position of the first token in the sequence.
         token_ids: ids in order; empty only in a last commit that carries nothing but the finish reason.
         num_draft_tokens: draft tokens that the pass verified.
-        num_accepted_tokens: how many of these the target accepted.
-        timings: times of the pass and of the round that led to it.
-        finish_reason: set on the last commit of a sequence.
-        logprobs: one per token, if the request asked for them.
+        num_accepted_tokens: how many of these the target accepted; they are the first of `token_ids`.
+        timings: where the time of the commit went.
+        finish_reason: reason why the output ends; None except on its last commit.
+        logprobs: one per token, if the request asked for them; else empty.
         num_received_tokens: draft tokens received from the present draft worker so far; 0 if none came since the
             previous commit.
-        hold_us: microseconds from the arrival of the last of these to this commit; 0 if `num_received_tokens` is 0.
+        hold_us: microseconds from the arrival of the last of these tokens to this commit; 0 if none came.
         counts: what the draft worker counted for this commit.
-        own: counts of verified draft tokens that the target itself proposed; `num_draft_tokens` and
-            `num_accepted_tokens` include them.
-        rejected_token_ids: draft tokens that the pass rejected, if the request asked for them.
-        is_held: True if drafting was off, by `--drafting never` or since passes without drafts were faster.
+        own: counts of the draft tokens that the target proposed itself, which are among `num_draft_tokens` and
+            `num_accepted_tokens`.
+        rejected_token_ids: draft tokens that the pass rejected, if the request asked for them; else empty.
+        is_held: True if drafting was off, because of `--drafting never` or because passes without drafts were faster.
     """
 
     position: int
@@ -172,19 +174,19 @@ class Commit:
 
     @property
     def num_bytes(self) -> int:
-        """Return an estimate of this event's size in memory, in bytes."""
+        """Return an estimate of the memory that this event takes, in bytes."""
         return 500 + 40 * (len(self.token_ids) + len(self.rejected_token_ids)) + _score_bytes(self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenAudit:
-    """Comparison of a token of an output with the target's own choice at its place.
+    """Comparison of a token of an output with the target's own choice at the same position.
 
     Attributes:
         token_id: token of the output.
         choice: token that the target chooses there, by the request's parameters and seed.
-        margin: score of the choice less the token's; scores are logits, or with sampling processed logits plus noise. 0
-            for the choice; infinite if truncation or a grammar removes the token.
+        margin: score of the choice minus that of the token. Scores are logits, or with sampling the processed logits
+            plus noise. 0 if the token is the choice; infinite if truncation or a grammar removes it.
         rank: 1 plus the number of tokens with a higher score.
     """
 
@@ -200,12 +202,13 @@ class TokenAudit:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """First event of a `TokenSource`, before the commits: what reading the prompt gave.
+    """First event of a `TokenSource`, before the commits: what the pass over the prompt gave.
 
     Attributes:
-        num_cached_tokens: prompt tokens that the slot held already, from an earlier request.
-        prompt_logprobs: one per prompt token but the first, if the request asked for them.
-        audits: one per committed token of the prompt, to the first that is refused, if the request asked for them.
+        num_cached_tokens: prompt tokens that the slot had in its cache, from an earlier request.
+        prompt_logprobs: one per prompt token except the first, if the request asked for them; else empty.
+        audits: if the request asked for them, one per committed token at the prompt's end, up to the first that its
+            grammar refuses; else empty.
     """
 
     num_cached_tokens: int = 0
@@ -214,7 +217,7 @@ class Opened:
 
     @property
     def num_bytes(self) -> int:
-        """Return an estimate of this event's size in memory, in bytes."""
+        """Return an estimate of the memory that this event takes, in bytes."""
         return 500 + _score_bytes(self.prompt_logprobs)
 
 
@@ -223,17 +226,19 @@ TokenEvent: TypeAlias = Opened | Commit
 
 
 def _score_bytes(scores: tuple[TokenLogprobs, ...]) -> int:
-    """Estimate the memory of log-probabilities in bytes; every position has as many as the first one."""
+    """Return an estimate of the memory that log-probabilities take, in bytes; all positions count like the first."""
     return 160 * len(scores) * len(scores[0].token_ids) if scores else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """First event of an answer: the request was accepted.
+    """First event of an answer, which tells that the request was accepted.
 
     Attributes:
-        prompt_logprobs: one per prompt token, if the request asked for them; the first one's value has no meaning.
-        has_grammar: the output will keep to the grammar that the request asked for.
+        seed: seed of the noise: the request's, or the one that the server drew.
+        prompt_text: text of the prompt, if the request asked for an echo; else empty.
+        prompt_logprobs: one per prompt token, if the request asked for them; the value of the first has no meaning.
+        has_grammar: True if the output will keep to the grammar that the request asked for.
         num_cached_tokens: prompt tokens that were not computed again.
         provenance: origin of the output.
         defaults: the server's values for parameters that the request left open; None if it left none open.
@@ -256,10 +261,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta(Commit):
-    """Commit with its text. The last of an answer may have text but no token; `position` is -1 if the server sent none.
+    """Commit with the text of its tokens.
+
+    The last of an answer may have text, but no token. `position` is -1 if a server sent none.
 
     Attributes:
-        piece_lengths: number of characters of `text` that each token added.
+        piece_lengths: for each token, how many characters it adds to `text`.
         rejected_text: text of the draft tokens that the pass rejected, in place of their ids.
     """
 
@@ -268,14 +275,14 @@ class Delta(Commit):
     rejected_text: str = ""
 
     def pieces(self) -> list[str]:
-        """Return the text that each token added."""
+        """Return the texts that the tokens add, in their order."""
         ends = list(itertools.accumulate(self.piece_lengths, initial=0))
         return [self.text[start:end] for start, end in itertools.pairwise(ends)]
 
     def marked(self) -> Iterator[tuple[str, bool]]:
-        """Yield the parts of the text, each with True if it comes from an accepted draft token.
+        """Yield the parts of the text, each with True if it comes from an accepted draft token, else False.
 
-        A pass commits its accepted draft tokens first, then one of the target's own.
+        A pass commits its accepted draft tokens first, then one token of the target's own.
         """
         pieces = self.pieces()
         for index, piece in enumerate(pieces):
@@ -286,20 +293,20 @@ class Delta(Commit):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event of an answer: the sequence is complete."""
+    """Last event of an answer, which tells that the output is complete, and why it ended."""
 
     reason: FinishReason
 
 
 TextEvent: TypeAlias = Started | Delta | Finished
-"""Events that a client receives for a request, in this order, with any number of Deltas."""
+"""Events of an answer: one Started, any number of Deltas, one Finished."""
 
 
 class TokenSource(Protocol):
-    """Source of committed tokens for a tokenized request: an engine, or the pool of draft workers in front of it.
+    """Interface of what computes the tokens for a tokenized request: an engine, or the pool of draft workers around it.
 
-    All methods run on the event loop, which computes nothing itself. Requests are independent: any number of iterators
-    may be open, and each is read by one task.
+    All methods run on the event loop, and compute nothing there. Requests are independent of each other: any number of
+    iterators may be open, each read by one task.
 
         async with aclosing(generator.generate(GenerationRequest((5, 6, 7), max_new_tokens=8))) as events:
             async for event in events:
@@ -309,17 +316,17 @@ class TokenSource(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Limit of prompt and output tokens together."""
+        """Return the most tokens that prompt and output can have together."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids: every id is below it."""
+        """Return the number of token ids; each id is less."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yield one Opened, then commits until one has a finish_reason; closing the iterator frees the slot.
+        """Yield one Opened, then Commits up to one with a finish_reason; closing the iterator frees the request's slot.
 
-        Commits follow one another without a gap: the first has the position after the prompt, each later one the
-        position after the tokens before it. The tokens depend only on model, prompt, parameters and seed.
+        There is no gap between commits: the first has the position behind the prompt, each later one the position
+        behind the tokens before it. Tokens depend on nothing but model, prompt, parameters and seed.
 
         Raises:
             InvalidRequestError: the request does not fit this model, before any event; or its grammar is too complex.

@@ -1,4 +1,4 @@
-"""Configurations of a process: frozen, validated once where they are built, passed in. Messages name value and limit.
+"""Configurations of a process: frozen dataclasses that are checked when they are made, and then passed on.
 
 A field that an operator sets declares its flag too: see `inference/settings.py`.
 """
@@ -27,7 +27,7 @@ BUNDLED_DRAFT = _BUNDLED / "models" / "draft"
 BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
-"""Arithmetics of a model; int8 is for linear layers only, in backend onnx."""
+"""Arithmetics in which a model can compute; int8 is for linear layers only, in backend onnx."""
 
 COMPILE_POLICIES = ("auto", "never", "always", "only")
 MTP = "mtp"
@@ -39,11 +39,11 @@ vLLM as the engine has fused, eagle, eagle3 and mtp, and alone has the last one.
 
 DEFAULT_BRANCHES = 3
 DEFAULT_GAMMA = 8
-"""Draft tokens per synchronous round, most draft tokens per pass in run-ahead, or draft tokens of a compiled graph."""
+"""Default of the draft tokens per round in schedule sync, of the most per pass in async, and of a compiled graph's."""
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
-"""Most sessions of one draft worker that helps all requests, even if it announces more room."""
+"""Default of the most sessions that one draft worker of the pool gets, even if it offers more slots."""
 MIN_VOCABULARY_SHARE = 0.5
 """Least share of the target's token ids that a draft model with another tokenizer must have."""
 DEFAULT_IDLE_TIMEOUT_S = 60.0
@@ -53,7 +53,7 @@ DEFAULT_PROMPT_SHARE = 2.0
 """Most time that reading prompts adds to a pass, as a multiple of the pass. At 2.0, other requests wait three times as
 long for a token, and a prompt takes 1.5 times as long as without other requests."""
 ALWAYS, MEASURED, NEVER = "always", "measured", "never"
-"""When drafting is on: MEASURED while it is not slower than passes without drafts."""
+"""Values of `ServerConfig.drafting`; with MEASURED, drafting is on while it is not slower than passes without."""
 DEFAULT_PORT = 50051
 DEFAULT_SERVE_PORT = 50052
 """Port of a draft worker that serves clients."""
@@ -63,7 +63,7 @@ MAX_PASS_MS = 10_000.0
 BATCH = Range(1, 4096)
 """Range of the number of sequences in flight at once."""
 BRANCHES = Range(0, 16)
-"""Range of the number of branches of one sequence; each branch has a slot of the draft model."""
+"""Range of the number of branches that a sequence has beside its chain; each takes a slot of the draft model."""
 PORT = Range(0, 65535)
 """Range of ports to listen on; 0 takes a free one."""
 SECONDS = Range(0.0, above=True)
@@ -81,17 +81,12 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def check_branches(branches: int) -> int:
-    """Return the number of branches beside a chain; raise ConfigError if it is out of range."""
-    _require(branches in BRANCHES, f"branches {branches} {BRANCHES.fault(branches)}")
-    return branches
-
-
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """Time of an emulated pass in seconds, by the roofline of a device (Williams, Waterman, Patterson, 2009).
+    """Times of which the time of an emulated pass is made, by the roofline model (Williams, Waterman, Patterson, 2009).
 
-    The device reads the weights while it computes, so the longer of the two counts. Then it reads keys and values.
+    A device reads the weights while it computes, so only the longer of these two times counts; then it reads keys and
+    values.
 
     Attributes:
         base_s: time to read the weights; 0 for a pass that is not emulated.
@@ -104,7 +99,7 @@ class PassTime:
     token_s: float = 0.0
 
     def seconds(self, num_sessions: int, num_tokens: int) -> float:
-        """Return the time of a pass over these sessions, which have `num_tokens` tokens together."""
+        """Return the seconds of a pass over `num_sessions` sessions with `num_tokens` tokens together."""
         return max(self.base_s, num_tokens * self.token_s) + num_sessions * self.session_s
 
     def __str__(self) -> str:
@@ -121,14 +116,16 @@ _PASS_TIME = re.compile(rf"(target|draft):{_MS}(?:\+{_MS}/session)?(?:\+{_MS}/to
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Emulation of slower devices: the shortest times of passes, for which the process sleeps."""
+    """Emulation of other devices: a pass of target or draft sleeps until it has taken this time."""
 
     target: PassTime = NO_TIME
     draft: PassTime = NO_TIME
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `target:25ms,draft:3ms`, or one of the two, each with `+1ms/session` and `+0.1ms/token` if need be.
+        """Return the emulation that a text describes: `target:25ms,draft:3ms`, or one of the two.
+
+        Each time may grow by `+1ms/session`, `+0.1ms/token`, or both in this order.
 
         Raises:
             ConfigError: the text has another form, or a time is longer than MAX_PASS_MS.
@@ -142,7 +139,7 @@ class Emulation:
         return cls(**{name: PassTime(*(each / 1e3 for each in times)) for name, times in given.items()})
 
     def __str__(self) -> str:
-        """Return the text that `parse` reads."""
+        """Return a text from which `parse` makes an equal emulation."""
         given = (("target", self.target), ("draft", self.draft))
         return ",".join(f"{name}:{time}" for name, time in given if time != NO_TIME)
 
@@ -230,7 +227,7 @@ class ModelConfig(Loading):
 
     @property
     def name(self) -> str:
-        """Name of the model for clients."""
+        """Return the name of the model for clients."""
         return model_name(self.path)
 
     def __post_init__(self) -> None:
@@ -266,7 +263,10 @@ class ProposerConfig:
 
     @property
     def model_with_branches(self) -> ModelConfig | None:
-        """Return the configuration of the draft model with slots for branches too; a draft need not be exact."""
+        """Return the draft model's configuration with further slots for branches; None for prompt lookup.
+
+        It is not made exact to the bit, since drafts change no token.
+        """
         return self.model and replace(self.model, num_slots=self.num_slots * (1 + self.branches), exact="never")
 
 
@@ -338,7 +338,7 @@ class ConnectionConfig:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Address of each server: HOST:PORT, dns:///NAME:PORT or file:///PATH."""
+        """Return the address of each server: HOST:PORT, dns:///NAME:PORT or file:///PATH."""
         return targets(self.host, self.port)
 
 
@@ -501,16 +501,20 @@ class ServerConfig:
 
     @property
     def ends_by_call(self) -> bool:
-        """True if an RPC may drain the server: only this machine can send one, or an auth file grants the right."""
+        """Return whether gRPC calls may end the server: only this machine sends them, or an auth file grants it."""
         return self.on_loopback or self.security.auth_file is not None
 
 
 OF_MODELS = ("lookup", "replay", "drafting", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
-"""Flags of `ServerConfig` that processes without a target lack."""
+"""Fields of `ServerConfig` that are flags only of processes with a target."""
 
 
 def optional_grpc_port(what: str) -> Any:
-    """Declare `ServerConfig.port` for processes that have a gRPC port only if one is asked for, to do `what`."""
+    """Return a declaration of `ServerConfig.port` as flag --serve, for processes that need no gRPC port.
+
+    Args:
+        what: what the port is for, as the beginning of the flag's help.
+    """
     text = f"{what} on this port, on {DEFAULT_SERVE_PORT} if none is named (default: no gRPC)"
     return same(ServerConfig, "port", usage="--serve PORT", default=None, bare=DEFAULT_SERVE_PORT, help=text)
 
@@ -556,22 +560,12 @@ class HttpConfig(Checked):
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Origins in `allowed_origins`, one by one."""
+        """Return the list of `allowed_origins`."""
         return tuple(filter(None, map(str.strip, self.allowed_origins.split(","))))
-
-    @property
-    def per_token(self) -> bool:
-        """True if a stream's event carries one token, False if all tokens of a pass."""
-        return self.stream_chunk == "token"
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Largest request body in bytes."""
-        return round(self.max_body_mib * 2**20)
 
 
 OPTIONAL_HTTP_PORT = same(HttpConfig, "port", default=None, help="port of the HTTP server; without it there is none")
-"""HTTP port of gRPC servers, which serve HTTP only if a port is given."""
+"""Declaration of `HttpConfig.port` for servers that serve HTTP only if the flag is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,7 +591,7 @@ class ObserveConfig(Checked):
 
 
 def targets(text: str, port: int | None = None) -> tuple[str, ...]:
-    """Return the addresses in a comma-separated list, each once: HOST:PORT, dns:///NAME:PORT or file:///PATH.
+    """Return the addresses in a text with commas between them, each once: HOST:PORT, dns:///NAME:PORT or file:///PATH.
 
     Args:
         port: port of addresses without one; None: every address needs its own.
@@ -622,7 +616,7 @@ def _target(where: str, default_port: int | None) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a host: localhost, 127.0.0.0/8, ::1."""
+    """Return whether a host is one that only this machine can reach: localhost, 127.0.0.0/8 or ::1."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -635,9 +629,9 @@ def address(host: str, port: int) -> str:
 
 
 def model_name(path: Path) -> str:
-    """Return a model's name for clients: its directory's name, or its id if it is in the hub's cache.
+    """Return the name for clients of a model in a directory: the directory's name.
 
-    A path in that cache ends with models--NAMESPACE--NAME/snapshots/REVISION.
+    In the hub's cache, where a path ends with models--NAMESPACE--NAME/snapshots/REVISION, it is NAMESPACE/NAME.
     """
     *_, repository, snapshots, _ = ("", "", *path.parts)
     if snapshots == "snapshots" and repository.startswith("models--"):

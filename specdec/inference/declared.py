@@ -1,4 +1,7 @@
-"""Settings that configurations declare, and configurations read from values by flag name. Knows no argparse."""
+"""Settings that configurations declare, listed; and configurations made of values by the names of their flags.
+
+Both the command line and the library read their settings so. Knows nothing of argparse.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +42,19 @@ ELSEWHERE = {
     "benchmark": "compare",
     "check": "doctor",
 }
-"""Names of flags and commands in other programs, each with the name of the same thing here."""
+"""Name of a flag or command of this program, for names that other programs give to the same thing."""
 EXPECTED = {bool: "True or False", int: "a whole number", float: "a number"}
-"""Words for the values of each plain type, for messages."""
+"""Words for the values of a plain type, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Declared setting of one field of a configuration, as a role or the library takes it.
+    """Setting that a field of a configuration declares, as a role or the library takes it.
 
     Attributes:
-        kind: type of the value, or of each value where there may be several.
+        kind: type of the value, or of each value if there may be several.
+        is_repeated: True if there may be several values, so that the flag may be given several times.
+        default: value of the field if none is given.
         setting: declaration of the field, with the section of its group.
     """
 
@@ -59,7 +64,7 @@ class Declared:
     setting: Setting
 
     def value(self, values: Mapping[str, Any]) -> Any:
-        """Return the field's value, from values by the names of flags."""
+        """Return the field's value, made of the value that `values` has under the name of its flag."""
         value = values[self.setting.key]
         if value is not None and (self.is_repeated or self.is_enum):
             return tuple(value) if self.is_repeated else self.kind(value)
@@ -71,12 +76,21 @@ class Declared:
 
     @property
     def parse(self) -> Callable[[str], Any] | None:
-        """Return the function that parses a value as it is typed; None for plain text."""
-        return _parser_of(self.kind)
+        """Return the function that makes a value of the text that a user types; None if the text is the value."""
+        if self.kind is str:
+            return None
+        if self.kind is Path:
+            return _path
+        if self.kind is Mapping:
+            return _json_object
+        return getattr(self.kind, "parse", self.kind)  # type: ignore[no-any-return]
 
     @property
     def typed_default(self) -> Any:
-        """Return the default as it is typed: the value of an enum, one flag's tuple as text with commas."""
+        """Return the default in the form that a user types: for an enum its value, for a tuple a text with commas.
+
+        The default of a flag that may be repeated is not changed, except that () becomes a list.
+        """
         if self.is_enum:
             return self.default.value
         if self.is_repeated or not isinstance(self.default, tuple):
@@ -84,10 +98,10 @@ class Declared:
         return ",".join(str(getattr(each, "value", each)) for each in self.default)
 
     def taken(self, value: Any) -> Any:
-        """Return a program's value as the command line would read it.
+        """Return the value that the command line would make of a value that a Python program gives.
 
         Raises:
-            ConfigError: the value is of another type.
+            ConfigError: the program's value has a wrong type.
         """
         if self.is_repeated:
             return [self._taken(each) for each in (value if isinstance(value, list | tuple) else [value])]
@@ -107,24 +121,13 @@ class Declared:
             raise ConfigError(f"{self.setting.key} {value!r} is not valid: {expected} is expected") from exc
 
 
-def _parser_of(kind: Any) -> Callable[[str], Any] | None:
-    """Return the function that parses a value, None for plain text."""
-    if kind is str:
-        return None
-    if kind is Path:
-        return _path
-    if kind is Mapping:
-        return _json_object
-    return getattr(kind, "parse", kind)  # type: ignore[no-any-return]
-
-
 def _path(text: str) -> Path:
-    """Return a path. Path drops a leading `./`, which is kept here, so that the path is not taken for a hub id."""
+    """Return a path, made absolute if it begins with `./`: Path drops that, and the rest could look like a hub id."""
     return Path(text).absolute() if text.startswith("./") else Path(text)
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object; dashes in names become underscores, as in flags."""
+    """Return the JSON object in a text; dashes in its names become underscores, as in names of flags."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -135,7 +138,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a note for the end of a message: the name in `names` that `name` may mean; empty if there is none."""
+    """Return a note for the end of a message with the one of `names` that `name` may mean; empty if none is like it."""
     known = [*names]
     usual = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
     found = usual or get_close_matches(name, known, n=1)
@@ -143,7 +146,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return the configuration that values by the names of flags describe; every setting needs a value.
+    """Return the configuration of class `kind` that values by the names of flags describe; each setting needs a value.
 
     Raises:
         ConfigError: a value is out of range, or conflicts with another one.
@@ -153,16 +156,19 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
-    """Return the configuration that a program's values describe; None, and what is not given, stand for the default.
+    """Return the configuration of class `kind` that a Python program's values describe.
+
+    A setting that is None or not given has its default.
 
     Args:
-        name: what has the settings, such as LLM, for messages.
+        given: values by the names of flags.
+        name: name of what has the settings, such as LLM, for messages.
 
     Raises:
         ConfigError, InvalidRequestError: a name is no setting, or a value is out of range or of another type.
     """
     settings = {flag.removeprefix("--"): each for each in declared(kind) for flag in each.setting.names}
-    values = {each.setting.key: _default_value(each) for each in settings.values()}
+    values = {each.setting.key: each.default for each in settings.values()}
     for key, value in given.items():
         if (setting := settings.get(key)) is None:
             known = ", ".join(sorted(filter(str.isidentifier, settings)))
@@ -172,13 +178,8 @@ def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
     return read(kind, values)
 
 
-def _default_value(setting: Declared) -> Any:
-    default = setting.typed_default
-    return default if not isinstance(default, str) or setting.parse is None else setting.parse(default)
-
-
 def declared(kind: type[Any]) -> Iterator[Declared]:
-    """Yield the settings of a configuration and of all groups within it; two groups may declare the same one."""
+    """Yield the settings of a configuration and of all configurations within it; two of them may declare the same."""
     return _declared(_whole(kind))
 
 
@@ -211,7 +212,7 @@ def _declared(group: Group) -> Iterator[Declared]:
 
 
 def _parts(group: Group) -> Iterator[tuple[str, Any]]:
-    """Yield each field's name with its `Declared`, its `Group` or the value that a role fixes."""
+    """Yield each field's name with its `Declared` or its `Group`, or with the value that a role gives it for good."""
     hints = get_type_hints(group.kind)
     for each in fields(group.kind):
         change = group.changes.get(each.name, each)
@@ -238,7 +239,7 @@ def _default_of(declared: Field[Any]) -> Any:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """Return the type of a flag's value, without None; and whether the flag takes several values."""
+    """Return the type of a flag's values and whether the flag may be repeated, by the type hint of its field."""
     if NoneType in get_args(hint):
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     if get_origin(hint) is tuple:

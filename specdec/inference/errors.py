@@ -1,6 +1,6 @@
-"""The project's exceptions. Messages name the offending value and the limit.
+"""Exceptions of this project. Their messages name the wrong value and the limit.
 
-They know nothing of gRPC or HTTP; the workers map them.
+They know nothing of gRPC or HTTP, whose status is chosen in workers/calls/status.py and gateway/answers/errors.py.
 
     SpecDecError
       ConfigError: found before anything is served
@@ -18,13 +18,18 @@ They know nothing of gRPC or HTTP; the workers map them.
 from __future__ import annotations
 
 
+def cut(text: str, limit: int) -> str:
+    """Return a text for a message, cut to `limit` characters and then marked by "..." if it is longer."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
 class SpecDecError(Exception):
-    """Root of every error that this project raises on purpose.
+    """Base class of all errors that this project raises on purpose.
 
     Attributes:
         message: one line that names the value and the limit.
-        address: HOST:PORT of the server that reported the error; None: this process.
-        is_final: True if several servers in a row failed on the request, so that no other server should be tried.
+        address: HOST:PORT of the server that reported the error; None if this process found it.
+        is_final: True if several servers in a row failed by the request, so that no other server may be tried.
     """
 
     is_final = False
@@ -36,13 +41,18 @@ class SpecDecError(Exception):
 
 
 class ConfigError(SpecDecError):
-    """Flag, file or checkpoint that cannot be used; found before anything is served."""
+    """Error of a flag, file or checkpoint that cannot be used, found before anything is served."""
 
 
 class MissingPackageError(ConfigError):
-    """Missing package: clients need only the base packages, servers also those of the extra `server`.
+    """Error of a package that is not installed, with the name of the extra that has it.
 
-    Clients of other servers need those of the extra `endpoints`.
+    Clients need only the base packages, servers also those of the extra `server`, and clients of other projects'
+    servers those of the extra `endpoints`.
+
+    Args:
+        what: what needs the package.
+        package: name of the package.
     """
 
     def __init__(self, what: str, package: str | None) -> None:
@@ -52,15 +62,15 @@ class MissingPackageError(ConfigError):
 
 
 class RoomError(ConfigError):
-    """Setting that asks for more memory than the machine has, so that no backend can serve it."""
+    """Error of settings that ask for more memory than the machine has, whichever backend is taken."""
 
 
 class UnsupportedModelError(ConfigError):
-    """Model of a kind that a backend cannot run: its family, its layers or its attention."""
+    """Error of a model that a backend cannot run because of its family, its layers or its attention."""
 
 
 class RequestError(SpecDecError):
-    """Fault of one request, which does not affect other requests.
+    """Error that is the fault of one request, and does not affect other requests.
 
     Attributes:
         caller_name: name that a refused caller has in the auth file; empty if it is not known.
@@ -70,7 +80,7 @@ class RequestError(SpecDecError):
 
 
 class InvalidRequestError(RequestError):
-    """Request with a value that is malformed, out of range or not supported here.
+    """Error of a request with a value that is malformed, out of range or not supported by this server.
 
     Attributes:
         field: field at fault, by its name in GenerateRequest and its messages; None: no single field is at fault.
@@ -82,31 +92,34 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """Prompt too long for a message, or for the model's context, which must hold one output token too."""
+    """Error of a prompt that is too long for a message, or for the model's context with one output token behind it."""
 
 
 class IncompatibleDraftError(RequestError):
-    """Disagreement of draft and target on tokenizer or protocol, or of two servers on the model of a resumed answer."""
+    """Error of a draft and a target, or of two servers of one answer, that do not fit each other.
+
+    A draft and a target need one vocabulary and one protocol; an answer can be continued only by the same model.
+    """
 
 
 class NotFoundError(RequestError):
-    """Request for something that does not exist here, such as an adapter."""
+    """Error of a request for something that this server does not have, such as an adapter."""
 
 
 class OtherServerError(RequestError):
-    """Call of a method that the server does not have, because it is a server of another kind."""
+    """Error of a call of a gRPC method that the server does not have, since it is a server of another kind."""
 
 
 class UnauthenticatedError(RequestError):
-    """Request without a token or certificate that this server knows."""
+    """Error of a request without a token or certificate that the server knows."""
 
 
 class ForbiddenError(RequestError):
-    """Request for which its known caller lacks the right."""
+    """Error of a request that its caller, whom the server knows, has no right to make."""
 
 
 class CapacityError(SpecDecError):
-    """Refusal for lack of room: slots and queue are full, or a limit of the caller or the server is reached.
+    """Error of a request for which there is no room now: slots and queue are full, or a limit is reached.
 
     Attributes:
         retry_after_s: seconds after which a retry has a fair chance.
@@ -118,16 +131,16 @@ class CapacityError(SpecDecError):
 
 
 class UnavailableError(SpecDecError):
-    """Server that gives no valid answer: it cannot be reached, shuts down, has ended, or sends a faulty one."""
+    """Error of a server that gives no valid answer: it cannot be reached, shuts down, has ended, or is faulty."""
 
 
 class HandshakeError(UnavailableError):
-    """TLS failure: a certificate is not trusted, has expired, or is missing. A retry does not help."""
+    """Error of a TLS handshake: a certificate is not trusted, has expired, or is missing. A retry does not help."""
 
 
 class DeadlineError(SpecDecError):
-    """End of the time that a request or a wait may take."""
+    """Error of a request or a wait that has taken as long as it may."""
 
 
 class InternalError(SpecDecError):
-    """Fault of the server or its model, not of the request; logged once where it happened."""
+    """Error that is the fault of the server or its model, not of the request; it is logged once, where it happened."""

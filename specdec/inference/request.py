@@ -1,4 +1,4 @@
-"""Tokenized request of a client, and its sampling parameters. Owns their ranges."""
+"""Request of a client with its prompt as token ids, its sampling parameters, and the ranges of all of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MAX_COUNT = 2**32 - 1
 MAX_GAMMA = 64
 GAMMA = Range(0, MAX_GAMMA)
 DEFAULT_MAX_NEW_TOKENS = 128
-"""Limit of output tokens where neither request nor server sets one."""
+"""Most output tokens if neither the request nor the server sets a limit."""
 MAX_LOGPROBS = 20
-"""Most log-probabilities of best tokens that a request can ask for at a position."""
+"""Most tokens, beside the chosen one, whose log-probabilities a request can ask for at each position."""
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 """Most tokens to which one request can give a bias."""
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
-"""Longest text of a grammar; the schemas of Kubernetes have up to 200,000 characters."""
+"""Most characters of a grammar; the JSON schemas of Kubernetes have up to 200,000."""
 MAX_CACHE_SALT_CHARACTERS = 256
 MAX_PREDICTION_CHARACTERS = 256 * 1024
-"""Longest text of a prediction; while its request is open, each token of it takes some 60 bytes."""
+"""Most characters of a prediction; while its request is open, each of its tokens takes some 60 bytes."""
 
 
 BIAS = Range(-100.0, 100.0)
@@ -40,14 +40,14 @@ def _require(condition: bool, message: str, field: str | None = None) -> None:
 
 
 class Noise(enum.StrEnum):
-    """Rule by which a seed gives random numbers, and its arithmetic (docs/noise.md); each target has one rule."""
+    """Rule by which a seed gives the random numbers for the choice of tokens (docs/noise.md); a target has one rule."""
 
     SPECDEC = "specdec"
     VLLM = "vllm"  # stock vLLM's, since 0.31
 
 
 class SeedScope(enum.StrEnum):
-    """Which requests get the same noise from the same seed."""
+    """Scope of a seed: which of the requests with this seed get the same random numbers."""
 
     ALL = "all"
     PROMPT = "prompt"  # those of the same prompt: its token ids are mixed into the seed (docs/noise.md)
@@ -113,12 +113,12 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """True if sampling removes tokens by top_k, top_p or min_p."""
+        """Return whether sampling removes tokens by top_k, top_p or min_p."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def penalizes(self) -> bool:
-        """True if penalties make the choice depend on earlier tokens beyond the logits."""
+        """Return whether there are penalties, which make the choice depend on which tokens came before."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
@@ -128,10 +128,11 @@ RANGES = {each.name: each.metadata[SETTING].within for each in fields(SamplingPa
 
 @dataclass(frozen=True, slots=True)
 class MinLengthSampling(SamplingParams):
-    """Sampling parameters of a request that must not end yet, made by `GenerationRequest.effective_sampling`.
+    """Sampling parameters of a request with `min_new_tokens`, made by `GenerationRequest.effective_sampling`.
 
     Attributes:
-        held_back: ids that cannot be chosen at positions below `until`.
+        held_back: token ids that may not be chosen at positions below `until`, since they would end the output.
+        until: first position at which they may be chosen.
     """
 
     held_back: tuple[int, ...] = ()
@@ -139,7 +140,10 @@ class MinLengthSampling(SamplingParams):
 
 
 def _left_open(name: str, note: str = "") -> Any:
-    """Copy a field of `SamplingParams`, with None as default; its help shows the original default, and a note."""
+    """Return a declaration of a field like that of `SamplingParams`, but with None as default.
+
+    Its help ends with the default of `SamplingParams`, and with `note`.
+    """
     parameter = field_of(SamplingParams, name)
     text = f"{described(SamplingParams, name, parameter).help} ({parameter.default:g}{note})"
     return same(SamplingParams, name, default=None, help=text)
@@ -147,9 +151,9 @@ def _left_open(name: str, note: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """Operator's defaults for parameters that a request leaves open; None: no default is set.
+    """Defaults of a server for parameters that a request leaves open; None: the server sets no default.
 
-    Draft workers and gateways take them from their target, so that tokens do not depend on the server that answers.
+    Draft workers and gateways take them from their target, so that tokens do not depend on which server is asked.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -174,7 +178,7 @@ class RequestDefaults:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Fields of `SamplingParams` that have a default here."""
+        """Return the values of those fields of `SamplingParams` for which the server sets a default, by name."""
         return {name: value for name in LEFT_TO_SERVER if (value := getattr(self, name)) is not None}
 
 
@@ -193,7 +197,7 @@ class GrammarKind(enum.Enum):
 
 
 class Preamble(enum.Enum):
-    """Text that may precede the part of the output that a grammar constrains."""
+    """Text before the part of an output to which its grammar applies."""
 
     NONE = "none"
     REASONING = "reasoning"  # reasoning may come first, from its opening mark to its closing mark
@@ -202,7 +206,7 @@ class Preamble(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Form that the output must have; docs/structured.md has the rules of each kind.
+    """Grammar that an output must keep to; docs/structured.md has the rules of each kind.
 
     Raises:
         InvalidRequestError: the text is empty or too long.
@@ -221,7 +225,7 @@ ANY_JSON_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 
 
 class Schedule(enum.Enum):
-    """Schedule of draft worker and target: rounds with waiting, run-ahead, or one of both by the present load."""
+    """How a draft worker and its target take turns: in rounds, or with a draft that runs ahead."""
 
     SYNC = "sync"  # rounds: draft, send, wait for the verdict
     ASYNC = "async"  # run-ahead: the draft goes on, the target verifies what has arrived or decodes by itself
@@ -229,18 +233,18 @@ class Schedule(enum.Enum):
 
     @property
     def target_waits(self) -> bool:
-        """True if every pass of the target waits for a proposal."""
+        """Return whether each pass of the target waits for a proposal."""
         return self is Schedule.SYNC
 
     @property
     def runs_ahead(self) -> bool:
-        """True if the draft continues, at least under low load, without waiting for verdicts."""
+        """Return whether the draft goes on, at least under low load, without waiting for the target's verdicts."""
         return self is not Schedule.SYNC
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origin of an output. A server that resumes the output must agree in every field, or its text would differ.
+    """Origin of an output. A server that is to continue the output must agree in each field, or its text would differ.
 
     Attributes:
         model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws the
@@ -254,7 +258,7 @@ class Provenance:
     prompt_digest: str = ""
 
     def require_same(self, here: Provenance) -> None:
-        """Check that a server with provenance `here` can resume this output.
+        """Check that a server whose own provenance is `here` can continue an output with this provenance.
 
         Raises:
             IncompatibleDraftError: a value differs, or the server does not know its model; the message has both values.
@@ -271,7 +275,7 @@ UNKNOWN = Provenance()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Parameters that text requests and tokenized requests have in common; all are given by name.
+    """Parameters that requests with a text (`CompletionRequest`) and with token ids (`GenerationRequest`) share.
 
     Attributes:
         stop_token_ids: ids that end the sequence once one of them is committed.
@@ -302,13 +306,13 @@ class Options:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options by name, for a request in another form."""
+        """Return the values of these parameters by name, to make a request of the other form."""
         return {each.name: getattr(self, each.name) for each in fields(Options)}
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest(Options):
-    """Request with its prompt as token ids, as engines take it.
+    """Request with its prompt as token ids, the form that engines take.
 
     Attributes:
         prompt_token_ids: at least one token id.
@@ -354,10 +358,10 @@ class GenerationRequest(Options):
         _require(salted <= most, f"cache_salt has {salted} characters, the limit is {most}", "cache_salt")
 
     def resumed(self, token_ids: Sequence[int]) -> GenerationRequest:
-        """Return the same request, to continue after output tokens that are committed already.
+        """Return the request for the rest of the output, behind the tokens `token_ids` that are committed already.
 
-        Every resume goes through this method. A token is a function of target, prompt, parameters, seed and position,
-        so a process with the committed tokens can continue at any replica, after a lost link or a failed pass.
+        Every resume, after a lost connection or a failed pass, uses this method. A token is a function of target,
+        prompt, parameters, seed and position; so any server of the model can continue after the committed tokens.
         """
         return replace(
             self,
@@ -368,7 +372,9 @@ class GenerationRequest(Options):
         )
 
     def effective_sampling(self, eos_token_ids: frozenset[int] = frozenset()) -> SamplingParams:
-        """Return the effective sampling parameters: tokens that end the sequence are held back until `min_new_tokens`.
+        """Return the sampling parameters with which tokens are chosen, including what `min_new_tokens` asks for.
+
+        Tokens that would end the output are held back until it has so many tokens.
 
         Args:
             eos_token_ids: end-of-sequence ids of the model, for requests that stop at them. Draft and target may know
@@ -383,7 +389,7 @@ class GenerationRequest(Options):
 
     @property
     def output_start(self) -> int:
-        """Position of the first output token, the same after a resume."""
+        """Return the position of the first output token, which is the same after a resume."""
         return len(self.prompt_token_ids) - self.num_committed_tokens
 
 
@@ -396,7 +402,7 @@ def _check_num_logprobs(name: str, count: int | None) -> None:
 
 
 def check_logit_bias(sampling: SamplingParams, *, vocab_size: int) -> None:
-    """Raise InvalidRequestError, which names the token, if a biased token is outside the vocabulary."""
+    """Raise InvalidRequestError if `logit_bias` names a token that is not below `vocab_size`."""
     for token_id, _ in sampling.logit_bias:
         if token_id >= vocab_size:
             fault = f"logit_bias names token {token_id}, outside the vocabulary of {vocab_size}"

@@ -1,7 +1,7 @@
-"""Settings: each field of a configuration declares its help, unit, range, choices, default and flag in one place.
+"""Declaration of settings: each field of a configuration has its flag, help, unit, range, choices and default in it.
 
-`setting` declares a field and `group` a part of a larger configuration. Knows no argparse: `inference/cli/flags.py`
-makes flags of what is declared here, and reads them back.
+`setting` declares a field, and `group` a configuration within a larger one. Knows nothing of argparse:
+`inference/cli/flags.py` makes flags of the declarations, and `inference/declared.py` configurations of their values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 REQUIRED: Any = MISSING
 """Default of a setting that has none."""
 FINITE = sys.float_info.max
-"""Upper end of a range that contains all finite numbers above its lower end."""
+"""Upper end for a range that excludes only infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Range:
         return f"{'(' if self.above else '['}{low}, {high}]"
 
     def fault(self, value: float) -> str:
-        """Return what is wrong with a value that is outside the range, such as "is below 1"."""
+        """Return a predicate about a value outside the range, for a message, such as "is below 1"."""
         if self.high < FINITE:
             return f"is outside {self}"
         if value == math.inf:
@@ -57,7 +57,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Declaration of a field's value and flag.
+    """Declaration of a field: its flag, and the values that it may have.
 
     Attributes:
         usage: flag as it is typed, with its aliases and its unit: "--gamma --speculation_length N". Without dashes,
@@ -80,22 +80,22 @@ class Setting:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the flag, or the name of a positional value."""
+        """Return the flag with its aliases, or the name of a positional value."""
         words = self.usage.split()
         return tuple(word for word in words if word.startswith("--")) or tuple(words)
 
     @property
     def key(self) -> str:
-        """Return the name of the parsed value, which is also its key in --config files."""
+        """Return the name of the parsed value, and of the key in --config files: the flag's name without dashes."""
         return self.names[0].removeprefix("--")
 
     @property
     def metavar(self) -> str | None:
-        """Return the unit or kind of the value, as --help shows it."""
+        """Return the word for the value that --help shows, such as its unit; None if there is none."""
         return self.usage.removeprefix(" ".join(self.names)).strip() or None
 
     def check(self, name: str, value: Any) -> None:
-        """Raise ConfigError if `value`, of the field `name`, is out of range or none of the choices."""
+        """Raise ConfigError if the value of the field `name` is out of range, or none of the choices; None is valid."""
         if value is None:
             return
         shown = self.key if self.usage else name
@@ -108,7 +108,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Declaration of a field that is itself a configuration, within a larger one.
+    """Declaration of a field that is a configuration within a larger one.
 
     Attributes:
         kind: dataclass of the configuration.
@@ -126,11 +126,11 @@ class Group:
 
 
 SETTING, GROUP = "setting", "group"
-"""Keys of a field's metadata."""
+"""Keys under which a field's metadata has its `Setting` or its `Group`."""
 
 
 def setting(default: T, usage: str = "", **attributes: Any) -> T:
-    """Declare a field with a flag, or with a range alone; arguments are those of `Setting`."""
+    """Return a dataclass field with a `Setting`; the arguments are the field's default and those of `Setting`."""
     metadata = {SETTING: Setting(usage, **attributes)}
     if isinstance(default, dict):
         return cast(T, field(default_factory=default.copy, hash=False, metadata=metadata))
@@ -138,20 +138,20 @@ def setting(default: T, usage: str = "", **attributes: Any) -> T:
 
 
 def same(kind: type[Any], name: str, **changes: Any) -> Any:
-    """Declare a field with the setting and the default of another dataclass's field, except for `changes`."""
+    """Return a dataclass field with setting and default of the field `name` of `kind`, except for `changes`."""
     other = field_of(kind, name)
     default = changes.pop("default", other.default)
     return field(default=default, metadata={SETTING: replace(described(kind, name, other), **changes)})
 
 
 def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
-    """Return the setting of a field of a dataclass, with its help."""
+    """Return the setting of the field `name` of a dataclass, with its help: if it has none, the docstring's text."""
     found = cast(Setting, declared.metadata[SETTING])
     return found if found.help else replace(found, help=_attributes(kind).get(name, ""))
 
 
 def _attributes(kind: type[Any]) -> dict[str, str]:
-    """Return the texts of the Attributes sections of a class and its bases, by attribute."""
+    """Return the text about each attribute in the Attributes sections of the docstrings of a class and its bases."""
     docs = (inspect.cleandoc(base.__doc__ or "") for base in reversed(kind.__mro__))
     texts = (doc.partition("Attributes:\n")[2].partition("\n\n")[0] for doc in docs)
     entries = (entry for text in texts for entry in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE))
@@ -166,7 +166,7 @@ def group(
     needs: tuple[str, ...] = (),
     **changes: Any,
 ) -> T:
-    """Declare a field that is itself a configuration; arguments are those of `Group`."""
+    """Return a dataclass field that is a configuration; the arguments are those of `Group`."""
     for name in changes:
         field_of(kind, name)
     metadata = {GROUP: Group(kind, section, frozenset(without), needs, changes)}
@@ -179,14 +179,14 @@ def field_of(kind: type[Any], name: str) -> Field[Any]:
 
 
 def check(config: Any) -> None:
-    """Raise ConfigError if a setting of a configuration is out of range, or none of its choices."""
+    """Raise ConfigError if the value of any setting of a configuration is out of range, or none of its choices."""
     for each in fields(config):
         if SETTING in each.metadata:
             each.metadata[SETTING].check(each.name, getattr(config, each.name))
 
 
 class Checked:
-    """Base of configurations that are checked when they are built."""
+    """Base class of configurations that are checked when they are made; see `check`."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Long sequences of tokens, which are sliced, compared and counted without a walk over all of their tokens."""
+"""Long sequences of tokens that can be sliced, compared and counted without reading all of their tokens each time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ _PART = 512
 
 
 class TokenView(Sequence[int]):
-    """View of the tokens start .. end-1 of a list, followed by a few more; its slices and sums are views again.
+    """Sequence that consists of a part of a list, which is not copied, and a few tokens more.
+
+    Slices of it, and sums of it and other tokens, are such views too.
 
     Args:
-        log: list that only grows while it has views, so two views of one log need not compare its tokens.
-        end: end of the view in the log; None: the log's present end.
-        tail: tokens that follow those of the log.
+        log: list of tokens, which may only grow while it has views; so two views of it need not compare its tokens.
+        start, end: part of the list, without `end`; None as the end: the list's present end.
+        tail: tokens that follow this part.
     """
 
     __slots__ = ("_end", "_log", "_start", "tail")
@@ -61,26 +63,29 @@ class TokenView(Sequence[int]):
 
 
 def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
-    """Return `token_ids` followed by `others`."""
+    """Return `token_ids` followed by `others`: a view if `token_ids` is one, else a new list."""
     return token_ids + others if isinstance(token_ids, TokenView) else [*token_ids, *others]
 
 
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return a view's tokens in its log, which never change, and its tail; for another sequence, all tokens and ()."""
+    """Return a view's part of the list, which never changes, and its tail; for another sequence, itself and ()."""
     if not isinstance(token_ids, TokenView):
         return token_ids, ()
     return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail
 
 
 def has_same_log(ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Return whether both are views of the same part of one log, so that only their tails may differ."""
+    """Return whether both sequences are views of the same part of one list, so that only their tails may differ."""
     if not isinstance(ours, TokenView) or not isinstance(theirs, TokenView) or ours._log is not theirs._log:
         return False
     return (ours._start, ours._end) == (theirs._start, theirs._end)
 
 
 def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return how many first tokens both sequences share. Two views of one log skip the comparison of its tokens."""
+    """Return how many tokens two sequences have in common at their beginning.
+
+    Of two views of one list, the tokens of that list are not compared.
+    """
     start, length = 0, min(len(ours), len(theirs))
     if isinstance(ours, TokenView) and isinstance(theirs, TokenView) and ours._log is theirs._log:
         if has_same_log(ours, theirs):  # a chain and its extension, at each draft token
@@ -94,10 +99,12 @@ def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 class Tally:
-    """Counts of the tokens of one growing sequence; each token is counted once. For one thread at a time.
+    """Counter of how often each token occurs in one growing sequence, which reads only the tokens that are new.
+
+    Only one thread at a time may use it.
 
     Args:
-        output_start: position of the first output token.
+        output_start: position of the sequence's first output token.
     """
 
     def __init__(self, output_start: int) -> None:
@@ -106,7 +113,14 @@ class Tally:
         self._counts = np.zeros((2, 0), dtype=np.int64)  # [2, largest id + 1]: in prompt, in output
 
     def count(self, log: Sequence[int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the ids in the sequence, ascending, with their count in the output and whether the prompt has them."""
+        """Return the token ids that occur, ascending, with their counts in the output, and whether the prompt has them.
+
+        Args:
+            log: the whole sequence, which begins with the one of the last call.
+
+        Returns:
+            Three arrays of the same length: ids, counts (int64), and booleans.
+        """
         start, self._num_counted = self._num_counted, 0  # after an error within, all are counted again
         counts = self._counts if start else np.zeros((2, 0), dtype=np.int64)
         token_ids = np.fromiter(log[start:], dtype=np.int64)

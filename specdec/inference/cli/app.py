@@ -1,4 +1,4 @@
-"""Main function of the command line: picks the role, sets up logging, turns errors into one clear line."""
+"""Main function of the command line: it picks the role, sets up logging, and prints each error as one line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from specdec.inference import VERSION
@@ -23,11 +23,12 @@ from specdec.inference.declared import did_you_mean
 from specdec.inference.errors import ConfigError, InvalidRequestError, MissingPackageError, SpecDecError
 from specdec.inference.serving.event_loop import new_event_loop
 from specdec.inference.serving.models import fetched
+from specdec.inference.serving.signals import end_after
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 END_S = 2.0
-"""Seconds that a process may take to end once its work is done."""
+"""Seconds within which a process has to end once its work is done; then it is ended."""
 COMMANDS = {
     **{name: role.summary for name, role in ROLES.items()},
     "compare": "Measure topologies against each other (compare_architectures.py, as the three below).",
@@ -35,12 +36,12 @@ COMMANDS = {
     "diff": "Show what got slower between two reports.",
     "law": "Test whether a server's texts follow the log-probabilities that it reports.",
 }
-"""Summaries of the commands that --help lists: all but `help`."""
+"""Summary of each command that --help lists, by its name: of all but `help`."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a role; return the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
+    """Run the role that the arguments name; return the exit code: 0, 1 (failed), 2 (wrong flags), 130 (Ctrl-C)."""
     role_name, rest = _split_role(arguments)
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -75,7 +76,9 @@ def _set_up_logging(level: str) -> None:
 
 
 def prepared(settings: Any) -> Any:
-    """Make the trial certificates, and fetch the hub's models, that a role's settings name; return the settings.
+    """Make the trial certificates, and download the models of the hub, that a role's settings name.
+
+    Return the settings with the downloaded models' directories.
 
     Raises:
         ConfigError: a certificate cannot be written, a model cannot be fetched, or its files cannot be read here.
@@ -87,11 +90,11 @@ def prepared(settings: Any) -> Any:
 
 
 class QuietLibraries(logging.Filter):
-    """Filter of library messages that an operator cannot act on.
+    """Filter that drops log lines of libraries that an operator can do nothing about.
 
-    NxD Inference writes hundreds of lines per model and request to the root logger; each warning is shown once. gRPC
-    logs a traceback if a caller disconnects between gRPC's last check and its last write, and for calls that a server's
-    end cancels.
+    NxD Inference writes hundreds of lines per model and request: errors are shown, and each warning once. gRPC logs a
+    traceback if a caller disconnects between gRPC's last check and its last write, and for calls that are cancelled
+    when a server ends: these are dropped.
     """
 
     def __init__(self) -> None:
@@ -99,7 +102,7 @@ class QuietLibraries(logging.Filter):
         self._seen: set[tuple[str, int]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is shown."""
+        """Return whether a record of the log is shown."""
         if record.name == "grpc._cython.cygrpc":
             is_cancelled = record.exc_info is not None and record.exc_info[0] is asyncio.CancelledError
             return not is_cancelled and not record.getMessage().startswith("ExecuteBatchError raised in core")
@@ -126,22 +129,12 @@ def _run(coroutine: Coroutine[Any, Any, int]) -> int:
 
 
 def end_soon(code: int) -> threading.Timer:
-    """End the process after `END_S`, even if event loop and interpreter still wait for a thread.
+    """Start a timer that ends the process after `END_S` seconds, even if it still waits for a thread; return the timer.
 
     A DNS look-up without an answer takes minutes, and another server's chat template may never end.
     """
-    last_resort = threading.Timer(END_S, _end, (code,))
-    last_resort.daemon = True
-    last_resort.start()
-    return last_resort
-
-
-def _end(code: int) -> None:
-    logging.getLogger(__name__).warning("ended without a thread that is still at work")
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-    logging.shutdown()
-    os._exit(code)
+    logger = logging.getLogger(__name__)
+    return end_after(END_S, code, partial(logger.warning, "ended without a thread that is still at work"))
 
 
 def _report(error: Exception, code: int) -> int:
@@ -150,9 +143,9 @@ def _report(error: Exception, code: int) -> int:
 
 
 def _report_lost_output(error: Exception) -> int:
-    """Return the exit code after a failed write; report it unless stdout's reader closed the pipe, as `head` does.
+    """Return exit code 1 after a failed write; print the error unless stdout's reader closed the pipe, as `head` does.
 
-    The rest of stdout's buffer is discarded: Python would try to write it at exit, and report a second error.
+    What stdout's buffer still has is discarded: Python would try to write it at exit, and report a second error.
     """
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
@@ -161,7 +154,7 @@ def _report_lost_output(error: Exception) -> int:
 
 
 def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the role and all other arguments; without a known role, list all and exit."""
+    """Return the role that the arguments name, and the other arguments; without a known role, list all and exit."""
     summaries = "\n".join(f"  {name:14} {summary}" for name, summary in COMMANDS.items())
     call = program("ROLE", "main.py --role ROLE")
     parser = argparse.ArgumentParser(

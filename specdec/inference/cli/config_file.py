@@ -1,7 +1,7 @@
-"""Flags from a JSON or TOML file (`--config FILE`), parsed as if they stood before the command line's flags.
+"""Flags from a JSON or TOML file (`--config FILE`), parsed as if they stood before the command line's own flags.
 
-A file serves several roles: keys at its top level are taken by the roles that have such a flag; a table named like a
-role is for that role alone, and there every key must be a flag. Flags of the command line come later and win.
+A file can serve several roles. A key at its top level is taken by each role that has such a flag. A table with the name
+of a role is for that role alone, and all of its keys must be flags of the role. Flags of the command line win.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 from specdec.inference.errors import ConfigError
 
 OTHERS = "--engine_flag"
-"""Flag in which each word after `--` is passed on: --engine_flag=WORD."""
+"""Flag as which each word after `--` is parsed: --engine_flag=WORD."""
 
 
 class ConfigFileParser(argparse.ArgumentParser):
-    """Parser of one role's flags, with `--config`.
+    """Parser of one role's flags that also reads them from files, which `--config` names.
 
     Args:
         role: name of the role.
-        roles: functions that return the roles' parsers, by role.
+        roles: for each role, by its name, a function that returns its parser.
     """
 
     def __init__(self, *, role: str, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any) -> None:
@@ -38,7 +38,7 @@ class ConfigFileParser(argparse.ArgumentParser):
         self.add_argument("--config", type=Path, action="append", metavar="FILE", help=text)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the flags of the files and then the arguments; see `argparse.ArgumentParser`."""
+        """Parse the flags in the files that the arguments name, then the arguments; see `argparse.ArgumentParser`."""
         arguments = list(args or ())
         own, others = _split(arguments) if OTHERS in self._option_string_actions else (arguments, [])
         try:
@@ -49,17 +49,17 @@ class ConfigFileParser(argparse.ArgumentParser):
         return super().parse_known_args(given, namespace)
 
     def _spelled(self, argument: str) -> str:
-        """Return an argument with its flag spelled as declared; users may write - or _ in names."""
+        """Return an argument with its flag's name spelled as declared, since users may write - or _ in it."""
         name, equals, value = argument.partition("=")
         flags = {_alike(flag): flag for flag in self._option_string_actions}
         return f"{flags.get(_alike(name), name)}{equals}{value}" if name.startswith("--") else argument
 
     def error(self, message: str) -> NoReturn:
-        """Report a wrong flag in two lines: the fault, with the flag that was perhaps meant, and where to read on."""
+        """Print two lines about a wrong flag, the fault with the flag that was perhaps meant, and a hint; then exit."""
         self.exit(2, f"error: {message}{self._meant(message)}\n`{self.prog} --help` shows the flags\n")
 
     def _meant(self, message: str) -> str:
-        """Return a note for unknown flags in an error message: a way of `WAYS`, or the most similar flags."""
+        """Return a note that names the flags most similar to those that argparse's error message calls unrecognized."""
         unknown = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized") else []
         alike = [get_close_matches(name, self._option_string_actions, n=1) for name in unknown]
         found = " ".join(name for names in alike for name in names)
@@ -93,7 +93,10 @@ def _alike(flag: str) -> str:
 
 
 def program(command: str, script: str) -> str:
-    """Return the name of a command as it was called: by the installed program, or by a script of the repository."""
+    """Return how to call a command in the way in which this process was called.
+
+    That is `specdec COMMAND` for the installed program, else `script`, the call of a script of the repository.
+    """
     called = Path(sys.argv[0])
     is_installed = "specdec" in (called.stem, called.parent.name if called.stem == "__main__" else "")
     return f"specdec {command}" if is_installed else script
@@ -123,7 +126,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str]:
-    """Yield one flag as a user would type it."""
+    """Yield the words with which a user would give the flag of `action` this value."""
     if action.nargs == 0:
         if value:
             yield f"--{key}"
@@ -137,7 +140,7 @@ def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str
 
 
 def as_toml(args: argparse.Namespace) -> str:
-    """Return a file for `--config` that reproduces the parsed flags: each that has a value, in alphabetical order."""
+    """Return the text of a file for `--config` with all parsed flags that have a value, in alphabetical order."""
     values = {name: _as_value(value) for name, value in sorted(vars(args).items()) if value is not None}
     return "".join(f"{name} = {text}\n" for name, text in values.items() if text != '""' and name != "config")
 

@@ -1,4 +1,4 @@
-"""Flags of declared settings, for `argparse`."""
+"""Flags for `argparse`, made of the settings that configurations declare (inference/settings.py)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NOTHING = ("None", "False", "()", "{}", "")
 
 
 def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
-    """Add the flags of a configuration and of all groups within it, section by section.
+    """Add the flags of a configuration, and of all configurations within it, to a parser, section by section.
 
-    A flag that two groups declare is added once, in the section of the last of them.
+    A flag that two of them declare is added once, in the section of the last one.
     """
     flags: dict[str, Declared] = {}
     for flag in declared(kind):
@@ -34,7 +34,7 @@ def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
 
 
 def _help(flag: Declared) -> str:
-    """Return a flag's help; a default not in it, nor `_NOTHING`, is appended."""
+    """Return a flag's help, with its default at the end, unless the text has it or it is one of `_NOTHING`."""
     text, shown = flag.setting.help, str(flag.default)
     if "(default" in text or "%(default)s" in text or flag.default is MISSING or shown in _NOTHING:
         return text
@@ -48,7 +48,7 @@ def _default(flag: Declared) -> dict[str, Any]:
 
 
 def _form(flag: Declared) -> dict[str, Any]:
-    """Return argparse's options for the value: its type, choices, action and metavar."""
+    """Return `add_argument`'s options for a flag's value: its type, choices, action and metavar."""
     if flag.kind is bool:
         return {"action": argparse.BooleanOptionalAction if flag.default else "store_true"}
     if flag.is_enum:
@@ -67,7 +67,10 @@ def _form(flag: Declared) -> dict[str, Any]:
 
 
 def _typed(parse: Callable[[str], Any] | None) -> Callable[[str], Any] | None:
-    """Return a parser whose errors argparse shows; plain types stay, since argparse names them."""
+    """Return a function that parses a value like `parse`, with errors that argparse shows.
+
+    None and types are returned unchanged; argparse's own message names a type.
+    """
     if parse is None or isinstance(parse, type):
         return parse
 
@@ -82,7 +85,7 @@ def _typed(parse: Callable[[str], Any] | None) -> Callable[[str], Any] | None:
 
 
 class _MergeObjects(argparse.Action):
-    """Action that merges JSON objects; later values win, key by key."""
+    """Argparse's action for a flag with JSON objects, which may be repeated: they are merged, and later values win."""
 
     def __call__(
         self, parser: object, namespace: argparse.Namespace, values: Any, option_string: object = None

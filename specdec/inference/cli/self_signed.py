@@ -1,4 +1,4 @@
-"""Certificates for a trial on two machines: `--tls_self_signed DIR`."""
+"""Certificates for a trial on two machines, made by `--tls_self_signed DIR`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _DNS_NAME = re.compile(rf"(?!.*\.arpa$){_LABEL}(\.{_LABEL})*")
 
 
 def make_certificates(server: ServerConfig) -> None:
-    """Make the trial certificates that a server's settings ask for, if they do.
+    """Make trial certificates in the folder that a server's settings name; do nothing if they name none.
 
     Raises:
-        ConfigError: they cannot be written, or are not of the CA beside them.
+        ConfigError: certificates cannot be written, or those in the folder are not of the CA beside them.
     """
     folder = server.security.self_signed
     try:
@@ -46,7 +46,7 @@ def make_certificates(server: ServerConfig) -> None:
 
 
 def make_trial(folder: Path, host: str) -> None:
-    """Write certificates of a new CA and their keys into the folder, or add the names that its server.pem lacks.
+    """Write a new CA, and certificates and keys of it, into a folder; or add to its server.pem the names that it lacks.
 
     Args:
         host: address that the server listens on. The certificate names it, this machine, the addresses of all its
@@ -68,7 +68,7 @@ def make_trial(folder: Path, host: str) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None, None, None]:
-    """Hold a lock on the folder during the block: servers that start together must not write two chains into it."""
+    """Hold a lock on the folder during the block, so that servers that start together do not write two chains there."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -78,7 +78,7 @@ def _alone_in(folder: Path) -> Generator[None, None, None]:
 
 
 def _require_chain(folder: Path) -> None:
-    """Raise ConfigError if the CA in the folder has not issued the certificates beside it."""
+    """Raise ConfigError unless the CA in the folder has issued the certificates beside it."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
@@ -105,7 +105,7 @@ def _make(folder: Path, host: str) -> None:
 
 
 def _add_names(folder: Path, host: str) -> None:
-    """Issue server.pem again if it lacks a name of this machine. The CA is kept, so clients need no new ca.pem."""
+    """Issue server.pem again if it lacks a name of this machine; by the same CA, so clients need no new ca.pem."""
     import trustme
 
     cert = folder / "server.pem"

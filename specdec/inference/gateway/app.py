@@ -1,4 +1,7 @@
-"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics, the page. Translates; owns no algorithm."""
+"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics and the page.
+
+It only translates between HTTP and a `Completer`; each algorithm is elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,7 @@ from specdec.inference.gateway.answers.documents import (
     FAILURES,
     MESSAGES_FAILURES,
     JsonAnswer,
-    Model,
-    ModelList,
-    Version,
+    model_document,
 )
 from specdec.inference.gateway.answers.errors import (
     MAX_ECHO_CHARACTERS,
@@ -43,14 +44,12 @@ from specdec.inference.gateway.answers.errors import (
     unexpected,
     unreadable,
 )
-from specdec.inference.gateway.answers.events import EventFormat
 from specdec.inference.gateway.answers.formats import ChatFormat, ChunkFormat, CompletionFormat
 from specdec.inference.gateway.answers.message import MessageReader
 from specdec.inference.gateway.answers.messages_answer import MessagesFormat
 from specdec.inference.gateway.answers.responses_answer import ResponsesFormat
 from specdec.inference.gateway.answers.stream import (
     AnswerStream,
-    ChunkStream,
     EventStream,
     Kept,
     whole_answer,
@@ -90,8 +89,8 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts; no
-other page may frame it."""
+"""Content security policy of the page: it may run its own scripts and reach its own server, but not make HTML of texts;
+no other page may frame it."""
 SPOKEN = (
     "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/audit, GET /v1/models; Anthropic's /v1/messages"
 )
@@ -99,25 +98,25 @@ SPOKEN = (
 MAX_NAMES = 20
 """Most adapters that the error for an unknown model name lists."""
 ANY_HOST = ("0.0.0.0", "::", "[::]")
-"""Values of --host that stand for all addresses of this machine."""
+"""Values of --host with which the server listens on all addresses of this machine."""
 T = TypeVar("T")
 Readers: TypeAlias = Callable[[str], MessageReader | None]
-"""Function that returns the reader of an answer to a prompt; None: all text is content."""
+"""Function of a prompt's text that returns the reader of the answer to it, or None if all text is content."""
 
 
 @dataclass(slots=True)  # not frozen: the card changes with the served model
 class Gateway:
-    """Completer, model and settings of the application.
+    """What the HTTP application answers from: completer, model and settings.
 
     Attributes:
         completer: completer that answers the requests.
-        codec: codec that tokenizes for clients; None if there is no tokenizer.
-        card: card of the model that is served now.
-        metrics: metrics at /metrics.
+        codec: converter of texts and token ids for clients; None if there is no tokenizer.
+        card: description of the model that is served now.
+        metrics: metrics that /metrics shows.
         is_healthy: function that returns whether requests can be served now.
         config: settings of the HTTP API.
-        spans: source of a span for every request; None makes none.
-        kept: number of log-probabilities held for answers that do not stream.
+        spans: source of a trace span for every request; None traces nothing.
+        kept: number of log-probabilities held for unfinished answers that do not stream.
     """
 
     completer: Completer
@@ -131,7 +130,7 @@ class Gateway:
 
 
 def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
-    """Return the application of a gateway; `access` admits requests, None admits all."""
+    """Return the ASGI application that answers from `gateway`; `access` decides who may call it, None admits all."""
     telemetry = _telemetry(gateway.spans)
     app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=telemetry)
     _add_generation(app, gateway)
@@ -140,7 +139,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     if not gateway.config.no_page:
         _add_page(app)
     _add_failures(app)
-    max_bytes = gateway.config.max_body_bytes
+    max_bytes = round(gateway.config.max_body_mib * 2**20)
     app.add_middleware(BodyLimit, max_bytes=max_bytes, max_numbers=lambda: max_numbers(gateway.card))
     if access is not None:
         app.add_middleware(HttpGate, access=access)
@@ -173,7 +172,7 @@ def _telemetry(spans: Spans | None) -> TelemetryConfig:
 
 
 def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request gets no trace span: all but POST below /v1/, such as a health check."""
+    """Return whether a request gets no trace span: any, such as a health check, but POST requests below /v1/."""
     return scope["method"] != "POST" or not scope["path"].startswith("/v1/")
 
 
@@ -224,28 +223,34 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         return JsonAnswer({"object": "audit", "model": name, **done.as_json()})
 
     @app.get("/v1/models")
-    async def models() -> ModelList:
+    async def models() -> dict[str, Any]:
         """List the served model and its adapters."""
-        return ModelList.of(gateway.card, created=started)
+        card = gateway.card
+        adapters = (model_document(card.of_adapter(name), created=started, parent=card.name) for name in card.adapters)
+        return {"object": "list", "data": [model_document(card, created=started), *adapters]}
 
-    @app.get("/v1/models/{name:path}", responses={404: ANSWERS[404]})
-    async def model(name: str) -> Model:
+    @app.get("/v1/models/{name:path}", responses=FAILURES)
+    async def model(name: str) -> dict[str, Any]:
         """Return the model of this name."""
         card = _named(name, gateway.card)
-        return Model.of(card, created=started, parent=gateway.card.name if card.adapter else None)
+        return model_document(card, created=started, parent=gateway.card.name if card.adapter else None)
 
     started = int(time.time())
 
 
 async def _answer_chat(
-    gateway: Gateway, request: Request, body: ChatBody, form: Callable[[str, Readers], ChunkFormat | EventFormat]
+    gateway: Gateway, request: Request, body: ChatBody, form: Callable[[str, Readers], AnswerStream]
 ) -> Response:
     requests, name, readers = _chat(gateway, body)
     return await _answer(gateway, request, body, requests, form(name, readers))
 
 
 def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], str, Readers]:
-    """Return a conversation's requests, one per choice, their model's name, and a maker of the answers' readers."""
+    """Return a chat's completion requests, one per choice, the name of their model, and the maker of answers' readers.
+
+    Raises:
+        ApiError, InvalidRequestError: no such model is served, or it cannot take such a conversation.
+    """
     card = _named(body.model, gateway.card)
     dialect = Dialect.of(card, gateway.config)
     return chat_requests(body, card, dialect), card.name, partial(dialect.reader, body)
@@ -275,7 +280,9 @@ def _codec(gateway: Gateway) -> Codec:
 
 
 def _named(name: str | None, card: ModelCard) -> ModelCard:
-    """Return the card of the model or adapter `name`; None and paths that end with the model's name mean the model.
+    """Return the card of the model or adapter called `name`.
+
+    None, and a path whose last part is the model's name, mean the model.
 
     Raises:
         ApiError: neither model nor adapter has this name.
@@ -290,7 +297,11 @@ def _named(name: str | None, card: ModelCard) -> ModelCard:
 
 
 def _deadline_s(request: Request, gateway: Gateway) -> float:
-    """Return the seconds that the request may take: the gateway's limit, or less by a header of the request."""
+    """Return the seconds that a request may take: the gateway's limit, or less if the request's X-Deadline-S says so.
+
+    Raises:
+        ApiError: the header is not a number of seconds above 0.
+    """
     value = request.headers.get(DEADLINE_HEADER)
     if value is None:
         return gateway.config.deadline_s
@@ -312,10 +323,11 @@ async def _answer(
     request: Request,
     body: GenerationBody,
     requests: list[CompletionRequest],
-    answer: ChunkFormat | EventFormat,
+    answer: AnswerStream,
 ) -> Response:
-    if not isinstance(answer, EventFormat):
-        answer.answer_id = body.request_id or answer.answer_id
+    if isinstance(answer, ChunkFormat):
+        per_token = gateway.config.stream_chunk == "token"
+        answer.expect(body, num_choices=len(requests), per_token=per_token)
         shown = requests[:: body.n] if body.return_token_ids else []
         answer.prompt_ids = [await _prompt_ids(gateway, each.prompt) for each in shown for _ in range(body.n)]
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
@@ -323,28 +335,21 @@ async def _answer(
     if isinstance(answer, MessagesFormat) and body.stops() and gateway.codec is not None:
         events = answer.noting_stop(events, body.stops(), gateway.codec)
     if not body.stream:
-        whole = whole_answer(events, answer, gateway.kept, num_choices=len(requests), n=body.n)
-        return await unless_disconnected(request, whole)
-    stream = _stream_of(gateway, body, answer, num_choices=len(requests))
-    first = await unless_disconnected(request, stream.begun(events))
-    return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
+        return await unless_disconnected(request, whole_answer(events, answer, gateway.kept))
+    first = await unless_disconnected(request, answer.begun(events))
+    return EventStream(answer.chunks(first, events), events, deadline_s=deadline_s)
 
 
 async def _prompt_ids(gateway: Gateway, prompt: str | tuple[int, ...] | Chat) -> tuple[int, ...]:
     return prompt if isinstance(prompt, tuple) else await _codec(gateway).encode(prompt)
 
 
-def _stream_of(
-    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | EventFormat, *, num_choices: int
-) -> AnswerStream:
-    if isinstance(answer, EventFormat):
-        return answer
-    per_token = gateway.config.per_token
-    return ChunkStream(answer, body.stream_options, num_choices=num_choices, n=body.n, per_token=per_token)
-
-
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; cancel it when the client disconnects, which frees its slot."""
+    """Return the result of `work`; if the client disconnects before, cancel it, which frees its slot of the engine.
+
+    Raises:
+        ApiError: the client has disconnected.
+    """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(request))
     watcher.add_done_callback(lambda _: task.cancel())
@@ -383,9 +388,9 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
         return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/version")
-    async def version() -> Version:
+    async def version() -> dict[str, str]:
         """Return the version of this server, and the topology that it serves."""
-        return Version(version=VERSION, topology=gateway.card.topology)
+        return {"version": VERSION, "topology": gateway.card.topology}
 
 
 def _add_page(app: FastAPI) -> None:
@@ -405,7 +410,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _half_a_pair(_: Request, error: UnicodeEncodeError) -> ApiError:
-    """Return the failure of a body with half of a surrogate pair in a place that Pydantic's error cannot quote."""
+    """Return the error for a body with half of a surrogate pair at a place that Pydantic's own error cannot quote."""
     half = error.object[error.start : error.end]
     return ApiError(400, f"{half!a} is half of a surrogate pair, which is not valid text", code="invalid_value")
 
@@ -451,7 +456,7 @@ def _add_failures(app: FastAPI) -> None:
 
 
 class HttpFront(HttpPort):
-    """HTTP port of the application; it implements `Front` (inference/serving/host.py)."""
+    """HTTP port that serves the application of a gateway; a `Front` of its process (inference/serving/host.py)."""
 
     def __init__(
         self, gateway: Gateway, server: ServerConfig, tls: ServerTls | None = None, access: Access | None = None
@@ -479,5 +484,5 @@ class HttpFront(HttpPort):
         )
 
     def show(self, card: ModelCard) -> None:
-        """Present another model as the served one."""
+        """Present the model of `card` as the served one from now on, under --served_model_name if that is set."""
         self._gateway.card = card.named(self._gateway.config.served_model_name)

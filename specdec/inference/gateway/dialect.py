@@ -1,4 +1,4 @@
-"""Dialect of the served model: the format of its tool calls, and whether it marks its reasoning."""
+"""How the served model writes what is not plain text: the format of its tool calls, and marks around its reasoning."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Dialect:
     """Form in which a model writes tool calls and reasoning.
 
     Attributes:
-        calls: format of its tool calls; None if this project does not know it.
+        calls: format of the model's tool calls; None if this project does not know it.
         thinks: True if the model may reason before it answers, and marks its reasoning.
-        knows_effort: True if the chat template has a variable for the effort of reasoning.
+        knows_effort: True if its chat template has a variable for the effort of reasoning.
     """
 
     calls: CallFormat | None
@@ -33,17 +33,17 @@ class Dialect:
 
     @classmethod
     def of(cls, card: ModelCard, config: HttpConfig) -> Dialect:
-        """Return the dialect that the flags name; a flag set to auto takes it from the model's chat template."""
+        """Return the dialect of the model of `card`; each part is read off its chat template unless a flag names it."""
         parser, thinking = config.tool_call_parser, config.reasoning_parser
         calls = FORMATS.get(card.call_format or "" if parser == "auto" else parser)
         thinks = BEGIN in (card.chat_template or "") if thinking == "auto" else thinking == "think"
         return cls(calls, thinks, "reasoning_effort" in (card.chat_template or ""))
 
     def check(self, body: ChatBody) -> None:
-        """Refuse tools, or an effort of reasoning, that the model's chat template cannot write.
+        """Refuse a request with tools, or with an effort of reasoning, that the model's chat template cannot write.
 
         Raises:
-            ApiError: the request has one of them; the message names the way out.
+            ApiError: the request has one of these; the message names the way out.
         """
         if body.reasoning_effort not in (None, "medium") and not self.knows_effort:
             fault = (
@@ -56,7 +56,7 @@ class Dialect:
             raise ApiError(400, f"tools: {fault}", param="tools", code="unsupported_parameter")
 
     def grammar(self, body: ChatBody) -> Grammar | None:
-        """Return the grammar that tools and response format demand of the output, or None.
+        """Return the grammar that a request's tools and response format demand of the output; None if any text will do.
 
         The grammar begins after the reasoning, if the model reasons.
 
@@ -89,7 +89,7 @@ class Dialect:
         return None
 
     def reader(self, body: ChatBody, prompt: str) -> MessageReader | None:
-        """Return the parser of one answer; None if it has neither reasoning nor calls, so all text is content."""
+        """Return the reader of the answer to a prompt; None if it can only have content, no reasoning and no calls."""
         names = frozenset(tool.function.name for tool in body.offered())
         calls = self.calls.reader(names) if self.calls and names else None
         if calls is None and not self.thinks:

@@ -1,4 +1,4 @@
-"""One HTTP request as completion requests, one per choice, and their events merged. Knows no HTTP."""
+"""Completion requests of one HTTP request, one per choice, and their events in one stream. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from specdec.inference.text.schema_fault import SEARCH_S, fault_of_schema
 from specdec.inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 MAX_AT_ONCE = 32
-"""Most choices of one request that run or wait in the server at once, as others need the queue too."""
+"""Most choices of one HTTP request that run or wait in the server at once, since others need its queue too."""
 MAX_UNREAD = 256
 """Limit of events of one request that wait for its reader; beyond it, its choices wait."""
 MIN_IDS = 1024
-"""Prompts of up to this many token ids always go to the target, which refuses them if its context is shorter."""
+"""Number of token ids up to which a prompt is passed on whatever the context; the target refuses it if that is less."""
 NOTHING_NEW = Delta(0, ())
 
 
 def completion_requests(body: CompletionBody, card: ModelCard) -> list[CompletionRequest]:
-    """Return the requests of a body; choice p * n + i is the i-th continuation of prompt p."""
+    """Return a body's completion requests in the order of its choices: number p * n + i is the i-th for prompt p."""
     prompts = body.prompts()
     for prompt in prompts:
         if not isinstance(prompt, str):
@@ -69,7 +69,7 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
-    """Return one request per choice; if nobody limits its tokens, it may fill the context.
+    """Return a chat's completion requests, one per choice; without any limit of tokens they may fill the context.
 
     If the model may reason, the prompt is echoed, since its end shows whether the output begins inside the reasoning.
     """
@@ -84,7 +84,10 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
-    """Return the limit in the body; without one, the target's default or else `otherwise`, up to the caller's limit."""
+    """Return the limit of output tokens that the body sets.
+
+    If it sets none, return the target's default, or `otherwise` if there is none, but at most the caller's limit.
+    """
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if limit is not None:
         return limit
@@ -98,7 +101,10 @@ def _repeated(
     template: CompletionRequest,
     defaults: RequestDefaults,
 ) -> list[CompletionRequest]:
-    """Return one request per choice of each prompt. Unset fields get the target's default, or else OpenAI's."""
+    """Return `n` requests for each prompt, made of `template` and the body's fields.
+
+    Sampling parameters that the body leaves out get the target's default, or OpenAI's if the target has none.
+    """
     _check_number(len(prompts) * body.n)
     unsaid = {name: value for name, value in defaults.sampling.items() if name not in body.model_fields_set}
     one = replace(
@@ -121,7 +127,7 @@ def _repeated(
 
 
 def _check_number(num_choices: int) -> None:
-    """Refuse more choices than one request may have, before any of them is made."""
+    """Raise ApiError if these are more choices than one HTTP request may have."""
     limit = min(MAX_CHOICES, caller().limits.n or MAX_CHOICES)
     if num_choices > limit:
         message = f"n: {num_choices} choices are asked for, n times the number of prompts; the limit is {limit}"
@@ -136,10 +142,11 @@ async def events_of(
     deadline_s: float,
     ping_s: float = 0.0,
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Yield the events of all choices of a body as they come; closing cancels what still runs.
+    """Yield the events of all choices of a body as they come; closing the iterator cancels the choices that still run.
 
     Args:
-        ping_s: seconds without an event after which an empty one is yielded; 0 yields none.
+        deadline_s: seconds that the choices may take.
+        ping_s: seconds without an event after which an empty one is yielded; 0: none is.
 
     Raises:
         SpecDecError: a choice failed, or the time is over.
@@ -162,7 +169,7 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return the error in terms of the client's body: an error about a grammar names the field that was sent."""
+    """Return an error that names the client's field: for a fault of the grammar, the one the grammar was made of."""
     if error.field != "grammar":
         return error
     tools = body.offered() if isinstance(body, ChatBody) else []
@@ -173,7 +180,7 @@ async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidReq
 
 
 def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
-    """Return the path of the first fault in the tools' schemas, and its message; two empty texts if there is none."""
+    """Return the path of the first fault in the tools' JSON schemas, and its message; empty texts if none is found."""
     deadline = time.monotonic() + SEARCH_S  # for all tools: each may be tried out in a process of its own
     for i, tool in enumerate(tools):
         if time.monotonic() > deadline:
@@ -185,13 +192,13 @@ def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
 
 
 _Items = asyncio.Queue[tuple[int, TextEvent | Exception | None]]
-"""Queue of pairs: the index of a choice, and its next event or its failure; None if the choice has ended."""
+"""Queue of pairs: the index of a choice, and its next event, the error that ended it, or None once it is complete."""
 
 
 async def _merged(
     completer: Completer, requests: Sequence[CompletionRequest], ping_s: float
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Yield the events of all choices, of which each runs in its own task; the first failure ends them all."""
+    """Yield the events of all choices, each of which runs in a task of its own; the first failure ends them all."""
     queue = _Items(MAX_UNREAD)
     room = asyncio.Semaphore(MAX_AT_ONCE)
     tasks = [

@@ -1,4 +1,4 @@
-"""Life cycles of servers: what is loaded, which ports open, what observes, and the one way to drain and end.
+"""Life cycles of servers: which models are loaded, which ports open, and how a server drains and ends.
 
 Does not know: parsed flags, and what tokens are.
 Start reading: `host.py`, then `target.py`.

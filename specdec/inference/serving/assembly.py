@@ -1,4 +1,4 @@
-"""Assembly of a server's parts: model, decoder, engine. Context managers stop engines."""
+"""Assembly of a server's parts: loads models, and makes decoders and engines of them."""
 
 from __future__ import annotations
 
@@ -52,11 +52,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """Loaded proposer, with the tokenizer of its target and the map between both models' token ids.
+    """Loaded source of draft tokens, a model or prompt lookup, for targets with one tokenizer.
 
     Attributes:
+        proposer: source of draft tokens.
+        tokenizer: tokenizer of the targets, in whose token ids the draft reads and writes.
+        vocabulary: vocabulary of these ids.
         prefix_caching: True if slots keep prefixes for later requests.
-        own: tokenizer of the draft model and number of rows of its output layer; None for prompt lookup.
+        token_map: map from the targets' token ids to the draft model's.
+        own: tokenizer of the draft model, and number of rows of its output layer; None for prompt lookup.
+        min_share: least share of a target's tokens that the draft must have.
         num_threads: threads of the draft model; 0 for prompt lookup.
     """
 
@@ -70,10 +75,10 @@ class LoadedDraft:
     num_threads: int = 0
 
     def for_target(self, tokenizer: Tokenizer) -> LoadedDraft:
-        """Return this draft, mapped to a target with another tokenizer; a large vocabulary takes a second.
+        """Return this draft for targets with the given tokenizer; a map for a large vocabulary takes a second to make.
 
         Raises:
-            IncompatibleDraftError: the draft has too few of the target's tokens, or no model.
+            IncompatibleDraftError: the draft has too few of the targets' tokens, or is prompt lookup, not a model.
         """
         if self.own is None:
             raise IncompatibleDraftError(f"prompt lookup has tokenizer {self.tokenizer.fingerprint} alone")
@@ -86,13 +91,13 @@ class LoadedDraft:
         return replace(self, tokenizer=tokenizer, vocabulary=words, token_map=joined)
 
     def words_of(self, tokenizer: Tokenizer) -> TargetWords:
-        """Return the vocabulary and the grammars of a target with another tokenizer; see `for_target`."""
+        """Return vocabulary, map of token ids and grammars for targets with the given tokenizer; see `for_target`."""
         draft = self.for_target(tokenizer)
         return TargetWords(draft.vocabulary, draft.token_map, draft.grammars)
 
     @property
     def grammars(self) -> Grammars:
-        """Return a compiler of grammars over the target's tokens."""
+        """Return a new compiler of grammars over the targets' tokens."""
         return Grammars(GrammarCompiler(self.tokenizer, self.vocabulary.size))
 
     @property
@@ -102,7 +107,7 @@ class LoadedDraft:
 
 
 class ServedEngine(VerificationEngine[SessionT], SlotLoad, Work, Timed, Protocol[SessionT]):
-    """Engine that a server of a target can hold: it verifies, reports its load and faults, and drains."""
+    """Interface of the engine in a target's server: it verifies, reports load and faults, records steps, and drains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +115,10 @@ class RunningTarget:
     """Running engine of a target, with its model's tokenizer and the facts that servers report about it.
 
     Attributes:
+        arithmetic: name of the arithmetic on which logits depend besides the weights; a part of the model's id.
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
-        models: backends of target and draft.
-        collectors: functions that make further metrics, given the registry of this project's metrics.
+        models: loaded models of target and draft, for metrics.
+        collectors: functions that make further collectors of metrics, from the registry of this project's metrics.
         adapters: digests of the model's adapters, by name.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
         num_threads: threads of the target model; 0: not known.
@@ -132,18 +138,18 @@ class RunningTarget:
     lend: Callable[[DraftPool, Metrics], None] | None = None
 
     def model_id(self, model: ModelConfig) -> str:
-        """Return the id that the servers of this target share, with or without a draft; other models have other ids."""
+        """Return the model's id: a hash of all that its tokens depend on, the same with and without a draft."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
         return model_id_of(model.path, self.arithmetic, ends)
 
 
 @asynccontextmanager
 async def target_engine(config: ModelConfig | FusedConfig, limits: EngineLimits) -> AsyncGenerator[RunningTarget, None]:
-    """Run an engine over one model, or over a target and its draft.
+    """Load a target, or a target with its draft, and run an engine over them until the block ends.
 
     Args:
-        limits: limits of requests and times; those that the models decide are set here. There are `num_spare` slots
-            more if the backend can have them.
+        limits: limits of requests and times. Those that follow from the models are replaced here. `num_spare` is the
+            number of slots beyond those of the configuration, if the backend's number is not fixed.
 
     Raises:
         IncompatibleDraftError: target and draft do not share a vocabulary.
@@ -170,16 +176,18 @@ async def target_engine(config: ModelConfig | FusedConfig, limits: EngineLimits)
 
 
 def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
-    """Return the configuration of the target model: `config` itself, or its target if `config` is of a pair."""
+    """Return the configuration of the target alone: `config` itself, or its target if `config` is of a pair."""
     return config.target if isinstance(config, FusedConfig) else config
 
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """Loaded decoder of a target; `gamma`: most draft tokens of a pass; for other fields see `RunningTarget`.
+    """Loaded decoder of a target; fields that are not listed are those of `RunningTarget`.
 
     Attributes:
-        width: `gamma` for tokens of a text that an output may repeat.
+        decoder: decoder over the target, or over the target and its draft.
+        gamma: most draft tokens of a session in one pass.
+        width: the same where the tokens come from a text that the output may repeat, not from a draft model.
     """
 
     decoder: Decoder
@@ -223,10 +231,12 @@ def _with_more_slots(config: ConfigT, num_spare: int) -> ConfigT:
 
 
 async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamma: int) -> _LoadedTarget | None:
-    """Load one model, or two in one graph, as a compiled decoder; return None if the configuration asks for none.
+    """Load a target, or target and draft as one graph, with a decoder that the backend has compiled.
+
+    Return None if the configuration asks for no compiled decoder.
 
     Raises:
-        IncompatibleDraftError: target and draft do not share a vocabulary.
+        IncompatibleDraftError: target and draft do not have one vocabulary.
     """
     started = time.monotonic()
     decoder = await asyncio.to_thread(load_decoder, target, draft, decide)
@@ -240,13 +250,16 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
 
 
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
-    """Return the arithmetic on which logits depend besides the weights: as the model reports it, or by its settings."""
+    """Return the name of the arithmetic on which logits depend besides the weights.
+
+    The model reports it; if it does not, the name is made of the settings.
+    """
     settings = f"{config.backend} {config.dtype} {config.device} {config.neuron}"
     return str(getattr(model, "arithmetic", settings + (" exact" if config.exact == "always" else "")))
 
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:
-    """Load a draft model, or prepare prompt lookup.
+    """Load a draft model, or prepare prompt lookup if the configuration names no model.
 
     Raises:
         IncompatibleDraftError: the draft has another tokenizer, and too few of the target's tokens.
@@ -287,7 +300,7 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
 
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
-    """Return an engine over a loaded draft, not running yet."""
+    """Return an engine over a loaded draft, which is not started yet."""
     return DraftEngine(
         draft.proposer,
         max_waiting=max_waiting,
@@ -298,10 +311,10 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
 
 
 async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
-    """Load a model's backend, off the event loop, and its tokenizer, and warm the model up.
+    """Load a model's tokenizer, then in a thread the model itself, and warm the model up.
 
-    No other thread imports meanwhile: onnx adds to a dictionary of numpy's that numpy.ma walks when it is imported, and
-    a start on a busy machine ended there with "dictionary changed size during iteration".
+    The tokenizer comes first, so that no two threads import at a time: onnx adds to a dictionary of numpy that numpy.ma
+    walks when it is imported, and a start on a busy machine failed there with "dictionary changed size".
     """
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
@@ -312,7 +325,7 @@ async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
 
 
 def _warm_up(backend: Backend) -> None:
-    """Run a pass and choose its token, so that the first request finds everything in place."""
+    """Run one pass and choose a token, so that the first request does not wait for what is made only once."""
     logits = backend.forward([Span(slot=0, start=0, token_ids=[0], num_logits=1)])
     choose_tokens(logits, [SamplingParams()], [1])
 
@@ -320,7 +333,7 @@ def _warm_up(backend: Backend) -> None:
 def model_card(
     name: str, topology: str, source: TokenSource, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
-    """Return the card of a served model, which GetModel answers with."""
+    """Return the description of a served model, which clients get from GetModel; see `ModelCard`."""
     limits, words = (source.max_length, source.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
     card = ModelCard(name, topology, *limits, *words, defaults, model_id, text_fingerprint=tokenizer.text_fingerprint)
     return replace(card, call_format=tokenizer.call_format())

@@ -1,7 +1,8 @@
 """Life cycle of an edge: a process in front of the servers of one model, with a draft worker or without.
 
-Gateways, drafts that serve or complete prompts, and thin clients are edges. They reach their servers, draft, make text
-and follow their servers' model alike; they differ in the flags that choose a draft and ports.
+Gateways, drafts that serve or complete prompts, and thin clients are edges. All of them dial their servers, follow the
+model that these have and, if they have a draft, draft and make text. They differ in whether they have a draft, and in
+their ports.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from specdec.inference.workers.drafting.private import PrivateWorker
 logger = logging.getLogger(__name__)
 
 REFUSALS = (RequestError, ConfigError, HandshakeError)
-"""Errors of a server that stay until it is replaced or configured otherwise."""
+"""Errors of a server that do not pass until it is replaced or configured otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Settings of an edge's draft worker."""
+    """Settings of an edge's draft worker: which draft it loads, and how it drafts."""
 
     proposer: ProposerConfig
     config: DraftConfig
@@ -60,7 +61,14 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class RunningDraft:
-    """Running draft of an edge; `path` is the directory of its tokenizer."""
+    """Draft of an edge while it runs.
+
+    Attributes:
+        loaded: the draft, mapped to the target's tokens.
+        path: directory of the tokenizer in whose tokens it drafts.
+        engine: engine over the draft.
+        worker: draft worker that drafts with this engine for the edge's requests.
+    """
 
     loaded: LoadedDraft
     path: Path
@@ -68,7 +76,7 @@ class RunningDraft:
     worker: PrivateWorker
 
     async def follow(self, card: ModelCard) -> None:
-        """Read requests as the model of `card` does, with its chat template and defaults.
+        """Read requests from now on as the model of `card` does, with its chat template and its defaults.
 
         Raises:
             ConfigError: the chat template is too long.
@@ -77,12 +85,13 @@ class RunningDraft:
 
 
 class Edge:
-    """Completer over the servers of one model, which follows the model that they serve.
+    """Servers of one model as an edge uses them: a completer over them, and the card of the model that they have.
 
     Attributes:
+        fleet: the servers.
         card: card of the model that the servers have now.
-        draft: draft of this process, or None where the servers draft or nothing drafts.
-        remote: completer and codec at the servers; the draft worker drafts for its requests.
+        draft: draft of this process; None if there is none.
+        remote: completer and codec over the servers; the draft worker drafts for its requests.
     """
 
     def __init__(
@@ -91,13 +100,13 @@ class Edge:
         self.fleet = fleet
         self.card = card
         self.draft = draft
-        self.remote = FailoverCompleter(fleet, connection, None if draft is None else draft.worker)
+        self.remote = FailoverCompleter(fleet, connection, None if draft is None else draft.worker.complete)
         self._serves = True  # a server has just answered
         self._fault = ""  # reason why the servers cannot be used, as logged
 
     @property
     def completer(self) -> Completer:
-        """Return the completer of prompts: texts are made here if the draft's tokenizer writes as the target's."""
+        """Return the completer for requests; with a draft whose tokenizer can do it, texts are made in this process."""
         return self.remote if self.draft is None else TextCompleter(self.remote, self._writer)
 
     def _writer(self) -> Tokenizer | None:
@@ -105,15 +114,15 @@ class Edge:
         return None if own is None or own.text_fingerprint != self.card.text_fingerprint else own
 
     async def is_serving(self) -> bool:
-        """Return whether a server can be used: ask for its health now, unless its model does not fit the draft."""
+        """Ask the servers whether one of them serves; return False unasked if their model does not fit the draft."""
         return self._serves and await self.fleet.is_serving()
 
     async def follow(self, show: Callable[[ModelCard], None], report: Callable[[bool], None]) -> None:
-        """Follow the servers and their model, without end.
+        """Follow without end which of the servers are ready, and which model they have.
 
         Args:
-            show: called with the card of another model, before it is reported as served.
-            report: called with whether a server can be used, now and at each change.
+            show: function that gets the card of the model when the servers have another one.
+            report: function that gets whether any server can be used, at once and at each change.
         """
         async with aclosing(self.fleet.serves()) as changes:
             async for serves in changes:
@@ -121,7 +130,10 @@ class Edge:
                 report(self._serves)
 
     async def _fits(self, show: Callable[[ModelCard], None]) -> bool:
-        """Return whether the servers' model can be used; servers that do not answer may be busy: ask them again."""
+        """Ask for the servers' model, and follow it if it is another one; return whether it can be used.
+
+        Servers that do not answer count as usable, since they may just be busy; they are asked again later.
+        """
         fault, may_change = "", False
         try:
             card = await _card(self.fleet, None if self.draft is None else self.draft.loaded.vocabulary)
@@ -146,7 +158,7 @@ class Edge:
 async def edge(
     connection: ConnectionConfig, drafting: Drafting | None = None, headers: Headers = dict
 ) -> AsyncGenerator[Edge, None]:
-    """Reach the servers of a model, and draft for the requests to them if `drafting` names a draft.
+    """Yield the servers of a model, once one of them answers and the draft that `drafting` names is loaded.
 
     Raises:
         ConfigError: the draft cannot be loaded.
@@ -167,7 +179,7 @@ async def edge(
 
 
 async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None) -> ModelCard:
-    """Return the servers' card as `_card` does; ask again for `patience_s` seconds, since they may be busy."""
+    """Return the card as `_card` does; ask again for up to `patience_s` seconds, since servers may be busy at first."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + patience_s
     while True:
@@ -180,10 +192,10 @@ async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None)
 
 
 async def _card(fleet: Fleet, draft: Vocabulary | None) -> ModelCard:
-    """Return the card of the model that a fleet's servers have.
+    """Return the card of the model that a fleet's servers have, after a check that it fits the draft, if there is one.
 
     Raises:
-        IncompatibleDraftError: there is a draft, and it has another vocabulary, or the servers are no targets.
+        IncompatibleDraftError: the draft has another vocabulary, or the servers are not targets.
         SpecDecError: the call failed.
     """
     if draft is None:
@@ -197,7 +209,12 @@ async def _card(fleet: Fleet, draft: Vocabulary | None) -> ModelCard:
 async def private_draft(
     loaded: LoadedDraft, path: Path, config: DraftConfig, fleet: Fleet, card: ModelCard
 ) -> AsyncGenerator[RunningDraft, None]:
-    """Run a draft engine, and the worker that drafts with it for the requests of this process; see `RunningDraft`."""
+    """Run an engine over a loaded draft, and a worker that drafts with it for this process's requests to the fleet.
+
+    Args:
+        path: directory of the tokenizer in whose tokens the draft drafts.
+        card: card of the fleet's model.
+    """
     reader = await _reader(loaded, path, card)
     async with running(draft_engine(loaded, max_waiting=config.max_waiting)) as engine:
         own = replace(config, num_threads=loaded.num_threads)
@@ -210,7 +227,7 @@ async def private_draft(
 
 
 async def _reader(draft: LoadedDraft, path: Path, card: ModelCard) -> Reader:
-    """Return a reader of requests as the model of `card` reads them; see `Tokenizer.with_template`."""
+    """Return a reader that reads requests as the model of `card` does, with the draft's tokenizer."""
     words = await asyncio.to_thread(draft.tokenizer.with_template, card.chat_template, path)
     return Reader(words, max_length=card.max_length, vocab_size=card.vocab_size, defaults=card.defaults)
 
@@ -222,9 +239,9 @@ async def serve_edge(
     observe: ObserveConfig,
     drafting: Drafting | None = None,
 ) -> None:
-    """Serve clients over gRPC and HTTP, each if it has a port, until a signal.
+    """Serve clients over gRPC, HTTP or both, whichever has a port, until a signal.
 
-    The port for probes opens at once, all others when a server has answered and the draft is loaded.
+    The port for probes opens at once, the others when a server has answered and the draft is loaded.
 
     Raises:
         ConfigError: a port is taken, or the draft cannot be loaded.
@@ -252,7 +269,7 @@ async def serve_edge(
 
 
 async def _serve(behind: Edge, ports: Ports, observers: Observers, stopped: asyncio.Task[Signals]) -> None:
-    """Serve the ports of an edge until `stopped` is done."""
+    """Open the ports of an edge, and serve until the task `stopped`, which waits for a signal, is done."""
     metrics = _metrics(behind, ports.name_of(behind.card), observers.config.role)
     completer = observers.around(behind.completer, metrics, model=ports.name_of(behind.card))
     draft, engine = behind.draft, None if behind.draft is None else behind.draft.engine
@@ -287,7 +304,7 @@ def _metrics(behind: Edge, name: str, role: str) -> Metrics:
 
 
 class EdgeWork(DraftWork):
-    """Work of an edge with a draft: requests, which run at the target, and an engine that drafts for them."""
+    """What an edge with a draft does, for its host: requests, which run at the target, and an engine that drafts."""
 
     def __init__(self, completer: SupervisedCompleter, engine: DraftEngine) -> None:
         super().__init__(engine)
@@ -296,7 +313,7 @@ class EdgeWork(DraftWork):
 
     @property
     def num_running(self) -> int:
-        """Number of requests that have started, with or without drafts."""
+        """Return the number of requests whose answer has begun and not ended, with or without drafts."""
         return self._completer.num_running
 
     @property
@@ -304,5 +321,5 @@ class EdgeWork(DraftWork):
         return self._completer.num_waiting
 
     async def stop(self, *, grace_s: float) -> None:
-        """Let requests, for which the engine still drafts, finish for `grace_s` seconds, then fail the rest."""
+        """Let requests finish for `grace_s` seconds, in which the engine still drafts for them; then fail the rest."""
         await self._completer.stop(grace_s=grace_s)

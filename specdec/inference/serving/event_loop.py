@@ -1,4 +1,4 @@
-"""The event loop that processes run."""
+"""Choice of the event loop that this project's processes run."""
 
 from __future__ import annotations
 

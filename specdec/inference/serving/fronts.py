@@ -1,4 +1,4 @@
-"""The ports of a server: gRPC, HTTP, metrics, probes. Each is a `Front` of a `Host`."""
+"""Ports of a server: gRPC, HTTP, metrics and probes. Each is a `Front` (host.py), which the server's `Host` opens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specdec.inference.serving.host import Front
 from specdec.inference.serving.observers import Observers
 from specdec.inference.workers.calls.access import Access
 from specdec.inference.workers.calls.admitting import admission
-from specdec.inference.workers.calls.status import client_status
+from specdec.inference.workers.calls.status import for_client, to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completion import ModelCard
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
-"""Seconds of a drain before requests move. Those that end sooner stay, since a move reads the prompt again."""
+"""Seconds of a drain before requests move to another server, which reads the prompt again: some may end before."""
 
 
 async def _always() -> bool:
@@ -41,14 +41,14 @@ async def _always() -> bool:
 
 
 POOL = "pool"
-"""Role whose server lends draft workers, and refuses clients."""
+"""Role whose server only lends draft workers, and refuses clients."""
 
 
 class GrpcFront(Server):
-    """gRPC port of a server, which logs its addresses; it implements `Front`.
+    """gRPC port of a server, a `Front`; with client certificates a second one.
 
     Args:
-        answers: whether the server answers requests of clients.
+        answers: True if the server answers requests of clients, so that the log can name a command to try it.
     """
 
     def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate, *, answers: bool) -> None:
@@ -57,7 +57,7 @@ class GrpcFront(Server):
         self._answers_anyone = answers and config.on_loopback and config.security == OPEN
         where = address(config.host, config.port or 0)
         try:
-            super().__init__(where, servicers, status_of=client_status, gate=gate)
+            super().__init__(where, servicers, status_of=lambda error: to_status(for_client(error)), gate=gate)
         except PortTakenError as exc:
             raise ConfigError(str(exc)) from exc
 
@@ -77,9 +77,9 @@ class GrpcFront(Server):
             logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
 
     async def refuse_new(self) -> None:
-        """Report NOT_SERVING to keep new requests away; running ones continue.
+        """Report NOT_SERVING to health checks, which keeps new requests away; running ones continue.
 
-        If `ServerConfig.drain` is "move", requests that another server can continue move there after `MOVE_AFTER_S`.
+        If `ServerConfig.drain` is "move", those that their callers can continue elsewhere end after `MOVE_AFTER_S`.
         """
         await super().refuse_new()
         if self._moves:
@@ -87,7 +87,7 @@ class GrpcFront(Server):
 
 
 class Ports:
-    """Ports of a server, with their certificates and access rights. Make it before a model loads, which takes minutes.
+    """Ports of a server, with their certificates and access rights, all checked before a model is loaded for minutes.
 
     Raises:
         ConfigError: a port cannot be listened on, or a file of certificates or tokens cannot be used.
@@ -111,7 +111,7 @@ class Ports:
         servicers: Sequence[Servicer],
         is_healthy: Callable[[], Awaitable[bool]] = _always,
     ) -> list[Front]:
-        """Return the fronts of a server, each if it is configured, in the order in which they open.
+        """Return the ports that the configuration asks for, in the order in which they are to open.
 
         Args:
             servicers: gRPC services; a `GenerationServicer` among them is served over HTTP too, if configured.
@@ -136,11 +136,11 @@ class Ports:
     def side_fronts(
         self, observers: Observers, metrics: Metrics, is_healthy: Callable[[], Awaitable[bool]] = _always
     ) -> list[Front]:
-        """Return the ports for Prometheus and for probes, each if configured; `is_healthy` as in `fronts`."""
+        """Return the ports for Prometheus and for probes, if the configuration asks for them; see `fronts`."""
         metrics.watch_security(self._tls, self._access)
         port, probes = observers.config.metrics_port, self.probe_fronts(is_healthy)
         if port is None:
-            return probes
+            return [*probes]
         from prometheus_client import make_asgi_app
 
         from specdec.inference.gateway.door.middleware import HttpGate, RequestId
@@ -150,13 +150,18 @@ class Ports:
         return [SidePort("metrics", Probes(RequestId(scrape), is_healthy), port, self.server, self._tls), *probes]
 
     def probe_fronts(self, is_healthy: Callable[[], Awaitable[bool]]) -> list[Front]:
-        """Return the port for probes if it is configured, always the same one; `is_healthy` as in `fronts`."""
+        """Return a list with the port for probes if the configuration asks for it; `is_healthy` as in `fronts`.
+
+        Each call returns the same port, since it may be open already when the others are made.
+        """
         if self._probes is None:
             self._probes = []
             if self.server.probe_port is not None:
-                from specdec.inference.gateway.door.port import Probes, SidePort, nothing
+                from starlette.responses import Response
 
-                probes = Probes(nothing, is_healthy)
+                from specdec.inference.gateway.door.port import Probes, SidePort
+
+                probes = Probes(Response(status_code=404), is_healthy)
                 self._probes.append(SidePort("probes", probes, self.server.probe_port, self.server, None))
         return self._probes
 
@@ -165,12 +170,12 @@ class Ports:
         return card.named(None if self._http is None else self._http.served_model_name).name
 
     def show(self, card: ModelCard) -> None:
-        """Present another model, by its card, over HTTP from now on."""
+        """Let the HTTP port, if there is one, present the model of `card` from now on."""
         if self._web is not None:
             self._web.show(card)
 
     def report_upstream(self, serves: bool) -> None:
-        """Report over gRPC, from now on, whether the servers that this one needs are serving."""
+        """Let gRPC health checks report from now on whether the servers that this one needs are serving."""
         if self._grpc is not None:
             self._grpc.report_upstream(serves)
 
@@ -198,7 +203,7 @@ def _keys_of(server: ServerConfig) -> tuple[ServerTls | None, Access]:
 
 
 def check_ports(server: ServerConfig, observe: ObserveConfig, http: HttpConfig | None = None) -> None:
-    """Refuse ports that cannot be listened on, and traces that cannot be made, at once, not after minutes of loading.
+    """Check that the configured ports are free, and that traces of HTTP requests can be made if they are asked for.
 
     Raises:
         ConfigError: a port cannot be listened on, and the message names its address and the reason; or FastAPI is too

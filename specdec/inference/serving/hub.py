@@ -1,7 +1,7 @@
-"""Model ids of the Hugging Face hub, wherever a command takes a model directory.
+"""Models of the Hugging Face hub, whose ids every command takes in place of model directories.
 
-Decides which names are ids, which files of a repository are needed, and how failures are explained. Cache, tokens,
-offline mode and progress bars are huggingface_hub's own, with HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT.
+This module decides which names are ids, which files of a model are needed, and how failures are explained. Cache,
+tokens, offline mode and progress bars are huggingface_hub's, with HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ _ID = re.compile(r"[\w.-]+/[\w.-]+")
 OF_TOKENIZERS = ["*.json", "*.jinja", "*.model", "*.txt"]
 WANTED = [*OF_TOKENIZERS, "*.safetensors"]
 ELSEWHERE = ["*/*"]
-"""Patterns that are not downloaded: subfolders hold the same weights in other formats."""
+"""Patterns of files that are not downloaded: subfolders have the same weights in other formats."""
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether a name has the form NAMESPACE/NAME and is no path here."""
+    """Return whether a name is a hub's id: it has the form NAMESPACE/NAME, and there is no such path here."""
     return _ID.fullmatch(name) is not None and not Path(name).exists() and name.split("/")[0] not in (".", "..")
 
 
 def model_directory(model_id: str, revision: str | None = None, wanted: Sequence[str] = WANTED) -> Path:
-    """Download the wanted files of a model, unless they are cached; return the directory in the hub's cache.
+    """Return the directory of a model in the hub's cache, after a download of what it lacks.
+
+    Args:
+        model_id: NAMESPACE/NAME.
+        revision: branch, tag or commit; None: the default branch.
+        wanted: patterns of the files that are needed.
 
     Raises:
-        ConfigError: the model cannot be had; the message names the reason.
+        ConfigError: the model cannot be downloaded; the message names the reason.
     """
     from huggingface_hub import constants, errors, snapshot_download
 

@@ -1,4 +1,4 @@
-"""Settings of the models that a role loads, and the configurations of backends that they result in."""
+"""Settings of the models that a role loads, and the model configurations that are made of them."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 SettingsT = TypeVar("SettingsT", bound=Any)
 NGRAM = "ngram"
-"""Name of a draft "model" that looks drafts up in the sequence itself."""
+"""Name that users give in place of a draft model, to look draft tokens up in the sequence itself (prompt lookup)."""
 VLLM = "vllm"
 NO_DRAFT = "none"
-"""Name with which users ask for a target without a draft."""
+"""Name that users give in place of a draft model, for a target without a draft."""
 DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
 
 PAIR = {"target": "revision", "draft": "draft_revision"}
-"""Models of a pair, and the fields of their revisions."""
+"""`Models.REVISIONS` for a target and its draft."""
 
 
 @cache
 def _warn_unsharded(tp_degree: int, backend: str) -> None:
-    """Warn that models are not sharded; only once, although each model of a pair has options of its own."""
+    """Log a warning that `--tp_degree` has no effect; only once, although each model of a pair has its own options."""
     logger.warning("tp_degree %d has no effect: backend %s does not shard a model", tp_degree, backend)
 
 
@@ -71,13 +71,24 @@ class LoadingSettings(Loading):
     speculation_method: str | None = setting(None, "--speculation_method", choices=SPECULATION_METHODS, section=NEURON)
 
     def target(self, path: Path, *, num_threads: int, neuron: NeuronOptions) -> ModelConfig:
-        """Return the configuration of a model; `num_threads` applies unless the settings have a number."""
+        """Return the configuration of a target in the directory `path`.
+
+        Args:
+            num_threads: threads of a pass, unless the settings have a number.
+            neuron: options for Neuron devices.
+        """
         values = {each.name: getattr(self, each.name) for each in fields(Loading)}
         values |= {"num_threads": self.num_threads or num_threads, "neuron": neuron}
         return ModelConfig(path, pass_time=self.emulation.target, **values)
 
     def proposer(self, draft: str, *, tokenizer: Path, num_threads: int, neuron: NeuronOptions) -> ProposerConfig:
-        """Return the configuration of a draft, a model or ngram, that drafts in the tokens of a tokenizer."""
+        """Return the configuration of a draft.
+
+        Args:
+            draft: directory of the draft model, or "ngram" for prompt lookup.
+            tokenizer: directory of the tokenizer in whose tokens it drafts.
+            num_threads, neuron: as for `target`.
+        """
         if draft == NGRAM:
             return ProposerConfig(tokenizer, None, self.num_slots)
         model = self.target(Path(draft), num_threads=num_threads, neuron=neuron)
@@ -110,28 +121,31 @@ class LoadingSettings(Loading):
             raise ConfigError(f"backend {self.backend} takes neither {neither}")
 
     def method_of_pair(self, *, has_draft: bool) -> str | None:
-        """Return the speculation method of a target: that of the flag, else, with a draft on neuron, fused."""
+        """Return the speculation method of a target: that of the flag, else "fused" on neuron if it has a draft.
+
+        None stands for the default, vanilla.
+        """
         if self.speculation_method is None and self.backend == "neuron" and has_draft:
             return "fused"
         return self.speculation_method
 
     @property
     def only_compiles(self) -> bool:
-        """Return whether the role ends when its models are compiled."""
+        """Return whether the role only compiles its models, and then ends."""
         return self.compile_policy == "only"
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Models that settings name, each by its directory or by its hub id.
+    """Base class of settings that name models, each by its directory or by its hub id.
 
-    `REVISIONS` maps each field that names a model to the field that names its revision.
+    `REVISIONS` maps each field that names a model to the field with its revision, or to None.
     """
 
     REVISIONS: ClassVar[Mapping[str, str | None]] = {}
 
     def fetched(self) -> Self:
-        """Return the settings with a local directory for every hub id, downloading what the cache lacks.
+        """Return the settings with a local directory in place of each hub id, after a download of what the cache lacks.
 
         Raises:
             ConfigError: a model is gated, missing or unreachable, or a revision is given without a hub id.
@@ -151,7 +165,7 @@ class Models:
         return replace(self, **fetched)
 
     def require_readable(self) -> None:
-        """Raise ConfigError if the files of a model show that no backend here reads it; loads nothing."""
+        """Raise ConfigError if a model's files show that no backend can read it; nothing is loaded."""
         loading: LoadingSettings | None = getattr(self, "loading", None)
         if loading is None or "neuron" in loading.backend:  # which has formats of its own
             return
@@ -179,7 +193,7 @@ class OneModel(Models):
     loading: LoadingSettings = group(LoadingSettings)
 
     def config(self, *, num_threads: int, gamma: int = 0) -> ModelConfig:
-        """Return the model's configuration; `gamma` is the number of draft tokens that a compiled pass has room for."""
+        """Return the model's configuration; `gamma` is how many draft tokens a compiled pass has room for."""
         return self.loading.target(self.path, num_threads=num_threads, neuron=self.loading.neuron_options(gamma=gamma))
 
 
@@ -195,7 +209,7 @@ THEIRS = {
     "compile_policy": "--enforce-eager, or none",
     "emulation": "none",
 }
-"""Settings for loading that our own engine has, each with vLLM's flag for the same."""
+"""Settings for loading that only our own engine takes, each with what to tell vLLM in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +231,7 @@ class TargetModel(OneModel):
     draft: str | None = setting(None, "--draft_model DIR")
 
     def require_readable(self) -> None:
-        """Raise ConfigError if the model's files show that its engine does not read it; loads nothing."""
+        """Raise ConfigError if the model's files show that the chosen engine cannot read it; nothing is loaded."""
         if self.engine != VLLM:
             OneModel.require_readable(self)
             return
@@ -228,12 +242,12 @@ class TargetModel(OneModel):
 
     @property
     def own_method(self) -> str | None:
-        """Return the method of vLLM's own speculator; None if draft workers propose."""
+        """Return the method of vLLM's own speculator, to use in place of draft workers; None if there is none."""
         asked = self.loading.speculation_method
         return "draft_model" if self.draft and asked in (None, "fused") else asked
 
     def check_engine(self) -> None:
-        """Raise ConfigError for settings that belong to the other engine."""
+        """Raise ConfigError if a setting is given that the chosen engine does not have."""
         if self.engine != VLLM and self.engine_flags:
             raise ConfigError(f"{self.engine_flags[0]} after --: --engine {VLLM} takes flags of vLLM there")
         if self.engine != VLLM and self.noise == Noise.VLLM:
@@ -257,7 +271,7 @@ class TargetModel(OneModel):
 
 @dataclass(frozen=True, slots=True)
 class DraftModel(Models):
-    """Settings of a draft worker's model, or of prompt lookup instead of one.
+    """Settings of a draft worker's model, or of prompt lookup in place of a model.
 
     Attributes:
         tokenizer: model directory with the target's tokenizer, where the draft has another (default: the draft's).
@@ -275,7 +289,7 @@ class DraftModel(Models):
     loading: LoadingSettings = group(LoadingSettings)
 
     def config(self) -> ProposerConfig:
-        """Return the draft's configuration, with one thread, since a target on this machine takes the other cores."""
+        """Return the draft's configuration; by default one thread, since a target on this machine takes other cores."""
         neuron = self.loading.neuron_options()
         tokenizer = self.tokenizer or Path(BUNDLED_DRAFT if self.path == NGRAM else self.path)
         config = self.loading.proposer(self.path, tokenizer=tokenizer, num_threads=1, neuron=neuron)
@@ -283,14 +297,15 @@ class DraftModel(Models):
 
 
 def draft_beside(target: Path, draft: str | None, *, flag: str = "--draft_model", alone: str = "role target") -> str:
-    """Return the draft that settings name; for the bundled target, by default the bundled draft.
+    """Return the draft for a target: the one that is named, or the bundled one beside the bundled target.
 
     Args:
-        flag: flag that names a draft.
-        alone: setting with which the target needs none.
+        target: directory of the target.
+        draft: draft that the settings name; None if they name none.
+        flag, alone: for the error: the flag that names a draft, and the setting that needs none.
 
     Raises:
-        ConfigError: another target has no draft named, or `draft` is "none".
+        ConfigError: no draft is named and the target is not the bundled one, or `draft` is "none".
     """
     if draft is None and target.resolve() == BUNDLED_TARGET.resolve():
         return str(BUNDLED_DRAFT)
@@ -330,7 +345,7 @@ class ModelPair(Models):
         self.proposer()
 
     def proposer(self) -> str:
-        """Return the draft model's directory, or "ngram"; for Medusa the target's, which contains the draft heads."""
+        """Return the draft's directory, or "ngram"; for method medusa the target's, which has the draft heads."""
         is_medusa = self.loading.speculation_method == "medusa"
         return str(self.target) if is_medusa else draft_beside(self.target, self.draft)
 
@@ -371,7 +386,7 @@ class DefaultSettings:
     given: RequestDefaults = group(RequestDefaults)
 
     def of(self, model: Path) -> RequestDefaults:
-        """Return the defaults of the flags, completed from the checkpoint's generation_config.json.
+        """Return the defaults for the model in a directory: the flags', else those of its generation_config.json.
 
         Raises:
             ConfigError: a value of the file is outside its range.
@@ -399,7 +414,10 @@ class PairSettings:
 
 
 def fused_config(settings: PairSettings) -> FusedConfig:
-    """Return the configuration of both models. Each may use all cores, since only one of them runs at a time."""
+    """Return the configuration of target and draft in one process.
+
+    Each of them may use all cores, since only one runs at a time.
+    """
     models, loading, gamma = settings.models, settings.models.loading, settings.gamma
     method = loading.method_of_pair(has_draft=models.draft != NGRAM)
     if gamma is None:
@@ -417,7 +435,7 @@ def fused_config(settings: PairSettings) -> FusedConfig:
 
 
 def fetched(settings: SettingsT) -> SettingsT:
-    """Return settings with the directories of all models that they name by a hub id, after a look at their files.
+    """Return a role's settings with local directories in place of hub ids; see `Models.fetched`.
 
     Raises:
         ConfigError: a model cannot be fetched, or its files cannot be read here.

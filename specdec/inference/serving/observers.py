@@ -1,4 +1,4 @@
-"""Observers of the requests of a process, each if it is configured: metrics, profile, spans, time-line."""
+"""What a process records about its requests, as far as the configuration asks for it: profile, traces, time-line."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Profile and spans of one process; each is None unless it is configured."""
+    """Profile of one process, and its source of trace spans; each is None unless the configuration asks for it."""
 
     config: ObserveConfig
     profile: Profile | None
     spans: Spans | None
 
     def around(self, completer: Completer, metrics: Metrics, *, model: str) -> SupervisedCompleter:
-        """Wrap this process's completer, so that spans, metrics, limits and deadline surround each request."""
+        """Return `completer` inside a `SupervisedCompleter`, which adds spans, metrics, limits and deadlines."""
         return SupervisedCompleter(completer, Observer(metrics, self.profile), self.spans, model=model)
 
     def open_span(
         self, name: str, headers: Mapping[str, str], attributes: dict[str, str]
     ) -> AbstractContextManager[object]:
-        """Open the span of an incoming call, if spans are configured; see `OpenSpan`."""
+        """Return the trace span around an incoming gRPC call, or a context manager that does nothing without traces."""
         return nullcontext() if self.spans is None else self.spans.server_span(name, headers, attributes)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that make the receiver of a call continue the current span, if there is one."""
+        """Return headers for a call, by which its receiver continues the current trace; none without traces."""
         return {} if self.spans is None else self.spans.headers()
 
 
 class Timed(Protocol):
-    """Engine that records its steps.
+    """Interface of an engine that can record its steps.
 
     Attributes:
-        timeline: recorder of the steps; None records nothing.
+        timeline: recorder of the steps; None: nothing is recorded.
     """
 
     timeline: Timeline | None
@@ -64,7 +64,7 @@ class Timed(Protocol):
 
 @contextmanager
 def timeline(config: ObserveConfig, engine: Timed) -> Generator[None, None, None]:
-    """Record the engine's steps while the block runs, and write them, if the configuration names a file for them."""
+    """If the configuration names a file for a time-line, record the engine's steps during the block, and write it."""
     if config.timeline is None:
         yield
         return
@@ -78,14 +78,14 @@ def timeline(config: ObserveConfig, engine: Timed) -> Generator[None, None, None
 
 @contextmanager
 def observed(config: ObserveConfig) -> Generator[Observers, None, None]:
-    """Set up the observers that the configuration asks for; files are written and spans sent when the block ends."""
+    """Yield the observers that the configuration asks for; at the end of the block write files, and send spans."""
     with _profiled(config) as profile, _exported(config) as spans:
         yield Observers(config, profile, spans)
 
 
 @contextmanager
 def _profiled(config: ObserveConfig) -> Generator[Profile | None, None, None]:
-    """Yield a profile if asked for, else None; write it when the block ends or fails."""
+    """Yield a profile if the configuration asks for one, else None; write it when the block ends, even by an error."""
     if not config.profile:
         yield None
         return
@@ -103,7 +103,7 @@ def report_profile(profile: Profile) -> None:
 
 @contextmanager
 def _exported(config: ObserveConfig) -> Generator[Spans | None, None, None]:
-    """Export trace spans while the block runs; yield None, and import nothing, unless a collector is named."""
+    """Yield a source of trace spans, which are sent to a collector during the block; None if no collector is named."""
     endpoint = config.otlp_endpoint
     if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINTS):
         yield None

@@ -1,4 +1,4 @@
-"""Life cycle of a pool of draft workers beside `vllm serve`, whose engine cores find it by the mailbox."""
+"""Life cycle of a pool of draft workers beside `vllm serve`, whose engine cores dial the pool's mailbox."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_pool(folder: Path, server: ServerConfig, observe: ObserveConfig) -> None:
-    """Let vLLM's engine cores, which dial the mailbox in `folder`, use draft workers until a signal.
+    """Let vLLM's engine cores, which dial the mailbox in `folder`, use draft workers, until a signal.
 
-    The server's ports open when the first core has dialled.
+    The ports for draft workers open when the first core has dialled.
 
     Raises:
         ConfigError: a port is taken, or the folder cannot be used.

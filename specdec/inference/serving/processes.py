@@ -1,6 +1,6 @@
-"""Server processes of this project, for the demo, the comparison and the tests.
+"""Servers of this project started in processes of their own, for the demo, the comparison and the tests.
 
-Each ends with its context manager, even after an exception. Needs no torch.
+Each ends with the block of its context manager, even after an exception. Needs no torch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from specdec.inference.errors import UnavailableError
 
 STOP_TIMEOUT_S = 15.0
 STILL_S = 120.0
-"""Limit in seconds of a start that does not get on: neither log nor CPU time moves."""
+"""Seconds without progress, in log or CPU time, after which the start of a server has failed."""
 LOOK_S = 1.0
 """Seconds between two looks at a server that starts."""
 MOVED_CPU_S = 0.5
-"""CPU time, in seconds, that a start needs at least in `STILL_S`; a server that only waits for another takes less."""
+"""CPU seconds that count as progress of a start; a server that only waits for another takes less in `STILL_S`."""
 _PORTS = range(15_000, 30_000)
 _start = secrets.randbelow(len(_PORTS))  # not where another process begins
 _untried_ports = itertools.chain(_PORTS[_start:], _PORTS[:_start])
@@ -37,11 +37,12 @@ _untried_ports = itertools.chain(_PORTS[_start:], _PORTS[:_start])
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A running server.
+    """Server in a process of its own.
 
     Attributes:
         name: name in messages.
-        address: HOST:PORT it listens on.
+        address: HOST:PORT on which it listens.
+        process: its process.
         log: file with its stdout and stderr.
     """
 
@@ -61,17 +62,17 @@ class ServerProcess:
 
     @property
     def last_words(self) -> str:
-        """Return the end of the server's log as the end of an error's sentence."""
+        """Return words about the end of the server's log, with which an error's message can end."""
         return f"its log ends with:\n{tail}" if (tail := self.log_tail().strip()) else "its log is empty"
 
 
 @dataclass(slots=True)
 class Start:
-    """Start of servers that may wait for each other: none has stalled as long as one of them gets on.
+    """Start of one or several servers, which may wait for each other: it fails only if none of them makes progress.
 
     Attributes:
-        timeout_s: limit of the whole start, in seconds.
-        note: function that gets a line about each server that is ready.
+        timeout_s: most seconds from the beginning until all are ready.
+        note: function that gets a line of text about each server that becomes ready.
     """
 
     timeout_s: float = DEFAULT_START_TIMEOUT_S
@@ -83,11 +84,11 @@ class Start:
 
     @property
     def seconds(self) -> float:
-        """Return the time since the start began."""
+        """Return the seconds since the start began."""
         return time.monotonic() - self._began
 
     def fault(self, server: ServerProcess) -> str:
-        """Return why the server's start has failed; empty while it goes on."""
+        """Return why a server's start has failed, as the end of a sentence; empty while it has not."""
         if (code := server.process.returncode) is not None:
             return f"ended at start with code {code}"
         if self.seconds > self.timeout_s:
@@ -97,7 +98,7 @@ class Start:
         return f"has not started: neither its log nor its CPU time moved for {STILL_S:g} s" if still_s > STILL_S else ""
 
     def _look(self, server: ServerProcess) -> None:
-        """Note the time if the server's log has changed, or its CPU time by `MOVED_CPU_S`."""
+        """Record progress if the server's log has changed since the last look, or its CPU time by `MOVED_CPU_S`."""
         now, process = time.monotonic(), server.process.pid
         if now < self._next.get(process, 0.0):
             return
@@ -109,14 +110,12 @@ class Start:
 
 
 def cpu_time_s(process: int) -> float:
-    """Return the CPU seconds of a process and all below it; without /proc, a clock's time, which always moves."""
+    """Return the CPU seconds of a process and its descendants."""
     rows = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             _, parent, *fields = file.read_text().rpartition(")")[2].split()
             rows[int(file.parent.name)] = int(parent), sum(map(int, fields[9:13]))  # own, and of children that ended
-    if not rows:
-        return time.monotonic()
     family, size = {process}, 0
     while len(family) > size:
         size = len(family)
@@ -167,11 +166,12 @@ async def server_process(
     ready_line: str | None = None,
     log_file: Path | None = None,
 ) -> AsyncGenerator[ServerProcess, None]:
-    """Run `main.py --role ROLE FLAGS` until the block is left.
+    """Run `main.py --role ROLE FLAGS` during the block, which begins when the server is ready.
 
     Args:
-        port: port that the flags make it listen on.
-        cores: CPU cores to pin it to; empty means all.
+        name: name of the server in messages.
+        port: port on which the flags let it listen.
+        cores: numbers of the CPU cores that it may use; empty: all.
         start: start of this server and of others that begin at the same time; None: of this one alone.
         ready_line: line that a process without a port logs when it is ready; `port` then has no meaning.
         log_file: file that keeps its log; None uses a temporary one.
@@ -207,13 +207,17 @@ async def _started(role: str, *flags: str, log: int) -> asyncio.subprocess.Proce
 
 
 def _program() -> tuple[str, ...]:
-    """Return how Python runs a role: the repository's script, or the installed package."""
+    """Return Python's arguments to run a role: the repository's script if it is there, else the installed package."""
     script = ROOT / "main.py"
     return (str(script), "--role") if script.is_file() else ("-m", "specdec")
 
 
 async def _until_ready(server: ServerProcess, start: Start, ready_line: str | None) -> None:
-    """Wait until the server is SERVING, or its log has the line."""
+    """Wait until the server reports SERVING to health checks, or until its log has `ready_line` if that is given.
+
+    Raises:
+        UnavailableError: its start has failed.
+    """
     async with open_channel(server.address) as channel:
         while not (await is_serving(channel) if ready_line is None else ready_line in server.log_tail(None)):
             if fault := start.fault(server):

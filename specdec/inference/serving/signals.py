@@ -1,19 +1,42 @@
-"""Ends of a process: signals, and the end of stdin."""
+"""What makes a process end: signals, the end of stdin, and a time-out at which it ends although threads still work."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
+def end_after(seconds: float, code: int, report: Callable[[], None]) -> threading.Timer:
+    """Start a timer that ends the process without waiting for its threads; return the timer.
+
+    Args:
+        code: exit code.
+        report: function to call before the end, such as one that writes a line of the log.
+    """
+    timer = threading.Timer(seconds, _end, (code, report))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _end(code: int, report: Callable[[], None]) -> None:
+    report()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    logging.shutdown()
+    os._exit(code)
+
+
 async def stop_signal() -> signal.Signals:
-    """Wait for SIGTERM or SIGINT."""
+    """Wait for SIGTERM or SIGINT; return which one came."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
@@ -22,7 +45,7 @@ async def stop_signal() -> signal.Signals:
 
 
 async def stdin_ended() -> None:
-    """Wait for the end of stdin, in a daemon thread, which does not keep the process alive."""
+    """Wait for the end of stdin. A daemon thread reads it, which does not keep the process alive."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def read() -> None:
@@ -37,7 +60,7 @@ async def stdin_ended() -> None:
 
 
 def end_at_once_on_signal() -> None:
-    """Make SIGTERM and SIGINT end the process at once, with one line in the log."""
+    """Let SIGTERM and SIGINT from now on end the process at once, with one line on stderr."""
 
     def end(number: signal.Signals) -> None:
         print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)

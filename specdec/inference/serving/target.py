@@ -1,4 +1,4 @@
-"""Life cycle of a server that holds a target: alone, to verify for draft workers, or fused with its draft."""
+"""Life cycle of a server with a target: alone, to verify for draft workers, or with its draft in one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specdec.inference.workers.drafting.service import VerificationServicer
 async def serve_target(
     config: ModelConfig | FusedConfig, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig
 ) -> None:
-    """Serve one model to draft workers and clients, or a pair of models to thin clients, until a signal.
+    """Serve a target to draft workers and clients, or a target with its draft to clients, until a signal.
 
     Raises:
         ConfigError: a model cannot be loaded, or a port is taken.
@@ -53,7 +53,15 @@ def _limits_of(server: ServerConfig) -> EngineLimits:
 async def serve(
     running: RunningTarget, name: str, model_id: str, topology: str, ports: Ports, observers: Observers
 ) -> None:
-    """Serve a running target, with any engine, under the model's name and id, until a signal."""
+    """Serve a running target, whatever its engine, until a signal.
+
+    Args:
+        running: engine and tokenizer of the target.
+        name, model_id: name and id of the model, for clients.
+        topology: kind of the server; only one of kind TARGET has a pool of draft workers.
+        ports: ports to open.
+        observers: what to record about requests.
+    """
     engine, server = running.engine, ports.server
     metrics = Metrics(name, role=observers.config.role)
     metrics.watch(engine)

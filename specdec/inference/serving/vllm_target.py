@@ -1,7 +1,6 @@
-"""Life cycle of a target with vLLM as its engine: start, a warm-up before it serves, and the end of all processes.
+"""Life cycle of a target with vLLM as its engine: it starts vLLM, warms it up, serves, and ends all processes.
 
-vLLM runs in processes of its own. They and this process have a process group of their own, so that all can be ended
-together.
+vLLM runs in processes of its own. They and this process are in one process group, so that all can be ended together.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
 WAIT_S = 1.0
-"""Seconds that processes of vLLM get to end, if vLLM's own shutdown has left some or its core is lost."""
+"""Seconds that those of vLLM's processes get to end that vLLM's own shutdown has left running."""
 
 
 async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig) -> None:
-    """Serve one model on vLLM to draft workers and clients, until a signal or the end of an engine core.
+    """Serve a model with vLLM to draft workers and clients, until a signal or until an engine core of vLLM ends.
 
     Raises:
         ConfigError: vLLM refuses the model or a flag, or a port is taken.
@@ -68,7 +67,7 @@ async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | 
 
 @asynccontextmanager
 async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[tuple[RunningTarget, str], None]:
-    """Start vLLM, and an engine of this project in front of it; yield that engine, warmed up, and the model's id."""
+    """Start vLLM, and this project's engine in front of it; yield that engine, warmed up, and the model's id."""
     tokenizer = Tokenizer.load(model.path)
     config = await asyncio.to_thread(engine_config, model)
     eos, words, noise = tokenizer.eos_token_ids, config.model_config, noise_of(config, model.noise)
@@ -101,9 +100,9 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
 
 
 def laws(config: Any, eos: frozenset[int], noise: Noise) -> tuple[str, str]:
-    """Return arithmetic and ends of a model on vLLM: all, beside its files, that a text follows from.
+    """Return two texts that name all that a model's text depends on beside its files: arithmetic, and ends of outputs.
 
-    They are part of its id, by which a stream never goes on at a server with another choice of tokens.
+    They are a part of the model's id. So no answer is continued by a server that would choose other tokens.
     """
     words = config.model_config
     arithmetic = f"vllm {installed()} {words.dtype} {words.quantization}" + " invariant" * is_invariant()
@@ -113,14 +112,14 @@ def laws(config: Any, eos: frozenset[int], noise: Noise) -> tuple[str, str]:
 
 
 def _part(mailbox: Mailbox) -> None:
-    """Drop, in a forked process of vLLM, what is its parent's alone: the event loop's signals, and the mailbox."""
+    """Give up, in a process that vLLM has forked, what belongs to its parent: the event loop's signals, the mailbox."""
     signal.set_wakeup_fd(-1)
     mailbox.forget()
 
 
 @asynccontextmanager
 async def _llm(config: Any, flags: Sequence[str]) -> AsyncGenerator[Any, None]:
-    """Run vLLM's `AsyncLLM`; its worker processes choose tokens by this project's rule."""
+    """Yield vLLM's `AsyncLLM`, whose worker processes choose tokens by this project's rule; shut it down at the end."""
     started = time.monotonic()
     with refusals(flags):  # a thread, so that signals count during the minute that it takes
         llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config)
@@ -148,7 +147,7 @@ async def _adapters(llm: Any, model: VllmModel) -> tuple[dict[str, LoRARequest],
 
 
 async def _warm_up(engine: VllmEngine, num_ranks: int) -> None:
-    """Run a prompt, draft tokens, noise and log-probabilities on each rank: an unrunnable model must not be ready.
+    """Answer requests with draft tokens, noise and log-probabilities on each rank, to see that vLLM can run the model.
 
     Raises:
         ConfigError: a pass failed.
@@ -163,7 +162,7 @@ async def _warm_up(engine: VllmEngine, num_ranks: int) -> None:
 
 
 async def _answer(engine: VllmEngine, proposal: Sequence[int]) -> list[int]:
-    """Return the tokens of a short request, with `proposal` in the place of a draft worker's tokens."""
+    """Return the output of a short request, for which `proposal` is verified as a draft worker's tokens would be."""
     prompt = tuple(range(min(4, engine.vocab_size)))
     sampling, length = SamplingParams(temperature=1.0), min(WARM_UP_TOKENS, engine.max_length - len(prompt))
     session = engine.open(GenerationRequest(prompt, sampling, length, logprobs=1, prompt_logprobs=1))
@@ -176,7 +175,7 @@ async def _answer(engine: VllmEngine, proposal: Sequence[int]) -> list[int]:
 
 
 def _keep_stdout() -> None:
-    """Send to stderr what this and all child processes print, except through this process's `sys.stdout`."""
+    """Let all that this process and its children print go to stderr, except what is written to `sys.stdout` here."""
     ours = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = os.fdopen(ours, "w", buffering=1)

@@ -1,4 +1,4 @@
-"""Life cycle of a draft worker of the pool, which drafts for the sessions that targets lend it."""
+"""Life cycle of a draft worker in the pool of targets, which drafts for the sessions that they lend it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def serve_worker(
     gamma: int,
     security: DialSecurity,
 ) -> None:
-    """Draft for the sessions of targets until a signal; the gRPC port, if there is one, reports the worker's health.
+    """Draft for the sessions of targets until a signal. The gRPC port, if there is one, only reports health.
 
     Raises:
         ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.

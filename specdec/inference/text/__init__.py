@@ -1,4 +1,4 @@
-"""Text and conversations as token ids and back; grammars, calls, reasoning, stop strings, maps between vocabularies.
+"""Text: token ids of texts and conversations, and back; grammars, tool calls, reasoning, stop strings, vocabularies.
 
 Does not know: any model.
 Start reading: `tokenizer.py`.

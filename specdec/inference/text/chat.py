@@ -1,6 +1,6 @@
-"""Conversation with its tools, as a chat template reads them. Knows no tokens.
+"""Conversation with its tools, as a chat template reads it. Knows no tokens.
 
-Tools and calls travel as JSON; only the process that owns the template parses them, with this module.
+Between processes, tools and calls stay texts of JSON; only the process that has the chat template parses them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,29 @@ MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 128 * 1024
 MAX_TEMPLATE_KWARGS_CHARACTERS = 4096
 MAX_NOTED = 256
-"""Limit of misspelled fields that one process names in its log, each once: clients repeat theirs in every message."""
+"""Most misspelled fields that one process names in its log, each once, since clients repeat them in every message."""
 MAX_NOTED_CHARACTERS = 64
 _MIN_LIKENESS = 0.8
-"""Least likeness, by difflib, of a misspelled name to the right one; reasoning_details is not reasoning_content."""
+"""Least similarity, by difflib, of a misspelled name and the right one: less than that of reasoning_details and
+reasoning_content, which are two fields."""
 _NOTED: set[tuple[str, str]] = set()
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _TEXTS = {**{name: name for name in ("role", "content", "name", "tool_call_id")}, "reasoning_content": "reasoning"}
-"""Text fields of a message in OpenAI's API, each with its name here; `name` is used only in a tool's answer."""
+"""Name of a `ChatMessage`'s field for each field of a message in OpenAI's API that is a text.
+
+`name` is used only in messages of the role "tool".
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """Message of a conversation.
+    """Message of a conversation; fields that do not apply are empty.
 
     Attributes:
-        tool_calls_json: calls that the assistant made, a JSON array as OpenAI has it; empty: none.
-        tool_call_id, name: in a tool's answer, the call that it answers and the function's name.
-        reasoning: what the assistant thought before its content.
+        role: role of the message's author, such as user.
+        tool_calls_json: calls of tools that the assistant made: a JSON array in the form of OpenAI's API.
+        tool_call_id, name: in a tool's answer, the id of the call that it answers, and the function's name.
+        reasoning: what the assistant thought before it wrote its content.
     """
 
     role: str
@@ -54,12 +59,15 @@ class ChatMessage:
 
     @classmethod
     def read(cls, message: Mapping[str, Any], place: str) -> ChatMessage:
-        """Return a message that is written as in OpenAI's API; text parts of its content are joined by newlines.
+        """Return a message that is given as in OpenAI's API; the texts in its content are joined by newlines.
 
-        An assistant's refusal is its text if it has no other. Fields with other names change nothing.
+        An assistant's refusal becomes its content if it has no other. Fields with other names are ignored.
+
+        Args:
+            place: path of the message in the request, for errors.
 
         Raises:
-            InvalidRequestError: it is malformed; the error names the `place`.
+            InvalidRequestError: the message is malformed.
         """
         given = {name: value for name, value in message.items() if value is not None}
         note_ignored("message", given, (*_TEXTS, "tool_calls"))
@@ -81,10 +89,13 @@ class ChatMessage:
         return cls(**kept, tool_calls_json=json.dumps(calls) if calls else "")
 
     def for_template(self, place: str) -> dict[str, Any]:
-        """Return the message as templates read it; empty fields are left out, since templates test for them.
+        """Return the message as chat templates read it, without empty fields, since templates test for them.
+
+        Args:
+            place: path of the message in the request, for errors.
 
         Raises:
-            InvalidRequestError: the calls are malformed; the message names the `place`.
+            InvalidRequestError: the calls are malformed.
         """
         others = {"tool_call_id": self.tool_call_id, "name": self.name, "reasoning_content": self.reasoning}
         calls = {"tool_calls": _calls(self.tool_calls_json, place)} if self.tool_calls_json else {}
@@ -98,11 +109,11 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Conversation to answer.
+    """Conversation that a model is to answer.
 
     Attributes:
-        tools_json: the functions that may be called, a JSON array as OpenAI has it; empty: none.
-        template_kwargs_json: further variables of the template, a JSON object; empty: none.
+        tools_json: tools that the model may call: a JSON array in the form of OpenAI's API; empty if there are none.
+        template_kwargs_json: further variables of the chat template: a JSON object; empty if there are none.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -111,7 +122,7 @@ class Chat:
 
     @classmethod
     def read(cls, messages: Sequence[Mapping[str, Any]]) -> Chat:
-        """Return a conversation that is written as in OpenAI's API.
+        """Return a conversation whose messages are given as in OpenAI's API.
 
         Raises:
             InvalidRequestError: a message is malformed, or a limit is exceeded.
@@ -126,14 +137,14 @@ class Chat:
         return cls(tuple(ChatMessage(role, content) for role, content in messages))
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages in the form in which chat templates take them."""
+        """Return the messages as chat templates read them."""
         return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def tools(self) -> list[Any] | None:
-        """Return the tools in the form in which chat templates take them; None if there are none.
+        """Return the tools as chat templates read them; None if there are none.
 
-        A function without a description has an empty one, and one without parameters has an empty object of them,
-        since many templates print both without a check.
+        A missing description becomes an empty text, and missing parameters an empty object, since many templates print
+        both without a check.
         """
         return [_spoken(tool) for tool in _read(self.tools_json, list, "tools")] if self.tools_json else None
 
@@ -142,7 +153,7 @@ class Chat:
         return _read(self.template_kwargs_json, dict, "chat_template_kwargs") if self.template_kwargs_json else {}
 
     def check(self) -> int:
-        """Return the number of characters, if no limit is exceeded; nothing is parsed yet.
+        """Return the number of characters of messages and tools, after a check of limits that parses nothing.
 
         Raises:
             InvalidRequestError: a limit is exceeded; the message names value and limit.
@@ -156,7 +167,11 @@ class Chat:
 
 
 def note_ignored(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Write a line to the log, once per name, for each ignored field that has nearly the name of a known one."""
+    """Log a warning for each field in `given` that is not `known` and nearly has the name of one that is; once each.
+
+    Args:
+        what: name of the object that has the fields.
+    """
     for name in {*given} - {*known}:
         if len(_NOTED) < MAX_NOTED and len(name) <= MAX_NOTED_CHARACTERS and (what, name) not in _NOTED:
             _NOTED.add((what, name))
@@ -175,7 +190,7 @@ def _spoken(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_template(named: Mapping[str, str]) -> str | None:
-    """Return one chat template that does what several, by their names, do together; None if none of them is used.
+    """Return one chat template in place of a model's several, which are given by name; None if none of them is used.
 
     As in Transformers, a conversation with tools gets "tool_use" if the model has it, and any other gets "default".
     """
@@ -200,9 +215,9 @@ def _check(what: str, unit: str, count: int, limit: int) -> None:
 
 
 def _calls(text: str, place: str) -> list[Any]:
-    """Return the calls with their arguments as objects, which templates print.
+    """Return the calls in a JSON text, with their arguments as objects, which templates print.
 
-    Arguments that are no object stay text: the model's output may have been cut, and a tool's answer may report that.
+    Arguments that are not a JSON object stay text: the model's output may have been cut within them.
     """
     calls: list[Any] = _read(text, list, f"{place}.tool_calls")
     for i, call in enumerate(calls):
@@ -216,7 +231,11 @@ def _calls(text: str, place: str) -> list[Any]:
 
 
 def _read(text: str, kind: type, place: str) -> Any:
-    """Parse a JSON text with a value of type `kind`; the items of a list must be objects."""
+    """Return the value of a JSON text, which must be a `kind`, dict or list; the items of a list must be objects.
+
+    Raises:
+        InvalidRequestError: it is something else, or a list above `MAX_TOOLS`; the message names the `place`.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -230,5 +249,5 @@ def _read(text: str, kind: type, place: str) -> Any:
 
 
 def _field(place: str) -> str:
-    """Return the name of the request's field that contains `place`."""
+    """Return the name of the request's field in which `place`, a path such as messages[0].content, begins."""
     return place.partition(":")[0].partition("[")[0]

@@ -1,9 +1,8 @@
-"""Grammars over a tokenizer's tokens: compiled by llguidance, followed by a matcher. Knows no model and no noise.
+"""Grammars over the tokens of a tokenizer: llguidance compiles them, and a matcher follows each output.
 
-This module belongs to text and not to sampling: a grammar describes text, and only the tokenizer knows which tokens
-write it. Sampling sees nothing of it but a mask. One rule is added to the library's: where the grammar is complete, an
-end-of-sequence token may follow, and nothing after it. Masks change the distribution of a request's tokens, so
-`grammar_source.grammar_version` names all that they depend on beside the tokenizer.
+A grammar describes text, and only the tokenizer knows which tokens write it; sampling gets nothing but masks of tokens.
+One rule is added to the library's: where a text is complete by the grammar, an end-of-sequence token may follow, and
+nothing after it. What masks depend on beside the tokenizer is named by `grammar_source.grammar_version`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GrammarCompiler:
-    """Compiler of grammars for one model. A call may take seconds: keep it off the event loop.
+    """Compiler of grammars for the tokens of one model. A call may take seconds, so it belongs into a thread.
 
     Args:
         tokenizer: tokenizer of the model; its end-of-sequence ids end an output.
@@ -41,15 +40,15 @@ class GrammarCompiler:
         self.eos_token_ids = frozenset(each for each in tokenizer.eos_token_ids if each < vocab_size)
 
     def warm_up(self) -> None:
-        """Make the library's tokenizer ahead, which takes up to some seconds for a large vocabulary."""
+        """Make llguidance's tokenizer now, which takes up to some seconds for a large vocabulary."""
         if self.eos_token_ids:
             _ = self._words
 
     def compile(self, grammar: Grammar, is_awaited: Callable[[], bool] = lambda: False) -> GrammarMatcher:
-        """Return a matcher at the beginning of an output; its first mask, most of the work, is computed already.
+        """Return a matcher at the beginning of an output. It has computed its first mask, which is most of the work.
 
         Args:
-            is_awaited: as for `try_out`.
+            is_awaited: function that returns whether other requests wait for this call to end.
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
@@ -81,13 +80,13 @@ class GrammarCompiler:
 
     @cached_property
     def _words(self) -> LLTokenizer:
-        """The library's tokenizer, with a trie of all tokens."""
+        """Return llguidance's tokenizer, with a trie of all tokens."""
         num_ids = max(self._vocab_size, self._tokenizer.num_ids)  # of Gemma 3, small models lack the last id
         return words_of(self._tokenizer, num_ids, self.eos_token_ids)
 
 
 def _path(grammar: Grammar) -> str:
-    """Return the path to the fault in a JSON schema; empty if it is unknown."""
+    """Return the path to the fault in a grammar that is a JSON schema; empty for others, or if it is not found."""
     try:
         return fault_of_schema(json.loads(grammar.text))[0] if grammar.kind is GrammarKind.JSON_SCHEMA else ""
     except (ValueError, RecursionError):  # no JSON, or nested too deeply
@@ -95,14 +94,14 @@ def _path(grammar: Grammar) -> str:
 
 
 class GrammarMatcher:
-    """`Matcher` of one sequence (inference/model/decoder.py); each call resumes at the prefix it shares with the last.
+    """`Matcher` (inference/model/decoder.py) of one sequence. A call goes on where its tokens leave those of the last.
 
-    The library's limits count all tokens that a matcher ever saw, refused drafts included, and its errors are final. So
-    after an error a new matcher is made, which sees the sequence alone: no draft can fail a request. A copy would not
-    do: the library's copies share their states, and after an error silently refuse everything.
+    llguidance's limits count all tokens that one of its matchers ever saw, rejected drafts included, and its errors are
+    final. So after an error a new one is made, which sees only the sequence: no draft can fail a request. A copy would
+    not do: copies share their states, and after an error refuse everything without a word.
 
     Args:
-        matcher: the library's matcher, at the beginning of an output.
+        matcher: llguidance's matcher, at the beginning of an output.
         eos_token_ids: tokens that may end the output.
         remake: function that compiles the grammar again.
     """
@@ -115,7 +114,7 @@ class GrammarMatcher:
         self._fault = ""
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
-        """Return how many of the proposal's first tokens the grammar accepts."""
+        """Return how many of the proposal's first tokens the grammar accepts after the output."""
         self._reach(output)
         num_taken = self._num_taken(output, proposal)
         if num_taken == len(proposal) or not self._may_end(proposal[num_taken]):
@@ -139,7 +138,7 @@ class GrammarMatcher:
         return masks
 
     def forced(self, output: Sequence[int], limit: int) -> list[int]:
-        """Return up to `limit` tokens that must follow; empty if there is a choice, or the output is refused."""
+        """Return up to `limit` tokens without which the output cannot go on; empty if there is a choice of the next."""
         if limit <= 0 or not self.goes_on(output):
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]
@@ -148,7 +147,7 @@ class GrammarMatcher:
         return tokens
 
     def goes_on(self, output: Sequence[int]) -> bool:
-        """Return whether the grammar allows the output and lets it continue."""
+        """Return whether the grammar allows this output, and a further token after it."""
         try:
             return self._go_to(output) == len(output)
         except InvalidRequestError:
@@ -171,10 +170,10 @@ class GrammarMatcher:
         return num_taken
 
     def _go_to(self, tokens: Sequence[int]) -> int:
-        """Move to the end of the tokens that the grammar takes, before any end-of-sequence one; return their number.
+        """Move the matcher along `tokens`, up to one that the grammar refuses or that ends the output; return how many.
 
         Raises:
-            InvalidRequestError: even a new matcher exceeds the library's limits at these tokens.
+            InvalidRequestError: even a new matcher exceeds llguidance's limits at these tokens.
         """
         for _ in range(2):
             num_taken = self._advance(tokens)
@@ -199,10 +198,10 @@ class GrammarMatcher:
         return token_id in self._eos and self._matcher.is_accepting()
 
     def _mask(self, tokens: Sequence[int]) -> bytes | None:
-        """Return the mask of the tokens that may follow; None if `tokens` are refused or at an end.
+        """Return the mask of the tokens that may follow `tokens`; None if these are refused, or end the output.
 
         Raises:
-            InvalidRequestError: a new matcher, too, exceeds the library's limits.
+            InvalidRequestError: even a new matcher exceeds llguidance's limits.
         """
         for _ in range(2):
             if self._go_to(tokens) < len(tokens):
@@ -213,12 +212,12 @@ class GrammarMatcher:
         raise self._too_complex()
 
     def _has_error(self) -> bool:
-        """Return whether the library gave up; if so, a new matcher is made for the next tokens."""
+        """Return whether llguidance's matcher has failed; if so, note the error, and that a new one must be made."""
         if not self._matcher.is_error():
             return False
         self._fault, self._held = self._matcher.get_error(), None
         return True
 
     def _too_complex(self) -> InvalidRequestError:
-        """Return the error of an exceeded limit, the only fault that a compiled grammar can still have."""
+        """Return the error for an exceeded limit, the only fault that a compiled grammar can still have."""
         return InvalidRequestError(f"grammar: {brief(self._fault)}", field="grammar")

@@ -1,6 +1,6 @@
-"""Grammars in llguidance's own form, without a tokenizer: the source of each kind, and its preamble.
+"""Translation of each kind of grammar, with its preamble, into llguidance's own form. Needs no tokenizer.
 
-The whitespace of JSON and the limits are chosen here. Fuel is the library's unit of work, counted alike on every
+The whitespace of JSON and llguidance's limits are set here. Fuel is llguidance's unit of work, counted alike on every
 machine; docs/structured.md has the cost of each limit.
 """
 
@@ -30,17 +30,17 @@ LIMITS = {
     "verbose_errors": False,
 }
 COMPACT = {"whitespace_flexible": False}
-"""Option that makes outputs compact JSON, without whitespace."""
+"""Option of llguidance that allows JSON only without whitespace."""
 _SEVERAL = '{"grammars"'
 _MAX_MESSAGE = 300
 _MARKER = re.compile(r'^(specdec_marker_\w+): "(.*)"$', re.MULTILINE)
 
 
 class Markers:
-    """Writer of literals in Lark's syntax, in which the markers of a format are names of rules.
+    """Writer of literals for a Lark grammar, which has rules in place of markers such as <think>.
 
-    Only the compiler knows whether a marker is a token of the model. It finds these rules by their names; a peer that
-    does not look for them reads each as the marker's letters.
+    A marker may be a token of the model, which only the compiler knows. The compiler finds these rules by their names.
+    Another program that compiles the grammar takes each for the marker's letters.
 
     Args:
         texts: the markers, each a text within angle brackets.
@@ -51,23 +51,26 @@ class Markers:
         self._split = re.compile("|".join(map(re.escape, texts)).join("()"))
 
     def literal(self, text: str | None) -> str:
-        """Return a text as a sequence of literals and rules of markers; an empty string for None."""
+        """Return a text in Lark's syntax: literals, and the names of the rules of its markers; empty for None."""
         parts = filter(None, self._split.split(text or ""))
         return " ".join(self._names.get(part) or json.dumps(part, ensure_ascii=False) for part in parts)
 
     def anything_before(self, name: str, marker: str) -> str:
-        """Return rules, of which `name` is the main one, for any text up to and with `marker`; `complete` adds TEXT."""
+        """Return Lark rules, of which `name` is the main one, for any text that ends with `marker`.
+
+        They use TEXT, which `complete` defines.
+        """
         spelled = f"{name}_spelled[lazy]: TEXT {json.dumps(marker)}"
         return f"{name}: {name}_spelled | TEXT {self.literal(marker)}\n{spelled}\n"
 
     def complete(self, lark: str) -> str:
-        """Return a grammar with the rules of the markers that it uses, and TEXT, which is any text."""
+        """Return a Lark grammar with the rules of the markers that it uses, and of TEXT, which is any text."""
         rules = [f'{name}: "{text}"\n' for text, name in self._names.items() if name in lark]
         return "".join([lark, *rules, "TEXT: /(.|\\n)*/\n"])
 
 
 def with_tokens(source: str, token_ids: Mapping[str, int]) -> str:
-    """Return a grammar in llguidance's own form in which markers may come as tokens, too.
+    """Return a grammar in llguidance's own form, changed so that markers may come as tokens of the model too.
 
     Args:
         token_ids: id of each marker that is a token of the model.
@@ -96,16 +99,16 @@ _PREAMBLES = {
 
 @cache
 def grammar_version() -> str:
-    """Return the version of llguidance, and the rules that this project adds to it.
+    """Return the name of all that a grammar's masks depend on: the version of llguidance, and this project's own rules.
 
-    Other versions allow other tokens, so a sequence that began with one version must end with the same.
+    With another version other tokens are allowed, so an answer must be continued with the version that it began with.
     """
     return f"llguidance {version('llguidance')}, compact JSON, separate oneOf, markers as tokens"
 
 
 @lru_cache(maxsize=64)  # GBNF takes seconds: converted on the compiling thread, not again when sent on
 def source_of(grammar: Grammar) -> str:
-    """Return the grammar in llguidance's own form.
+    """Return a grammar, with its preamble, in llguidance's own form.
 
     Raises:
         ValueError: the grammar is malformed.
@@ -116,12 +119,12 @@ def source_of(grammar: Grammar) -> str:
 
 
 def written_out(grammar: Grammar) -> Grammar:
-    """Return an equal grammar whose text contains the preamble (reasoning), for a peer that knows no preambles."""
+    """Return an equal grammar without a preamble: its text allows the reasoning too. Not all peers know preambles."""
     return grammar if grammar.preamble is Preamble.NONE else Grammar(GrammarKind.GRAMMAR, source_of(grammar))
 
 
 def nested(lark: str, inner: Grammar, name: str) -> Grammar:
-    """Return the grammar `lark`, in which @`name` is the grammar `inner`, which may itself have one nested in it.
+    """Return the Lark grammar `lark` with `inner` in the place where it says @NAME; `inner` may have one nested too.
 
     Raises:
         ValueError: `inner` is malformed.
@@ -145,10 +148,10 @@ def _plain_source(grammar: Grammar) -> str:
 
 
 def source_of_schema(schema: Any) -> str:
-    """Return a JSON schema in llguidance's own form; its use will fail for keywords that llguidance lacks.
+    """Return a JSON schema in llguidance's own form. Compiling it will fail if it has keywords that llguidance lacks.
 
     Raises:
-        ValueError: the schema is malformed, as far as this shows before it is compiled.
+        ValueError: the schema is malformed, in a way that shows before it is compiled.
     """
     from llguidance import LLMatcher
 
@@ -164,13 +167,13 @@ def _alternatives(text: str) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """Return `LIMITS` as the type that llguidance takes."""
+    """Return `LIMITS` as an object of llguidance."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(**LIMITS)  # type: ignore[arg-type]
 
 
 def brief(message: str) -> str:
-    """Return a message of llguidance as one line, cut off: it may quote a caller's text of any length."""
+    """Return a message of llguidance as one line, cut to 300 characters, since it may quote a long text of a client."""
     line = " ".join(message.replace("<non-verbose/>", "").split())
     return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]} ..."

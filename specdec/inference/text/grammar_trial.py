@@ -1,8 +1,8 @@
-"""Trial compilation of grammars in another process, which can be stopped, unlike a thread.
+"""Trial compilation of grammars in a process of its own, which can be stopped, unlike a thread.
 
-The limits of llguidance count units of work, and one unit has no limit of time or memory: where a text must match
-several expressions at once, it grows with the product of their branches. 1 kB of JSON schema kept a core busy for ever,
-and took all memory.
+llguidance limits the number of its steps, but not the time or memory of a step: where a text must match several
+expressions at once, a step takes as much as the product of their numbers of branches. 1 kB of JSON schema kept a core
+busy for ever, and took all memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specdec.inference.text.grammar_source import parser_limits
 
 TRIAL_CPU_S, TRIAL_BYTES = 3, 1 << 30
 TRIAL_WALL_S = 5.0
-"""Seconds after which a trial is ended if others wait: on busy cores, its CPU time takes many times as long."""
+"""Seconds after which a trial is ended if requests wait: on busy cores, its CPU time takes many times as long."""
 MAX_KNOWN = 64
 _POLL_MS = 100
 _results: dict[str, bool] = {}
@@ -34,14 +34,15 @@ _process: subprocess.Popen[str] | None = None
 
 
 def try_out(source: str, is_awaited: Callable[[], bool] = lambda: False) -> None:
-    """Compile a grammar, in llguidance's own form, in a process of its own, where it can do no harm.
+    """Compile a grammar once in the trial process, to find out whether that takes too much time or memory.
 
     Args:
-        is_awaited: function that returns whether others wait, so that the trial ends after `TRIAL_WALL_S`.
+        source: the grammar, in llguidance's own form.
+        is_awaited: function that returns whether requests wait for the end of the trial.
 
     Raises:
         ValueError: the grammar takes too much time or memory.
-        CapacityError: the trial took long, and was ended because others wait.
+        CapacityError: the trial took `TRIAL_WALL_S`, and was ended because requests wait.
         InternalError: the trial failed for another reason, which is not the grammar's fault.
     """
     try:
@@ -79,17 +80,17 @@ def _survives(source: str, is_awaited: Callable[[], bool]) -> bool:
 
 
 def _started() -> subprocess.Popen[str]:
-    """Start a process that compiles one grammar after another, until one exceeds the limits."""
+    """Start the trial process, which compiles one grammar after another, and ends if one exceeds the limits."""
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=path, text=True)
 
 
 def _answers(process: subprocess.Popen[str], line: str, is_awaited: Callable[[], bool]) -> bool:
-    """Send the process a line of input; return whether it answers, and so has not ended.
+    """Send the trial process a line of input; return whether it answers. If it does not, it has ended.
 
     Raises:
-        CapacityError: it did not answer within `TRIAL_WALL_S`, and others wait; it is ended.
+        CapacityError: there is no answer within `TRIAL_WALL_S`, and requests wait; the process was ended.
     """
     with suppress(BrokenPipeError):
         print(line, file=process.stdin, flush=True)
@@ -117,7 +118,7 @@ def _ended() -> int:
 
 
 def _serve() -> None:
-    """Compile the grammars that arrive on standard input, in the trial process, and ignore invalid ones."""
+    """Compile each grammar that arrives on standard input, and print an empty line; the trial process runs this."""
     from llguidance import LLMatcher, LLTokenizer
 
     os.nice(5)  # requests in service go first

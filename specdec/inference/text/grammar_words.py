@@ -1,7 +1,7 @@
-"""Tokens as a grammar takes them: which bytes each one adds to the text, and how a literal is spelled.
+"""Tokens of a model for llguidance: the bytes that each one adds to a text, and the tokens of a grammar's literals.
 
-llguidance's own reading of a tokenizer finds special tokens in a literal of a grammar, which then has other bytes than
-the literal: no output would match it.
+llguidance's own reading of a tokenizer finds special tokens in the literals of a grammar. Their bytes are not those of
+the literal, so that no output would match it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NOTHING_BEFORE: dict[str, dict[str, Any]] = {
 
 
 class GrammarWords:
-    """Tokens of a model under the names by which `llguidance.TokenizerWrapper` reads them.
+    """Tokens of a model, with the attributes that `llguidance.TokenizerWrapper` reads.
 
-    Special tokens, end tokens and the markers of calls and reasoning are no text: only their ids match them. All other
-    added tokens are text.
+    Special tokens, end-of-sequence tokens and the markers of calls and reasoning are not text: a grammar can name them
+    only by their ids. All other tokens are text.
 
     Args:
-        num_ids: token ids of the model's output layer, or of its tokenizer if that has more.
+        num_ids: number of token ids of the model's output layer, or of its tokenizer if that has more.
         eos_token_ids: tokens that may end an output.
     """
 
@@ -46,9 +46,10 @@ class GrammarWords:
         self._backend, self._encode_bytes = _of_literals(tokenizer.backend, self._special), tokenizer.encode_bytes
 
     def __call__(self, data: bytes) -> list[int]:
-        """Return the token ids that spell a literal; empty if the model has no tokens for it.
+        """Return the token ids that spell a literal, given in UTF-8; empty if the model has no tokens for it.
 
-        A normalizer may change the text, a decomposed character for example: then it is spelled without one.
+        The tokenizer's normalizer may change the literal, for example its decomposed characters. Then it is spelled
+        without the normalizer.
         """
         usual: list[int] = self._backend.encode(data.decode(), add_special_tokens=False).ids
         return next((ids for ids in (usual, [*self._encode_bytes(data)]) if self._spell(ids, data)), [])
@@ -58,7 +59,7 @@ class GrammarWords:
 
 
 def words_of(tokenizer: Tokenizer, num_ids: int, eos_token_ids: Collection[int]) -> LLTokenizer:
-    """Return llguidance's tokenizer; this takes up to some seconds for a large vocabulary."""
+    """Return llguidance's tokenizer over a model's tokens; with a large vocabulary this takes up to some seconds."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     wrapped = TokenizerWrapper(GrammarWords(tokenizer, num_ids, eos_token_ids))
@@ -66,7 +67,7 @@ def words_of(tokenizer: Tokenizer, num_ids: int, eos_token_ids: Collection[int])
 
 
 def _of_literals(backend: Backend, special: Collection[int]) -> Backend:
-    """Return a tokenizer of text within a sequence, which puts nothing before it and finds no `special` token."""
+    """Return a tokenizer of literals, made of a model's: it puts no space before them, and finds no `special` token."""
     steps = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
     given = {name: json.loads(step.__getstate__()) for name, step in steps.items() if step is not None}
     fields = {name: _within(given.get(name)) for name in steps}
@@ -84,7 +85,7 @@ def _of_literals(backend: Backend, special: Collection[int]) -> Backend:
 
 
 def _within(part: Any) -> Any:
-    """Return a part of tokenizer.json for a text within a sequence, before which no space is put."""
+    """Return a normalizer or pre-tokenizer, as tokenizer.json describes it, changed to put no space before a text."""
     if isinstance(part, list):
         return [_within(each) for each in part if not (isinstance(each, dict) and each.get("type") == "Prepend")]
     if not isinstance(part, dict) or part.get("type") == "Prepend":

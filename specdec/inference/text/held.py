@@ -1,10 +1,13 @@
-"""End of a growing text that must wait, because it may be the beginning of a marker."""
+"""Search for the end of a growing text that must be held back, because it may be the beginning of a marker."""
 
 from __future__ import annotations
 
 
 def split_held(text: str, marker: str) -> tuple[str, str]:
-    """Return the certain part of a growing text, and the rest: its last spaces and an end that may begin `marker`."""
+    """Return a growing text in two parts; the second must be held back, since it may belong to a `marker`.
+
+    It has the text's end that may be the beginning of the marker, and the whitespace before this end.
+    """
     longest = min(len(text), len(marker) - 1)
     length = next(n for n in range(longest, -1, -1) if marker.startswith(text[len(text) - n :]))
     certain = text[: len(text) - length].rstrip()

@@ -1,9 +1,9 @@
-"""JSON schemas as llguidance takes them; and strict ones, whose objects have no properties but those they name.
+"""JSON schemas rewritten so that llguidance takes them; and strict ones, whose objects have only named properties.
 
-The library refuses some schemas that it could keep: `oneOf`, which it only approximates by `anyOf`; `not` of required
-properties; formats that it does not know, which are annotations; and `uniqueItems: false`, which means nothing. Their
-replacements allow only values that the schema allows: of alternatives that could match at once, each loses the
-properties that others require. Dependencies of properties on others become alternatives.
+llguidance refuses some schemas although it could obey them: `oneOf`, which it would only approximate by `anyOf`; `not`
+of required properties; formats that it does not know; and `uniqueItems: false`, which demands nothing. What replaces
+them here allows only values that the schema allows: where two alternatives could match at once, each one forbids a
+property that the other requires. Dependencies between properties become alternatives.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _SAYS_WHAT = {"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf", "properties"}
 FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
-"""Formats that the library enforces."""
+"""Values of `format` that llguidance enforces."""
 MAX_COMPARISONS = 20_000
-"""Limit of comparisons of two alternatives within one schema; beyond it a `oneOf` stays as it is."""
+"""Most comparisons of two alternatives within one schema; a `oneOf` that needs more stays as it is."""
 MAX_DEPTH = 8
 _LISTS_NAMES = {"enum", "const", "type", "title", "description"}
 _TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
@@ -37,7 +37,7 @@ Change = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 def _changed(schema: Any, change: Change, path: str = "") -> Any:
-    """Return a schema in which `change`, which also gets the path, was applied to each part, the innermost first."""
+    """Return a schema with each of its parts replaced by `change(part, path of the part)`, the innermost first."""
     if not isinstance(schema, dict):
         return schema
     new = dict(schema)
@@ -53,10 +53,10 @@ def _changed(schema: Any, change: Change, path: str = "") -> Any:
 
 
 def closed(schema: Any) -> Any:
-    """Return a strict schema: its objects may have only the properties that it names.
+    """Return a JSON schema made strict: objects may have only the properties that it names.
 
     Raises:
-        ValueError: a part of it asks for other properties, or has no type; the message names the part.
+        ValueError: a part of it allows other properties, or has no type; the message names the part.
     """
     return _changed(schema, _close)
 
@@ -75,7 +75,7 @@ def _close(part: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def adapted(schema: Any) -> Any:
-    """Return a schema that llguidance takes and that, if possible, allows only values which `schema` allows."""
+    """Return a schema that llguidance takes in place of `schema`, and that, if possible, allows no other values."""
     alternatives = _Alternatives(schema)
 
     def adapt(part: dict[str, Any], _: str) -> dict[str, Any]:
@@ -104,7 +104,11 @@ def _says_nothing(key: str, value: Any) -> bool:
 
 
 def _separated_by_needs(keyword: str, part: dict[str, Any]) -> dict[str, Any]:
-    """Replace properties that need others by alternatives: objects without such a property, or with all it needs."""
+    """Return the schema `part` without `keyword`, by which some properties need others.
+
+    In its place there are two alternatives for each such property: objects without it, or with all that it needs. A
+    part without the keyword, or with one of another form, is returned unchanged.
+    """
     needs, others = part.get(keyword), part.get("allOf", [])
     if not needs or not isinstance(needs, dict) or not all(isinstance(it, list) for it in (others, *needs.values())):
         return part
@@ -113,7 +117,7 @@ def _separated_by_needs(keyword: str, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(names: Collection[str], part: Any) -> Any:
-    """Return the schema `part`, limited to objects that have none of the properties `names`."""
+    """Return a schema for those values of the schema `part` that are objects without any of the properties `names`."""
     if not names:
         return part
     if not isinstance(part, dict) or "$ref" in part or not isinstance(part.get("properties", {}), dict):
@@ -122,14 +126,17 @@ def _without(names: Collection[str], part: Any) -> Any:
 
 
 class _Alternatives:
-    """Alternatives of `oneOf`, made so that no value can match two of them; parts are compared up to a limit."""
+    """Rewriter of the alternatives of `oneOf` within the schema `root`, so that no value matches two of them."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._num_left = MAX_COMPARISONS
 
     def with_listed_names(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema that allows only the properties that `propertyNames` lists; `part` if it lists none."""
+        """Return a schema without `propertyNames` if that lists all names, to which properties are then limited.
+
+        Return `part` itself if it has no such list.
+        """
         listed = self._resolved(part.get("propertyNames"))
         names = _values(listed) if isinstance(listed, dict) and listed.keys() <= _LISTS_NAMES else None
         given, rest = part.get("properties", {}), part.get("additionalProperties", True)
@@ -141,7 +148,10 @@ class _Alternatives:
         return {**kept, "type": "object", "properties": closed_, "additionalProperties": False}
 
     def separated(self, part: dict[str, Any]) -> list[Any] | None:
-        """Return the alternatives of a part's `oneOf`; None if it has none, or if they are hard to distinguish."""
+        """Return the alternatives of a part's `oneOf`, changed so that no value matches two; None if that fails.
+
+        It fails if there is no `oneOf`, or if the alternatives are hard to distinguish.
+        """
         alternatives = part.get("oneOf")
         if not isinstance(alternatives, list):
             return None
@@ -161,7 +171,12 @@ class _Alternatives:
         return [_without(names, each) for names, each in zip(lacking, alternatives, strict=True)]
 
     def _differ(self, common: dict[str, Any], one: Any, other: Any, depth: int = 0) -> bool:
-        """Return whether it is easy to prove that no value matches both `one` and `other`."""
+        """Return whether no value matches both schemas `one` and `other`; False if that is hard to prove.
+
+        Args:
+            common: keywords of the part around both, which hold for each.
+            depth: number of properties around the schemas that are compared.
+        """
         one, other = self._resolved(one), self._resolved(other)
         if one is False or other is False:
             return True
@@ -187,7 +202,7 @@ class _Alternatives:
         return False in (part, others) or (None not in (part, others) and self._differ({}, part, others, depth))
 
     def _resolved(self, schema: Any) -> Any:
-        """Return the schema that a reference within the document points at, or the schema itself if it has none."""
+        """Return the schema that a `$ref` within the document points at, or the schema itself if it has none."""
         for _ in range(8):
             if not isinstance(schema, dict) or not str(schema.get("$ref", "")).startswith("#/"):
                 break
@@ -199,7 +214,7 @@ class _Alternatives:
 
 
 def _types(part: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that a part's values may have; a whole number is an integer and a number."""
+    """Return the names of the types that a part's values may have; with "number" also "integer"."""
     given = part.get("type")
     if (values := _values(part)) is not None:
         given = [_TYPE_OF[type(each)] for each in values]
@@ -209,7 +224,7 @@ def _types(part: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _values(part: Mapping[str, Any]) -> list[Any] | None:
-    """Return the values that a part allows; None if it does not list them."""
+    """Return the values that a part lists by `const` or `enum`; None if it lists none."""
     if "const" in part:
         return [part["const"]]
     return part["enum"] if isinstance(part.get("enum"), list) else None
@@ -221,9 +236,9 @@ def _required(part: Any) -> Iterable[str]:
 
 
 def _property(name: str, part: Mapping[str, Any]) -> Any:
-    """Return the schema of a property by `part`, the schema of an object or a part of it.
+    """Return the schema that `part`, the schema of an object, has for a property.
 
-    False means that `part` forbids the property, None that `part` does not say.
+    False means that `part` forbids the property, None that it says nothing about it.
     """
     properties = part.get("properties")
     if isinstance(properties, dict) and name in properties:

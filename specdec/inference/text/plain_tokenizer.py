@@ -1,6 +1,7 @@
-"""Tokenizer without Transformers, for models that tokenizer.json describes completely.
+"""Tokenizer without Transformers, for models whose tokenizer is completely described by tokenizer.json.
 
-Transformers imports torch to build a tokenizer: seconds and some 300 MB that a server on ONNX Runtime can do without.
+Transformers imports torch to make a tokenizer, which takes seconds and some 300 MB; a server on ONNX Runtime can do
+without.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LISTS_OF_TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_t
 
 
 class PlainTokenizer:
-    """Part of `PreTrainedTokenizerFast` that this project uses, under the same names."""
+    """Tokenizer with those methods of Transformers' `PreTrainedTokenizerFast` that this project uses."""
 
     chat_template = None
     is_fast = True
@@ -37,7 +38,7 @@ class PlainTokenizer:
         return {"input_ids": encoding.ids}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        """Return the text of token ids, without any clean-up."""
+        """Return the text of token ids; no spaces are cleaned up, whatever `clean_up_tokenization_spaces` is."""
         if len(token_ids) < MANY_IDS:
             return str(self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
         # `decode` would keep other threads from running for as long as it takes; a batch costs more for few ids.
@@ -45,23 +46,23 @@ class PlainTokenizer:
         return str(text)
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids by token, added tokens included."""
+        """Return the id of each token, added tokens included."""
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
     def convert_ids_to_tokens(self, token_id: int) -> str | None:
-        """Return the token of an id; None if there is none."""
+        """Return the token with an id, as the vocabulary spells it; None if there is no such id."""
         return self.backend_tokenizer.id_to_token(token_id)
 
 
 def names_generic_class(path: Path) -> bool:
-    """Return whether the directory names a tokenizer class that tokenizer.json describes completely."""
+    """Return whether tokenizer_config.json names a class that reads nothing but tokenizer.json."""
     return _settings(path).get("tokenizer_class") in GENERIC_CLASSES
 
 
 def load_plain(path: Path) -> PlainTokenizer | None:
-    """Return the tokenizer of a directory; None if Transformers would make a different one of the same files.
+    """Return the tokenizer of a model directory; None if Transformers would make a different one of the same files.
 
-    Transformers also adds special tokens that only tokenizer_config.json names, and runs chat templates.
+    Transformers also runs chat templates, and adds special tokens that only tokenizer_config.json names.
     """
     settings, file = _settings(path), path / "tokenizer.json"
     if not names_generic_class(path) or not file.is_file() or _has_template(path, settings):
@@ -85,7 +86,7 @@ def _has_template(path: Path, settings: dict[str, Any]) -> bool:
 
 
 def _named(fields: dict[str, Any]) -> Iterator[str]:
-    """Yield every special token that a file mentions."""
+    """Yield every special token that the fields of a tokenizer's JSON file name."""
     for name in (*TOKEN_FIELDS, *LISTS_OF_TOKENS):
         yield from _contents(fields.get(name))
 

@@ -1,4 +1,4 @@
-"""Reasoning of a model before its answer, between <think> and </think>, split off piece by piece. Knows no tokens."""
+"""Reasoning before a model's answer, between <think> and </think>: found in prompts, and split off growing outputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ BEGIN, END = "<think>", "</think>"
 
 
 def is_begun(prompt: str) -> bool:
-    """Return whether the prompt ends inside a reasoning, which the model's output then continues."""
+    """Return whether a prompt ends with <think>, so that the output begins inside the reasoning."""
     return prompt.rstrip().endswith(BEGIN)
 
 
 def is_over(prompt: str) -> bool:
-    """Return whether the prompt ends after a closed reasoning, as chat templates write if no reasoning is wanted."""
+    """Return whether a prompt ends with </think>, as chat templates write it if no reasoning is wanted."""
     return prompt.rstrip().endswith(END)
 
 
@@ -30,7 +30,11 @@ class Reasoning:
         self._is_fresh = True
 
     def push(self, text: str, *, is_last: bool) -> tuple[str, str]:
-        """Return the parts of reasoning and answer that are certain now; with the last text, all that is left."""
+        """Add a piece of the output; return the reasoning and the answer that are certain now, or all that is left.
+
+        Args:
+            is_last: True if no further piece follows, so that nothing may be held back.
+        """
         text, self._held = self._held + text, ""
         thought, rest = self._state(text)
         if not is_last:

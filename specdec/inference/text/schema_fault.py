@@ -12,14 +12,15 @@ from specdec.inference.text.grammar_trial import try_out
 from specdec.inference.text.json_schema import BY_NAME
 
 SEARCH_S = 0.5
-"""CPU seconds of a thread for the search of a place; a fault deep inside a big schema may not be found."""
+"""Most CPU seconds of a search; a fault deep inside a big schema may not be found."""
 _SHARED = ("$defs", "definitions")  # what references point at
 
 
 def fault_of_schema(schema: Any) -> tuple[str, str]:
-    """Return the path of a JSON schema's fault, and its message; empty texts without one, or if no trial is possible.
+    """Return the path to a JSON schema's fault, such as properties/name/items, and llguidance's message about it.
 
-    The path leads to the innermost part that has the fault by itself, as in properties/name/items; empty for the whole.
+    The path leads to the innermost part that has the fault by itself; it is empty for the schema as a whole. Both texts
+    are empty if the schema has no fault, or if it cannot be tried out now.
     """
     try:
         message = _message_of(schema)
@@ -53,7 +54,7 @@ def _faulty_part(schema: Any, shared: dict[str, Any], message: str, deadline: fl
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the schemas directly inside a schema, and the path to each."""
+    """Yield the path and the schema of each part directly inside a schema."""
     for key, value in schema.items() if isinstance(schema, dict) else ():
         if key in BY_NAME and isinstance(value, dict):
             entries = [(f"{key}/{name}", part) for name, part in value.items()]

@@ -1,4 +1,4 @@
-"""Stop strings, at which a growing text ends. Knows no tokens; the owner of the tokenizer supplies the text."""
+"""Stop strings, at which a growing text ends. Knows no tokens: it gets the text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MAX_STOP_CHARACTERS = 256
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Refuse stop strings that are too many, empty, too long or no text.
+    """Check the number of a request's stop strings, their lengths, and that they are valid UTF-8.
 
     Raises:
-        InvalidRequestError: one of these; the message names the limit.
+        InvalidRequestError: there are too many, or one is empty, too long or not valid; the message names the limit.
     """
     if len(stops) > MAX_STOPS:
         raise InvalidRequestError(f"stop has {len(stops)} strings, the limit is {MAX_STOPS}", field="stop")
@@ -28,7 +28,13 @@ def check_stops(stops: Sequence[str]) -> None:
 
 
 class StopStrings:
-    """Filter that passes text up to the first stop string, and holds back only what may be the beginning of one."""
+    """Filter for a growing text, which ends it before the first stop string.
+
+    It holds back only what may be the beginning of a stop string.
+
+    Attributes:
+        found: True once a stop string is complete.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -37,10 +43,7 @@ class StopStrings:
         self.found = False
 
     def push(self, piece: str) -> str:
-        """Add a piece; return the text that cannot belong to a stop string.
-
-        Set `found` when a stop string is complete.
-        """
+        """Add a piece of text; return what now cannot belong to a stop string, and set `found` if one is complete."""
         text = self._held + piece
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
@@ -51,11 +54,11 @@ class StopStrings:
         return text[:num_certain]
 
     def rest(self) -> str:
-        """Return the text that is still held back, at the end."""
+        """Return the text that is held back, at the end of the whole text, where no stop string can be completed."""
         held, self._held = self._held, ""
         return held
 
     def _num_held(self, text: str) -> int:
-        """Return the length of the longest end of the text that is the beginning of a stop string."""
+        """Return the length of the longest end of `text` that is also the beginning of a stop string."""
         longest = min(len(text), max(map(len, self._stops), default=1) - 1)
         return next((n for n in range(longest, 0, -1) if text[-n:] in self._beginnings), 0)

@@ -1,7 +1,7 @@
-"""Structured output: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`, as grammars.
+"""Structured output: grammars for OpenAI's `response_format`, and vLLM's `guided_*` and `structured_outputs`.
 
-Schemas may be given as objects, or as their text where vLLM takes that. An output keeps to its schema or is cut by the
-limit of tokens; `strict` also forbids properties that it does not name.
+A JSON schema may be given as an object, or as its text where vLLM takes that. Every output fits its schema, unless the
+limit of tokens cuts it; `strict` also forbids properties that the schema does not name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ KINDS = {
     "choice": GrammarKind.CHOICE,
     "grammar": GrammarKind.GRAMMAR,
 }
-EXACTLY_ONE = [
-    {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in (*KINDS, "json_object")
-]
-"""Condition of JSON Schema that an object `structured_outputs` has exactly one field."""
 GUIDED = tuple(f"guided_{name}" for name in KINDS)
 NAMES = ("response_format", "structured_outputs", *GUIDED)
-"""Fields of a body that describe its output, of which one may be set. The OpenAPI schema leaves this condition out:
-conditions between six fields are more than its readers cope with."""
+"""Fields of a body that describe its output, of which one may be set."""
 
 
 def only_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
@@ -73,7 +68,7 @@ def _of_format(value: Mapping[str, Any]) -> Grammar | None:
 
 
 def _kept(format_: Mapping[str, Any]) -> Any:
-    """Return the JSON schema in a response format; if it is strict, objects may have no other properties."""
+    """Return the schema in the `json_schema` of a response format; if that is strict, made so by `closed`."""
     try:
         return closed(format_["schema"]) if format_.get("strict") else format_["schema"]
     except ValueError as exc:

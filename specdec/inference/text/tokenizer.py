@@ -33,24 +33,29 @@ MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
 """Limit of a chat template's error message, which is sent to the client."""
 ENDS = {"add_generation_prompt", "continue_final_message"}
-"""Arguments of a chat template that say how the prompt ends, which a request may set."""
+"""Those arguments of Transformers' `apply_chat_template` that a request may set: they say how the prompt ends."""
 MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
 MAX_PACKED_BYTES = 16 * 1024 * 1024
-"""Limit of a tokenizer that is sent to another process."""
+"""Most bytes of a compressed tokenizer that is sent to another process."""
 MAX_TOKENIZER_BYTES = 4 * MAX_PACKED_BYTES
-"""Limit of a tokenizer's size once unpacked: a few compressed megabytes could fill a process's memory."""
+"""Most bytes of a received tokenizer once decompressed: a few compressed megabytes could fill a process's memory."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Space as SentencePiece writes it."""
 _ESCAPES = re.compile(f"([^{_SPACE}\udc80-\udcff]*)([{_SPACE}\udc80-\udcff]?)")
-"""Text that SentencePiece can write, and perhaps something after it that takes bytes: its own sign of a space, or an
-undecodable byte as Python's `surrogateescape` writes it."""
+"""Text that SentencePiece can spell, and after it perhaps a character that needs tokens of bytes: SentencePiece's own
+sign of a space, or an undecodable byte as Python's `surrogateescape` writes it."""
 Piece: TypeAlias = tuple[bytes, bool]
-"""Bytes of a token, and whether it is special, in which case the bytes are its name."""
+"""Bytes of a token, and True if it is a special token, whose bytes are its name."""
 
 
 class Tokenizer:
-    """A fast Hugging Face tokenizer and the model's end-of-sequence ids."""
+    """Tokenizer of a model: a fast Hugging Face tokenizer, with the model's chat template and end-of-sequence ids.
+
+    Args:
+        tokenizer: a `PlainTokenizer`, or a fast tokenizer of Transformers.
+        eos_token_ids: tokens that end the model's outputs.
+    """
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -65,23 +70,23 @@ class Tokenizer:
         decoder = self.backend.decoder
         written = [self.fingerprint, flags, "" if decoder is None else decoder.__getstate__().decode()]
         self.text_fingerprint = _digest(json.dumps(written))
-        """Hash of all by which token ids become text: ids with their tokens, added tokens' flags, decoder."""
+        """Hash of all that the text of token ids depends on: tokens and their ids, flags of added ones, the decoder."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)  # without a text
         names = {token.content: token_id for token_id, token in added.items()}
         self.markers = {marker: names[marker] for marker in (*MARKERS, BEGIN, END) if marker in names}
-        """Added tokens that begin or end a call or a reasoning, by their names."""
+        """Ids of added tokens that begin or end a call or a reasoning, by the tokens' names."""
         self.longest_token = max(map(len, vocabulary), default=1)
-        """Characters of the longest token: no text of n tokens is longer than n times that."""
+        """Number of characters of the longest token: a text of n tokens has at most n times as many."""
         self.num_ids = 1 + max(vocabulary.values(), default=-1)
         self.is_slow_to_chat = False
-        """True if the chat template comes from another server: it may take any time, and even never end."""
+        """True if the chat template comes from another server, so that applying it may take any time, or never end."""
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Read the tokenizer of a Hugging Face model directory.
+        """Return the tokenizer of a Hugging Face model directory.
 
         Raises:
-            ConfigError: the directory has no tokenizer, or one that has no fast form.
+            ConfigError: the directory has no tokenizer, or one without a fast form (tokenizer.json).
         """
         tokenizer = _load(path)
         if not tokenizer.is_fast:
@@ -89,10 +94,10 @@ class Tokenizer:
         return cls(tokenizer, eos_token_ids(path, tokenizer.eos_token_id))
 
     def with_template(self, chat_template: str | None, path: Path) -> Tokenizer:
-        """Return this tokenizer with another model's chat template.
+        """Return a tokenizer like this one, but with the given chat template, such as that of the model of a server.
 
         Args:
-            path: this tokenizer's directory, from which the Transformers tokenizer that runs templates is loaded.
+            path: directory of this tokenizer, to load it with Transformers, which applies templates.
 
         Raises:
             ConfigError: as `load`; or the template is too long.
@@ -110,26 +115,27 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Return the model's chat template, of several the text that `one_template` makes; None if it has none."""
+        """Return the model's chat template, or one made of several by `one_template`; None if the model has none."""
         template: str | None = self._tokenizer.chat_template
         return template
 
     def call_format(self) -> str:
-        """Return the name of the format in which the chat template writes calls; empty if it is not known here."""
+        """Return the name of the format in which the chat template writes calls; empty if it is none of `FORMATS`."""
         template = self._tokenizer.apply_chat_template if self.chat_template is not None else None
         return shown_format(template and partial(template, tokenize=False))
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text; `special` adds the special tokens that the model expects around it."""
+        """Return the token ids of a text; with `special`, add the special tokens that the model expects around it."""
         return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Return a conversation's token ids, to where the assistant answers, or to the end that `template_kwargs` sets.
+        """Return the token ids of a conversation as a prompt.
 
-        The model's chat template writes the text, or `plain_chat` if it has none.
+        The model's chat template writes the prompt's text, or `plain_chat` if it has none. The prompt ends where the
+        assistant is to answer, unless `template_kwargs` say otherwise.
 
         Raises:
-            InvalidRequestError: the template refuses messages or variables, or tools or calls are no JSON.
+            InvalidRequestError: the template refuses messages or variables, or tools or calls are not valid JSON.
         """
         others = chat.template_kwargs()
         if self.chat_template is None:
@@ -156,7 +162,10 @@ class Tokenizer:
         return self.encode(_speakable(str(text)), special=False)  # the template has written the special tokens
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, perhaps a part of a character, or a special token's name; empty for an unknown id."""
+        """Return the bytes that a token adds to a text, which may be a part of a character.
+
+        For a special token return its name, and for an unknown id nothing.
+        """
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         return b"" if token is None else self._bytes_of(token)
 
@@ -168,7 +177,10 @@ class Tokenizer:
         return bytes.fromhex(match[1]) if match else token.replace(_SPACE, " ").encode()
 
     def pieces(self) -> dict[Piece, int]:
-        """Return token ids by `Piece`; a token that only stands for a byte (<0x41>) counts if no other is that byte."""
+        """Return the id of each token by its `Piece`.
+
+        Of tokens for single bytes, such as <0x41>, only those are listed whose byte is no other token.
+        """
         found: dict[Piece, int] = {}
         for token, token_id in sorted(self._tokenizer.get_vocab().items(), key=itemgetter(1)):
             if self._is_byte_level or not _BYTE_TOKEN.fullmatch(token):
@@ -179,9 +191,9 @@ class Tokenizer:
         return found
 
     def encode_bytes(self, data: bytes) -> tuple[int, ...]:
-        """Return the token ids of bytes within a text: no space is put before them, and they need not be valid UTF-8.
+        """Return token ids for bytes in the middle of a text: no space is put before them, and they may be any bytes.
 
-        Bytes that the tokenizer has no token for are left out.
+        Bytes for which the tokenizer has no token are left out.
         """
         if self._is_byte_level:
             return self._ids_of("".join(map(_CHARACTERS.__getitem__, data)))
@@ -202,26 +214,26 @@ class Tokenizer:
         return token_id
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens within a sequence: a leading space stays, and special tokens have their names."""
+        """Return the text of tokens in the middle of a sequence: it keeps a leading space, and names special tokens."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """Return the text of token ids; special tokens are left out, or with `special` written by their names."""
+        """Return the text of token ids, with the names of special tokens if `special`, else without them."""
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
 
     @cache  # noqa: B019 - a process has one tokenizer or two
     def packed(self) -> bytes:
-        """Return a compressed tokenizer.json, as `unpacked` reads it. The first call may take a second."""
+        """Return this tokenizer as bytes for `unpacked`, a compressed tokenizer.json. The first call may take 1 s."""
         return zlib.compress(self.to_json().encode())
 
     @classmethod
     def unpacked(cls, packed: bytes, eos_token_ids: frozenset[int]) -> Tokenizer:
-        """Read the tokenizer of another process.
+        """Return the tokenizer that another process has sent, in the form of `packed`.
 
         Raises:
-            IncompatibleDraftError: the bytes are no tokenizer, or too long a one.
+            IncompatibleDraftError: the bytes are not a tokenizer, or too long.
         """
         try:
             text = zlib.decompressobj().decompress(packed, MAX_TOKENIZER_BYTES)
@@ -235,23 +247,34 @@ class Tokenizer:
 
     @property
     def backend(self) -> Backend:
-        """Return the tokenizer of the library `tokenizers` that makes ids of a text."""
+        """Return the tokenizer inside this one, which is of the library `tokenizers`."""
         backend: Backend = self._tokenizer.backend_tokenizer
         return backend
 
     def shown_markers(self, *, calls: bool) -> dict[int, str]:
-        """Return the names, by id, of special tokens that readers of reasoning, and of `calls`, need as text."""
+        """Return the names of special tokens that have to appear in a chat's text, by their ids.
+
+        These are markers of reasoning, and with `calls` of tool calls, without which their readers find nothing.
+        """
         wanted = (*MARKERS, BEGIN, END) if calls else (BEGIN, END)
         found = {self.markers[each]: each for each in wanted if each in self.markers}
         return {token_id: marker for token_id, marker in found.items() if token_id in self.special_ids}
 
     def stream(self, shown: Mapping[int, str] = MappingProxyType({})) -> TextStream:
-        """Return a decoder of a growing sequence; `shown` has texts that replace those of some token ids."""
+        """Return a decoder of a growing sequence.
+
+        Args:
+            shown: texts to write for some token ids in place of their own.
+        """
         return TextStream(self, self.backend, shown)
 
 
 class TextStream:
-    """Decoder of a growing sequence; its pieces add up to the text of the whole."""
+    """Decoder of a growing sequence of tokens, whose pieces of text add up to the text of the whole sequence.
+
+    Args:
+        shown: texts to write for some token ids in place of their own.
+    """
 
     def __init__(self, tokenizer: Tokenizer, backend: Any, shown: Mapping[int, str]) -> None:
         self._tokenizer = tokenizer
@@ -263,7 +286,7 @@ class TextStream:
         self._silent: list[int] = []  # the latest tokens, as long as they have no text
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text it completes, empty for a special token or within a multi-byte character."""
+        """Add a token; return the text that it completes: none for a special token, or in the middle of a character."""
         if token_id in self._shown:  # a new text begins after it
             piece = self.rest() + self._shown[token_id]
             self._stream, self._token_ids, self._pieces = DecodeStream(skip_special_tokens=True), [], []
@@ -282,7 +305,10 @@ class TextStream:
         return piece
 
     def _given_up(self) -> str:
-        """Return the text of pending tokens that make no character, except the last; empty if they cannot be split."""
+        """Stop waiting for tokens that complete no character; return their text except the last's, and go on after it.
+
+        The text is empty, and nothing changes, if the tokens have another text together than apart.
+        """
         decode, (*tokens, last) = self._tokenizer.decode, self._silent
         if (text := decode(tokens)) + decode([last]) != decode(self._silent):
             return ""
@@ -290,7 +316,7 @@ class TextStream:
         return text + self._step(last)
 
     def rest(self) -> str:
-        """Return the text of an unfinished character after the last token."""
+        """Return the text of last tokens that wait for the rest of their character, at the end of the sequence."""
         text = self._tokenizer.decode(self._token_ids)
         streamed = "".join(self._pieces)
         return text.removeprefix(streamed) if text.startswith(streamed) else ""
@@ -304,13 +330,13 @@ class TextStream:
 
 
 def _speakable(text: str) -> str:
-    """Return the text; raise if tools or calls have put half of a surrogate pair into it."""
+    """Return the text of a prompt; raise InvalidRequestError if tools or calls put half of a surrogate pair into it."""
     check_unicode(text, "messages")
     return text
 
 
 def plain_chat(chat: Chat) -> str:
-    """Return the prompt of a model without a chat template: paragraphs "role: content", then "assistant:"."""
+    """Return the prompt for a model without a chat template: a paragraph "role: content" each, then "assistant:"."""
     tools = f"tools: {chat.tools_json}\n\n" if chat.tools() else ""
     return f"{tools}{''.join(map(_paragraph, chat.conversation()))}assistant:"
 
@@ -321,7 +347,10 @@ def _paragraph(message: Mapping[str, Any]) -> str:
 
 
 def _characters_of_bytes() -> list[str]:
-    """Return the character by which GPT-2 writes each byte: itself if printable, else a character from 256 on."""
+    """Return the character with which byte-level tokenizers spell each byte, as GPT-2 does.
+
+    It is the byte's own character if that is printable, else one from number 256 on.
+    """
     printable = {ord(character) for character in ByteLevel.alphabet() if ord(character) < 256}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -332,7 +361,11 @@ _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_CHARACTE
 
 
 def _load(path: Path, *, whole: bool = False) -> Any:
-    """Return the `PlainTokenizer` of a directory if that is enough, else, or if `whole`, a Transformers tokenizer."""
+    """Return the `PlainTokenizer` of a directory if that does; else, and if `whole`, the tokenizer by Transformers.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
     CheckpointFiles(path).require_tokenizer()
     try:
         plain = None if whole else load_plain(path)
@@ -354,7 +387,10 @@ def _load_with_transformers(path: Path) -> Any:
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:
-    """Return a hash of all ids and tokens: the first 16 hex digits of SHA-256 over JSON lines [id, token] by id."""
+    """Return a hash of a vocabulary, which maps tokens to ids.
+
+    It is the first 16 hexadecimal digits of SHA-256 over lines of JSON, [id, token], in the order of ids.
+    """
     lines = (json.dumps([token_id, token]) for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1]))
     return _digest("\n".join(lines))
 
@@ -364,6 +400,11 @@ def _digest(text: str) -> str:
 
 
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:
-    """Return the end-of-sequence ids: the tokenizer's, and those from generation_config.json or else config.json."""
+    """Return a model's end-of-sequence ids: the tokenizer's, and those of generation_config.json or else config.json.
+
+    Args:
+        path: directory of the model.
+        tokenizer_eos: end-of-sequence id of the tokenizer; None if it has none.
+    """
     own = frozenset() if tokenizer_eos is None else frozenset([tokenizer_eos])
     return own | (CheckpointFiles(path).eos_token_ids or frozenset())

@@ -1,6 +1,6 @@
-"""Check of text for halves of surrogate pairs, which Python's strings can hold and UTF-8 cannot encode.
+"""Check of texts for halves of surrogate pairs, which Python's strings can hold, but UTF-8 cannot encode.
 
-They come from JSON, and from bytes on the command line that are no UTF-8.
+They come from JSON, and from bytes on the command line that are not valid UTF-8.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ def first_lone_surrogate(text: str) -> int | None:
 
 
 def check_unicode(text: str, name: str) -> None:
-    """Refuse text with a lone surrogate, which UTF-8 (and so protobuf) cannot encode.
+    """Check that a text has no half of a surrogate pair, which UTF-8, and so protobuf, cannot encode.
+
+    Args:
+        name: name of the text in the request, for the error.
 
     Raises:
-        InvalidRequestError: there is one; the message names the place.
+        InvalidRequestError: there is one; the message names the character's number.
     """
     if (place := first_lone_surrogate(text)) is not None:
         raise InvalidRequestError(f"{name}: character {place} is not valid UTF-8", field=name)

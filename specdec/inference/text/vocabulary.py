@@ -1,4 +1,4 @@
-"""Vocabularies of a draft and its target, in one process or two: equal, or joined by a map."""
+"""Vocabularies of a draft and its target: whether they are the same, and else the map from one to the other."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from specdec.inference.model.token_map import TokenMap
 from specdec.inference.text.tokenizer import Piece, Tokenizer
 
 MAX_VOCAB_SIZE = 1 << 20
-"""Most rows of an output layer; a peer that names more could make this process fill its memory."""
+"""Largest vocabulary; with the number that a peer names, it could make this process fill its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token ids of a model and their meaning.
+    """Token ids in which a model reads and writes, or in which a draft with a map does that for its target.
 
     Attributes:
-        fingerprint: hash of the tokenizer's vocabulary; of a draft with a map, the target's.
-        size: rows of the output layer: the tokenizer's ids, and often some more that pad it; of a draft with a map, the
-            ids of the target's tokenizer.
-        num_shared: how many of them a draft with a map can propose; None: all.
+        fingerprint: hash of the tokens and their ids (`Tokenizer.fingerprint`); of a draft with a map, the target's.
+        size: number of token ids: rows of the model's output layer, often some more than the tokenizer has; of a draft
+            with a map, the ids of the target's tokenizer.
+        num_shared: how many of these ids a draft with a map can propose; None: all.
 
     Raises:
         IncompatibleDraftError: the size is above `MAX_VOCAB_SIZE`.
@@ -42,7 +42,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Return the vocabulary of the model in a directory, by its tokenizer and its config.json.
+        """Return the vocabulary of the model in the directory `path`, by its tokenizer and its config.json.
 
         Raises:
             ConfigError: either cannot be read.
@@ -50,15 +50,15 @@ class Vocabulary:
         return cls(Tokenizer.load(path).fingerprint, CheckpointFiles(path).vocab_size)
 
     def share_of(self, target_size: int) -> float:
-        """Return the share of a target's ids that this vocabulary has, 0 to 1."""
+        """Return the share (0 to 1) of a target's `target_size` ids that a draft with this vocabulary can propose."""
         return min(self.size if self.num_shared is None else self.num_shared, target_size) / target_size
 
 
 def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
-    """Raise an error unless draft and target have the same token ids; only the padding of the vocabulary may differ.
+    """Check that draft and target have the same tokens with the same ids; only their sizes may differ, by padding.
 
     Raises:
-        IncompatibleDraftError: they differ; the message names both, and the way out.
+        IncompatibleDraftError: the tokens differ; the message names both, and the way out.
     """
     if draft.fingerprint != target.fingerprint:
         raise IncompatibleDraftError(
@@ -70,10 +70,10 @@ def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
 
 
 class _OwnIds(dict[int, tuple[int, ...]]):
-    """Draft model's token ids for each id of a target, computed at first use, since most prompts have few distinct ids.
+    """Dictionary from each token id of a target to the draft model's token ids for the same bytes, filled at first use.
 
-    If the draft has a token with the same bytes, it is that token; otherwise it is the draft's tokens for those bytes.
-    A special token that the draft lacks becomes nothing, since it has no text.
+    They are the one token with these bytes if the draft has it, else several. A special token that the draft lacks
+    becomes nothing, since it has no text.
     """
 
     def __init__(self, own: Tokenizer, own_pieces: Mapping[Piece, int], target: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Requests of every topology, the `Completer` that answers them, and the card of a served model."""
+"""Interface between clients and servers in every topology: requests, the `Completer` that answers, the model's card."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specdec.inference.text.chat import Chat
 from specdec.inference.text.stop_strings import check_stops
 
 DRAFT_SESSION_BYTES = 16
-"""Length of the name that a client's process gives to a session; see `GenerateRequest.draft_session`."""
+"""Length of `GenerateRequest.draft_session` in bytes: a client's name for a request that it drafts for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,18 @@ class ModelCard:
     """Description of a served model, as GetModel answers it.
 
     Attributes:
-        model_id: empty if it is unknown.
+        name: name by which clients know the model.
+        topology: kind of the server; see `TARGET` and others in completing/remote.py.
+        max_length: most tokens of prompt and output together.
+        tokenizer_fingerprint: `Tokenizer.fingerprint`, by which token ids have the same meaning.
+        chat_template: template of the model's conversations; None if it has none.
+        defaults: values for parameters that a request leaves open.
+        model_id: hash of all that the model's tokens depend on; empty if it is unknown.
         call_format: name of the format in which the model writes calls of tools; empty if it is not known, None if the
             server is older and does not say.
-        adapters: names of the model's adapters, which a request can ask for.
+        adapters: names of the model's adapters (LoRA), which a request can ask for.
         adapter: adapter that the card stands for; empty for the model itself.
-        text_fingerprint: `Tokenizer.text_fingerprint` of the server; empty if it is unknown.
+        text_fingerprint: `Tokenizer.text_fingerprint`, by which token ids give the same text; empty if it is unknown.
     """
 
     name: str
@@ -53,21 +59,21 @@ class ModelCard:
     call_format: str | None = None
 
     def named(self, name: str | None) -> ModelCard:
-        """Return this description of the model under another name; None keeps its own."""
+        """Return the card with another name for the model; None keeps the name."""
         return self if name is None else replace(self, name=name)
 
     def of_adapter(self, name: str) -> ModelCard:
-        """Return the description of one of the model's adapters, under the adapter's name."""
+        """Return the card of the model's adapter of this name, which is also the card's name then."""
         return replace(self, name=name, adapter=name)
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Progress of a request at another server, for the server that continues it.
+    """What a server needs to continue the answer of another one.
 
     Attributes:
-        token_ids: output tokens committed so far.
-        provenance: origin of these tokens, from the other server's Started event.
+        token_ids: output tokens that the other server committed.
+        provenance: origin of these tokens, from that server's Started event.
     """
 
     token_ids: tuple[int, ...]
@@ -76,10 +82,11 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest(Options):
-    """Request of a client.
+    """Request of a client for one output; `Options` has further parameters.
 
     Attributes:
         prompt: text, token ids taken as they are, or a conversation.
+        sampling: parameters of the choice of tokens.
         seed: None lets the server draw one; `sampling.seed` is ignored.
         seed_scope: requests to which the seed gives the same noise: all, or those of the same prompt.
         unsaid: fields of `sampling` that the client left to the server, among LEFT_TO_SERVER.
@@ -127,7 +134,10 @@ class CompletionRequest(Options):
             raise InvalidRequestError(message, field="max_new_tokens")
 
     def resolved(self, defaults: RequestDefaults) -> CompletionRequest:
-        """Return the request with the server's defaults for values left open, at most the caller's limits."""
+        """Return the request with the server's defaults for what it leaves open.
+
+        A default number of tokens is lowered to the caller's limit.
+        """
         if not self.unsaid and self.max_new_tokens is not None:
             return self
         values = {name: value for name, value in defaults.sampling.items() if name in self.unsaid}
@@ -140,18 +150,18 @@ class CompletionRequest(Options):
 
 
 class Completer(Protocol):
-    """Interface of everything that answers completion requests, here or at a server, with prompts and texts.
+    """Interface of what answers completion requests, whether in this process or by a server.
 
-    It runs on the event loop; any number of iterators may be open, and each is read by one task.
+    It runs on the event loop. Any number of answers may be open at a time; each is read by one task.
 
         async with aclosing(completer.complete(CompletionRequest("1, 2, 3,", seed=7))) as events:
             text = "".join([event.text async for event in events if isinstance(event, Delta)])
     """
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request.
+        """Yield one Started, one Delta per commit, and one Finished; closing the iterator cancels the request.
 
-        Started comes with the first pass, so a request that is refused yields nothing.
+        Started comes with the first pass of the model, so a request that is refused yields nothing.
 
         Raises:
             InvalidRequestError: a value is out of range; `field` names it.
@@ -163,7 +173,7 @@ class Completer(Protocol):
 
 
 class Codec(Protocol):
-    """Converter of prompts to token ids, and back."""
+    """Interface of what converts prompts to token ids and back, with the tokenizer of one model."""
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         """Return the token ids of a text or a conversation; `special` adds the model's special tokens to a text."""

@@ -1,4 +1,4 @@
-"""Conversation of one user with a model: reads lines, obeys commands, shows answers as they come."""
+"""Conversation of one user with a model in a terminal: reads lines, obeys commands, shows answers as they come."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specdec.inference.errors import SpecDecError
 HELP = """/system TEXT, /gamma N and /seed N hold from now on, and without a value no more.
 /retry asks the last question again. Ctrl-C stops an answer, Ctrl-D leaves."""
 STYLES = {(False, False): "", (False, True): "green", (True, False): "bright_black", (True, True): "dim green"}
-"""Style of a piece by whether it is a thought, and whether it comes from an accepted draft token."""
+"""Style, for rich, of a piece of an answer by whether it is a thought, and whether it is an accepted draft token's."""
 CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
-"""Sign shown for each character that could steer the terminal; tab and line feed stay."""
+"""Table for `str.translate` that replaces characters that could steer the terminal, all but tab and line feed."""
 
 
 class Conversation:
-    """Questions and answers so far, and the parameters of the next ones."""
+    """Conversation so far, and the parameters for the next questions."""
 
     def __init__(self, speaker: Speaker) -> None:
         self._speaker = speaker
@@ -34,7 +34,7 @@ class Conversation:
         self._options: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Answer line after line, until the end of the input."""
+        """Read lines and answer them, until the end of the input."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         self._say(HELP)
         with suppress(EOFError):
@@ -51,7 +51,7 @@ class Conversation:
             self._say("\nCtrl-D leaves")
 
     def _command(self, line: str) -> str:
-        """Obey a command; return the question that it asks, if any."""
+        """Obey a line that begins with a slash; return the question that it asks, or an empty text."""
         name, _, value = line.removeprefix("/").partition(" ")
         if name == "retry":
             if {"role": "user", "content": self._asked} in self._turns[-2:]:
@@ -67,7 +67,7 @@ class Conversation:
         return ""
 
     async def _answer(self, question: str) -> None:
-        """Show the answer; Ctrl-C ends it, and its text stays in the conversation."""
+        """Ask a question and show the answer as it comes. Ctrl-C ends it; the text so far stays in the conversation."""
         self._asked, said = question, list[str]()
         asked = {"role": "user", "content": question}
         self._answering = task = cast("asyncio.Task[None]", asyncio.current_task())

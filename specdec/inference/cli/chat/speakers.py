@@ -1,4 +1,4 @@
-"""Speakers of a conversation: functions that yield an answer piece by piece, and the one that asks our own servers."""
+"""Speakers, the functions that answer in a conversation: their type, and the one that asks this project's servers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from specdec.inference.text.reasoning import Reasoning, is_begun
 from specdec.inference.workers.completion import CompletionRequest
 
 Messages: TypeAlias = list[dict[str, str]]
-"""Messages as OpenAI's API has them."""
+"""Messages of a conversation in the form of OpenAI's API."""
 Options: TypeAlias = Mapping[str, int]
-"""The parameters `gamma` and `seed`; what is missing is left to the server."""
+"""Values of the parameters `gamma` and `seed`, by name; one that is missing is left to the server."""
 
 
 class Piece(NamedTuple):
-    """Piece of an answer, with whether it is a thought, and whether it comes from an accepted draft token."""
+    """Piece of an answer's text.
+
+    Attributes:
+        is_thought: True if it belongs to the reasoning before the answer.
+        is_accepted: True if it comes from an accepted draft token.
+    """
 
     text: str
     is_thought: bool = False
@@ -30,11 +35,11 @@ class Piece(NamedTuple):
 
 Pieces: TypeAlias = AsyncGenerator[Piece, None]
 Speaker: TypeAlias = Callable[[Messages, Options], Pieces]
-"""Function that answers messages; its errors are SpecDecErrors."""
+"""Function that yields the answer to messages, piece by piece; it raises only SpecDecErrors."""
 
 
 async def ask_server(servers: Edge, deadline_s: float, messages: Messages, options: Options) -> Pieces:
-    """Yield the answer of a server of this project, by gRPC."""
+    """Yield the answer of a server of this project, asked by gRPC; see `Speaker`."""
     request = CompletionRequest(
         Chat.read(messages),
         seed=options.get("seed"),

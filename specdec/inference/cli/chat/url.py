@@ -1,4 +1,4 @@
-"""Answers of any OpenAI-compatible URL."""
+"""Speaker that asks any server with OpenAI's HTTP API, at its base URL."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from specdec.inference.errors import ConfigError, UnavailableError
 from specdec.inference.workers.calls.dialling import web_credentials
 
 MAX_SHOWN = 500
-"""Most characters of a server's error that are shown."""
+"""Most characters of a server's error message that are shown."""
 _Pending: TypeAlias = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 
 @asynccontextmanager
 async def url_speaker(url: str, name: str | None, link: ConnectionConfig) -> AsyncGenerator[Speaker, None]:
-    """Reach the API at a base URL; without the name of a model, take the first of its list.
+    """Yield a speaker that asks the API at a base URL.
 
-    Of `link`, only the security and the deadline count.
+    Args:
+        name: name of the model; None takes the first in the API's list.
+        link: settings of the connection, of which the security and the deadline are used.
 
     Raises:
         ConfigError: the URL is not valid, or prompts would go there in plain text.
@@ -63,7 +65,11 @@ async def _ask(http: aiohttp.ClientSession, model: Mapping[str, Any], messages: 
 
 @asynccontextmanager
 async def _answered(request: _Pending) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-    """Send a request; raise UnavailableError if it fails, or its answer has another form than OpenAI's."""
+    """Send a request and yield its response.
+
+    Raises:
+        UnavailableError: there is none, it has an error status, or the block found another form than OpenAI's.
+    """
     try:
         async with request as response:
             if response.status != 200:

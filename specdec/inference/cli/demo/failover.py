@@ -23,7 +23,11 @@ TOKENS_BEFORE_LOSS = 80
 
 
 class Loss:
-    """Loss of the server that answers the one running request.
+    """Loss of the server that answers the demo's only request.
+
+    Args:
+        fleet: servers of the demo.
+        servers: their processes, by address.
 
     Attributes:
         at: monotonic time in seconds at which the server was killed; None before.
@@ -35,7 +39,7 @@ class Loss:
         self.at: float | None = None
 
     async def happen(self) -> None:
-        """Kill the server, as `kill -9` does."""
+        """Kill the server that answers now, as `kill -9` does."""
         (address,) = (replica.address for replica in self._fleet.replicas if replica.num_leases)
         server = self._servers[address]
         server.process.kill()
@@ -45,7 +49,7 @@ class Loss:
 
 
 async def run(start: Start) -> int:
-    """Run the demo; return 0 if an answer whose server was killed has the tokens of an undisturbed one, else 1."""
+    """Run the demo; return 0 if an answer whose server was killed has the same tokens as an undisturbed one, else 1."""
     console.print("Starting two servers, each with target and draft ...")
     async with AsyncExitStack() as stack:
         servers = {}

@@ -1,7 +1,7 @@
-"""Demo of speculation in one minute: a draft worker and a target in two processes.
+"""Demo of speed, in one minute: a draft worker and a target in two processes, against the target alone.
 
-Streams the text of a few prompts as it comes, then shows what speculation gained over the target alone. Both are
-measured in turn on the same servers, and must give the same tokens. Prose is sampled with a seed, since a small
+It streams the text of a few prompts as it comes, then shows a table of what the draft gained. Runs with and without
+drafts take turns on the same servers, and must give the same tokens. Prose is sampled with a seed, since a small
 model's greedy prose runs in circles.
 """
 
@@ -39,7 +39,7 @@ console = Console(highlight=False)
 
 
 async def run(start: Start) -> int:
-    """Run the demo; return 1 if the draft changed a token, else 0."""
+    """Run the demo; return 0, or 1 if a run with drafts gave other tokens than one without."""
     prompts = read_prompts(None, BUNDLED_PROMPTS)
     cores = usable_core_ids()
     target_core, draft_core = cores[0], cores[-1]
@@ -64,15 +64,14 @@ async def run(start: Start) -> int:
     return _verdict(comparisons)
 
 
-async def completer_of(stack: AsyncExitStack, *ports: int) -> FailoverCompleter:
-    """Return a client of the servers at these ports of this machine; `stack` closes it."""
-    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-    connection = ConnectionConfig(hosts)
+async def completer_of(stack: AsyncExitStack, port: int) -> FailoverCompleter:
+    """Return a completer that asks the server at this port of this machine; closing `stack` closes it."""
+    connection = ConnectionConfig(f"127.0.0.1:{port}")
     return FailoverCompleter(await stack.enter_async_context(connected(connection)), connection)
 
 
 def sampling_of(prompt: str) -> SamplingParams:
-    """Return sampling parameters for a prompt: for prose if the prompt has only words, else for patterns."""
+    """Return the sampling parameters of the demo for a prompt: `PROSE` if it has only words, else `STRUCTURED`."""
     return PROSE if prompt.replace(" ", "").isalpha() else STRUCTURED
 
 
@@ -91,7 +90,12 @@ async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Compari
 async def complete(
     completer: Completer, prompt: str, sampling: SamplingParams, *, gamma: int | None = None, show: bool = False
 ) -> Result:
-    """Complete a prompt; `gamma` 0: plainly, without any draft tokens; None: as the server does."""
+    """Return the result of a prompt.
+
+    Args:
+        gamma: most draft tokens per pass; 0 for none; None leaves it to the server.
+        show: True to print the text as it comes.
+    """
     result = Result(prompt)
     request = CompletionRequest(prompt, sampling, seed=SEED, max_new_tokens=MAX_NEW_TOKENS, gamma=gamma)
     async with aclosing(completer.complete(request)) as events:
@@ -103,7 +107,7 @@ async def complete(
 
 
 def table_of(comparisons: Sequence[Comparison]) -> Table:
-    """Return a table with one row per prompt, and one for all."""
+    """Return a table of figures with a row for each prompt, and one for all prompts."""
     title = "\nSpeculative decoding against the target alone: same run, same tokens"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("prompt", max_width=16, no_wrap=True)
@@ -150,7 +154,7 @@ def _verdict(comparisons: Sequence[Comparison]) -> int:
 
 
 def next_steps() -> str:
-    """Return commands to try next, which begin as the demo's own command line did."""
+    """Return a text with commands to try next, called in the way in which the demo was called."""
     is_installed = Path(sys.argv[0]).stem == "specdec"
     call = "specdec" if is_installed else f"{os.path.relpath(sys.executable)} -m specdec"
     return f"""

@@ -1,4 +1,4 @@
-"""Output of results for people and programs. Text and JSON go to stdout, everything else to stderr."""
+"""Output of results, for people and for programs. Text and JSON go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GREEN, PLAIN = "\x1b[32m", "\x1b[39m"
 
 
 class Sink(Protocol):
-    """Output that receives results one after another."""
+    """Interface of an output, which gets results one after another: `begin`, any number of `show`, `end`."""
 
     def begin(self, result: Result) -> None: ...
 
@@ -35,9 +35,9 @@ class Sink(Protocol):
 
 
 class TextSink:
-    """Output as text: the prompt, its continuation as it streams, and a line of figures.
+    """Output as text: for each result the prompt, its continuation as it comes, and a line of figures.
 
-    On a terminal, draft tokens that the target accepted are green.
+    On a terminal, accepted draft tokens are green.
     """
 
     _num_ended = 0
@@ -74,7 +74,7 @@ class TextSink:
 
 
 class TokenSink(TextSink):
-    """Output with a line per token (number, id, text, and whether it was a draft token), then the whole text."""
+    """Output with a line per token (number, id, text, and whether it was a draft token), then the text as a whole."""
 
     def begin(self, result: Result) -> None:
         print(f"\n>>> {result.prompt}", flush=True)
@@ -98,7 +98,7 @@ def coloured(delta: Delta) -> str:
 
 
 class JsonSink:
-    """Output as JSON: one object per prompt, one line each, and nothing else on stdout.
+    """Output as JSON: on stdout one line with one object per prompt, and nothing else.
 
     Progress goes to stderr: a bar on a terminal, a line per prompt otherwise.
     """

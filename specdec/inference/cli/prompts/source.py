@@ -1,4 +1,4 @@
-"""Prompts to complete, from a flag or from a file with one per line, and the parameters of their requests."""
+"""Settings of prompts: where they come from, flags or a file with one per line, and parameters of their requests."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PromptJob:
     """Prompts to complete, with the settings of their requests and of the output.
 
     Attributes:
-        prompts: texts; from a program also token ids, or a `Chat`.
-        template: request of each prompt, without the prompt.
+        prompts: texts.
+        template: request for each prompt, with an empty one in its place.
         concurrency: prompts in flight at once.
         format: text: as it streams; tokens: a line per token, then the text; json: one object per prompt on stdout.
         observe: reports to write at the end.
@@ -109,7 +109,7 @@ class PromptSettings:
     def job(
         self, *, concurrency: int, observe: ObserveConfig, gamma: int | None = None, deadline_s: float = math.inf
     ) -> PromptJob:
-        """Return the prompts to complete, with the template of their requests.
+        """Return the prompts to complete, with the parameters of their requests; see `PromptJob`.
 
         Raises:
             ConfigError: a file cannot be read.
@@ -131,7 +131,7 @@ class PromptSettings:
 
 
 def read_prompts(prompts: Sequence[str] | None, file: Path) -> list[str]:
-    """Return the prompts themselves, or every line of the file that is not blank.
+    """Return the prompts if they are given, else the lines of the file that are not blank.
 
     Raises:
         ConfigError: the file cannot be read as UTF-8, or has no prompt.
@@ -149,7 +149,7 @@ def read_prompts(prompts: Sequence[str] | None, file: Path) -> list[str]:
 
 
 def text_of(path: Path, what: str = "grammar file") -> str:
-    """Return the text of a file; raise ConfigError, which says what file it is, if it cannot be read."""
+    """Return the text of a file; raise ConfigError, which begins with `what` the file is, if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:

@@ -1,4 +1,4 @@
-"""Completion of a job's prompts: with a draft here and a remote target, at any server, or with one model alone."""
+"""Completion of a job's prompts: at servers, with or without a draft in this process, or by models loaded here."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from specdec.inference.workers.completion import Completer
 
 
 async def run_edge(job: PromptJob, connection: ConnectionConfig, drafting: Drafting | None = None) -> int:
-    """Complete prompts at a server; with `drafting`, at a target that this process helps. Return the exit code."""
+    """Complete prompts at servers, with `drafting` at targets for which this process drafts; return the exit code."""
     async with edge(connection, drafting) as behind:
         with nullcontext() if behind.draft is None else timeline(job.observe, behind.draft.engine):
             return await _complete(job, behind.completer)
 
 
 async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:
-    """Complete prompts with a model, or a pair, of this process; return the exit code."""
+    """Complete prompts with one model, or target and draft, loaded into this process; return the exit code."""
     async with target_engine(model, EngineLimits(len(job.prompts), lookup=False)) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):
@@ -52,7 +52,7 @@ async def _complete(job: PromptJob, completer: Completer) -> int:
 
 
 async def run_prompts(completer: Completer, job: PromptJob, sink: Sink) -> list[Result]:
-    """Complete every prompt and show the results in order; a failed prompt does not stop the others."""
+    """Complete all prompts of a job, and show the results in their order; one that fails does not stop the others."""
     places = asyncio.Semaphore(job.concurrency)
     results = [Result(prompt) for prompt in job.prompts]
     queues: list[Deltas] = [asyncio.Queue() for _ in job.prompts]

@@ -1,4 +1,4 @@
-"""Roles verify_target, verify_draft and verify_fused: models without a server; the text is printed as it comes."""
+"""Roles verify_target, verify_draft and verify_fused: complete prompts with models of this process, no server."""
 
 from __future__ import annotations
 

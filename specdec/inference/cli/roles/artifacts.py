@@ -1,4 +1,4 @@
-"""Role artifacts: lists, verifies or cleans a folder of compiled models, or checks whether one is ready."""
+"""Role artifacts: lists, verifies or cleans a folder of compiled models, or checks that it has one that is ready."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class ArtifactSettings:
 
 
 async def run(settings: ArtifactSettings) -> int:
-    """Print a report; return 1 for bad news: a damaged model, a store that does not allow deletion, none ready."""
+    """Print a report on the folder.
+
+    Return 1 if a model is damaged, the folder does not allow deletion, or none is ready where one is asked for, else 0.
+    """
     return int(not await asyncio.to_thread(_report, settings.action, settings.root, settings.older_than_h))
 
 

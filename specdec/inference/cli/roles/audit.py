@@ -1,4 +1,4 @@
-"""Role audit: checks at any server of this project whether an output is its model's own choice, token by token."""
+"""Role audit: asks any server of this project whether an output is its model's own choice, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Role compile: compiles models ahead of time for the servers that will load them, and ends."""
+"""Role compile: compiles models for Neuron devices ahead of time, for the servers that will load them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompileSettings:
 
 
 async def run(settings: CompileSettings) -> int:
-    """Compile one model or both; a fused speculation method makes one graph of both, other methods make one of each."""
+    """Compile the target, the draft or both: into one graph if the speculation method is fused, else one of each."""
     models, loading = settings.models, settings.models.loading
     method = loading.method_of_pair(has_draft=models.target is not None and models.draft is not None)
 
@@ -44,7 +44,7 @@ async def run(settings: CompileSettings) -> int:
 
 
 async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -> int:
-    """Compile a pair or a single model, unless it is compiled already; return the exit code.
+    """Compile a target with its draft, or one of both, unless they are compiled already; return the exit code.
 
     Raises:
         ConfigError: no model is given, a model's backend compiles nothing, or a model cannot be used.

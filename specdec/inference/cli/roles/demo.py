@@ -27,7 +27,7 @@ class DemoSettings:
 
 
 async def run(settings: DemoSettings) -> int:
-    """Run the scene; return 1 if tokens differ where they must be equal, else 0."""
+    """Run the demonstration that the settings name; return 1 if tokens differ where they must be equal, else 0."""
     from specdec.inference.cli.demo import failover, speed
     from specdec.inference.observe.host_load import busy_at_start
     from specdec.inference.serving.processes import Start

@@ -1,7 +1,7 @@
-"""Role doctor: reports whether models would be served, and how, from their files alone.
+"""Role doctor: reports from models' files alone whether they would be served, how, and about how fast.
 
-Its checks are those of the roles at start: `inference/checkpoint_files.py`, `inference/text/vocabulary.py`, and those
-of the backends, by `inference/backends/registry.py:examine`.
+It makes the same checks as servers at their start: those of `inference/checkpoint_files.py`, of
+`inference/text/vocabulary.py`, and of the backends, by `inference/backends/registry.py:examine`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from specdec.inference.serving.models import NGRAM, NO_DRAFT, DefaultSettings, L
 from specdec.inference.settings import REQUIRED, group, setting
 
 SHARES = (0.5, 0.7, 0.9)
-"""Probabilities that a draft token is accepted, if those before it were, for which the bound is shown."""
+"""Probabilities that a draft token is accepted, given that those before it were, for which `bound` is shown."""
 MAX_READ_BYTES = 1 << 28
-"""Most bytes of the matrix that is read to measure a bandwidth; hardly a cache holds more."""
+"""Most bytes of the matrix that is read to measure a bandwidth: more than nearly all caches hold."""
 PART_BYTES = 1 << 22
 READING_S, GAIN = 1.0, 0.95
-"""Reading ends if no time below GAIN times the least has come for READING_S."""
+"""Measuring a bandwidth ends when for READING_S seconds no time was less than GAIN times the least one before."""
 BUNDLED_SHARE = "0.7 to 1 in lists and code, 0.3 in prose, as `specdec demo` shows"
 
 
@@ -56,7 +56,7 @@ class ExaminedModels(Models):
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Return directories by kind: "target", and "draft" unless that is prompt lookup or missing."""
+        """Return the directories of the models by kind: "target", and "draft" if the draft is a model."""
         has_draft = self.draft not in (None, NGRAM, NO_DRAFT)
         return {"target": self.target, **({"draft": Path(str(self.draft))} if has_draft else {})}
 
@@ -71,7 +71,7 @@ class DoctorSettings:
 
 
 async def run(settings: DoctorSettings) -> int:
-    """Report on the models; return 1 if one would not be served, or if the draft does not fit the target."""
+    """Print a report on the models; return 1 if one would not be served or the draft does not fit, else 0."""
     paths, loading = settings.models.paths, settings.loading
     if "neuron" in loading.backend:
         raise ConfigError(f"backend {loading.backend}: `specdec compile` checks models for it, not this command")
@@ -85,7 +85,7 @@ async def run(settings: DoctorSettings) -> int:
 
 
 def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
-    """Print how a model would be served, and return its `Fit`; if it is unfit, print the reason and return None."""
+    """Print how a model would be served, and return its `Fit`; if it would not, print why, and return None."""
     from specdec.inference.text.tokenizer import Tokenizer
 
     try:
@@ -103,7 +103,7 @@ def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
 
 
 def _are_pair(target: Path, draft: Path) -> bool:
-    """Print whether the draft fits the target: with the same tokenizer, or by a map between both; return the answer."""
+    """Print and return whether the draft fits the target: it has the same tokenizer, or enough of the same tokens."""
     from specdec.inference.text.tokenizer import Tokenizer
     from specdec.inference.text.vocabulary import Vocabulary, token_map
 
@@ -138,7 +138,7 @@ def _show_memory(fits: list[Fit], num_slots: int) -> None:
 
 
 def _show_speed(target: Fit, draft: Fit | None, models: ExaminedModels) -> None:
-    """Print the least time of a target pass, which reads all weights once, and what a draft can gain."""
+    """Print the least time of a target's pass, which reads all weights once, and the most that a draft can gain."""
     meter = LoadMeter(usable_core_ids(), is_whole=True)
     bandwidth = _bandwidth(target.weight_bytes)
     if warning := meter.read().warning:
@@ -156,7 +156,7 @@ def _show_speed(target: Fit, draft: Fit | None, models: ExaminedModels) -> None:
 
 
 def bound(share: float, cost: float) -> float:
-    """Return the greatest speed-up over decoding alone, by arXiv 2211.17192, theorem 3.8.
+    """Return the greatest speed-up over the target alone for any gamma, by arXiv 2211.17192, theorem 3.8.
 
     Args:
         share: probability that a draft token is accepted, if those before it were.
@@ -167,10 +167,11 @@ def bound(share: float, cost: float) -> float:
 
 
 def _bandwidth(num_bytes: int) -> float:
-    """Return the bytes per second of reading a matrix of at most this size, each part at its best of many times.
+    """Return how many bytes per second this machine reads from a matrix of `num_bytes`, or `MAX_READ_BYTES` if less.
 
-    A small model's weights stay in a cache, which is several times as fast as the memory. A part is read within a
-    millisecond or two, in which no other process has to run.
+    The size matters, since a small model's weights stay in a cache, which is several times as fast as the memory. The
+    matrix is read many times in parts, and the best time of each part counts: a part takes a millisecond or two, in
+    which with luck no other process runs.
     """
     import numpy as np
 
@@ -189,7 +190,7 @@ def _bandwidth(num_bytes: int) -> float:
 
 
 def _command(settings: DoctorSettings) -> str:
-    """Return the command that serves these models with these settings."""
+    """Return the command line that serves the examined models with the given settings."""
     models, loading = settings.models, settings.loading
     flags = ["--http_port", "8000", "--batch", str(loading.num_slots)]
     for flag, value in (("--dtype", loading.dtype), ("--backend", loading.backend), ("--device", loading.device)):

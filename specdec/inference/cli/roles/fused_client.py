@@ -1,4 +1,4 @@
-"""Role fused_client: a client that completes prompts at any server of this project."""
+"""Role fused_client: completes prompts at any server of this project, without a model of its own."""
 
 from __future__ import annotations
 

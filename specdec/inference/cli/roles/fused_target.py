@@ -1,4 +1,4 @@
-"""Role fused_target: serves both models from one process."""
+"""Role fused_target: serves target and draft from one process."""
 
 from __future__ import annotations
 

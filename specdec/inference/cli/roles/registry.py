@@ -1,4 +1,4 @@
-"""Registry of the roles: each value of --role with its summary, its settings, its function and its parser."""
+"""Registry of the roles: each value of --role with its summary and its function, and from these settings and parser."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ from specdec.inference.declared import read
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One value of --role.
+    """What stands behind one value of --role.
 
     Attributes:
-        run: function from settings to an exit code; its module imports no slow library before it is called.
+        summary: sentence about the role for --help.
+        run: function that runs the role with its settings and returns the exit code; its module imports no slow library
+            before that.
     """
 
     summary: str
@@ -44,7 +46,7 @@ class Role:
 
     @property
     def settings(self) -> type[Any]:
-        """Return the dataclass that declares its flags, with an `ObserveConfig` named `observe`."""
+        """Return the class of the role's settings, a dataclass that declares its flags; one field is `observe`."""
         return get_type_hints(self.run)["settings"]  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Role rescale_fp8: makes a public fp8 checkpoint into one that Neuron can read."""
+"""Role rescale_fp8: makes of a public fp8 checkpoint one that Neuron devices can read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RescaleSettings:
 
 
 async def run(settings: RescaleSettings) -> int:
-    """Print a line per file. Ctrl-C ends the run after the file that is being written."""
+    """Write the new checkpoint, and print a line per file; Ctrl-C ends that after the file that is being written."""
     from specdec.inference.backends.registry import tool
 
     lines = tool("rescale_fp8")(settings.checkpoints.model, settings.checkpoints.output)

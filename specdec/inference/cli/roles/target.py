@@ -42,7 +42,7 @@ async def run(settings: TargetSettings) -> int:
 
 
 async def _run_vllm(settings: TargetSettings) -> int:
-    """Serve with vLLM; refuse bad settings before a second process starts and imports vLLM."""
+    """Serve with vLLM as the engine; settings are checked before that, since importing vLLM takes long."""
     from specdec.inference.serving.fronts import check_ports
     from specdec.inference.vllm.group import in_own_group, leads_group, leave
     from specdec.inference.vllm.options import VllmModel, check_flags, prepare_environment

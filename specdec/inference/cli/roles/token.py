@@ -1,4 +1,4 @@
-"""Role token: makes a token and prints it once; the auth file gets its hash."""
+"""Role token: makes an access token, prints it, and writes its hash into the auth file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TokenSettings:
 
 
 async def run(settings: TokenSettings) -> int:
-    """Print the token, and nothing else, to stdout; running servers accept it from their next request on."""
+    """Print the token, and nothing else, to stdout; servers that run accept it from their next request on."""
     print(new_token(settings.auth_file, settings.name, settings.grant, speaks_for_others=settings.speaks_for_others))
     return 0
 
@@ -55,7 +55,11 @@ def new_token(auth_file: Path, name: str, grant: Sequence[str], *, speaks_for_ot
 
 
 def _add(file: Path, entry: str) -> None:
-    """Append an entry to the auth file in one step, so that no server reads half of it."""
+    """Append an entry to the auth file in one step, so that no server reads half of it.
+
+    Raises:
+        ConfigError: the file would not be valid with the entry, or cannot be written.
+    """
     from specdec.grpc_comm.watched import UnusableError
     from specdec.inference.workers.calls.auth_file import read_auth_file
 

@@ -1,4 +1,4 @@
-"""Role vllm_check: reports whether the installed vLLM has the names that this project needs, as its sources show."""
+"""Role vllm_check: reports from vLLM's sources whether the installed vLLM has the names that this project needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class VllmCheckSettings:
 
 
 async def run(settings: VllmCheckSettings) -> int:
-    """Print a report; return 0 if vLLM, which is not imported, can be the engine of a target here."""
+    """Print a report; return 0 if the installed vLLM, which is not imported, can be a target's engine, else 1."""
     hooks = read_hooks()
     if hooks is None:
         _show("vLLM", "not installed here")

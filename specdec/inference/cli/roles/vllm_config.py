@@ -1,4 +1,4 @@
-"""Role vllm_config: prints the settings with which `vllm serve` is helped by a pool."""
+"""Role vllm_config: prints the settings that let a pool of draft workers help `vllm serve`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VllmConfigSettings:
 
 
 async def run(settings: VllmConfigSettings) -> int:
-    """Print the configuration, and nothing else, to stdout, so that a file can take it."""
+    """Print the settings, and nothing else, to stdout, for a file to take them."""
     from specdec.inference.vllm.options import serve_parts
 
     if settings.flags and settings.ray:
@@ -58,7 +58,7 @@ async def run(settings: VllmConfigSettings) -> int:
 
 
 def _named(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of vLLM's flags; a switch that is off has the name of its opposite."""
+    """Yield the name and value of vLLM's flag for each setting; one that is False becomes the flag --no-NAME."""
     for name, value in parts.items():
         flag = name.replace("_", "-")
         yield (f"no-{flag}", True) if value is False else (flag, value)

@@ -82,7 +82,7 @@ def with_branches(model: DraftModel, branches: int) -> ProposerConfig:
 
 @contextmanager
 def ways_out(model: DraftModel) -> Generator[None, None, None]:
-    """If the bundled draft does not fit, tell in the error what to use instead."""
+    """Add to an IncompatibleDraftError of the block what to use in place of the bundled draft, if that is the draft."""
     try:
         yield
     except IncompatibleDraftError as exc:

@@ -1,4 +1,4 @@
-"""Answers: documents, server-sent events, and errors in each API's shape, made of the events of a completion.
+"""HTTP answers made of a completion's events: JSON documents, server-sent events and errors, in each API's form.
 
 Does not know: ports, or where the events come from.
 Start reading: `stream.py`, then `formats.py`.

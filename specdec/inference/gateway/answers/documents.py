@@ -1,13 +1,13 @@
-"""JSON documents of the API, and their encoding.
+"""JSON bodies of answers that have no other module (errors, models, version), and the encoding of all bodies.
 
-They are escaped to ASCII, because some readers take U+2028 or U+0085 for the end of a line and would cut an event in
-two, and because UTF-8 cannot encode half of a surrogate pair that a client sent as a name.
+JSON is escaped to ASCII, because some clients take U+2028 or U+0085 for the end of a line and would cut an event in
+two, and because UTF-8 cannot encode half of a surrogate pair, which a client may have sent as a name.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
@@ -22,12 +22,12 @@ class JsonAnswer(JSONResponse):
     """HTTP answer that is one JSON document."""
 
     def render(self, content: Any) -> bytes:
-        """Return a document as bytes; called by Starlette."""
+        """Return the document `content` as bytes of JSON; called by Starlette."""
         return encoded(content).encode()
 
 
 class ErrorDetail(BaseModel):
-    """OpenAI's error."""
+    """Description of an error in OpenAI's API: the value of `error` in an `ErrorDocument`."""
 
     message: str
     type: str
@@ -36,13 +36,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorDocument(BaseModel):
-    """Body of every error outside /v1/messages."""
+    """Body of every answer with an error status, except at /v1/messages and below."""
 
     error: ErrorDetail
 
 
 class MessagesErrorDetail(BaseModel):
-    """Anthropic's error."""
+    """Description of an error in Anthropic's API: the value of `error` in a `MessagesErrorDocument`."""
 
     type: str
     message: str
@@ -55,77 +55,33 @@ class MessagesErrorDocument(BaseModel):
     error: MessagesErrorDetail
 
 
-_TEXTS = {
-    400: "A field is wrong, missing or not supported; `param` names it.",
-    404: "Another model is served.",
-    413: "The body is too large.",
-    415: "The body is compressed.",
-    422: "Not used: such faults are 400.",
-    429: "Slots and queue are full; Retry-After says when to try again.",
-    500: "A fault of the server.",
-    503: "The server is shutting down, or its upstream server cannot be reached.",
-    504: "The request took longer than it may.",
-}
-FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorDocument, "description": text} for status, text in _TEXTS.items()
-}
-ANSWERS: dict[int | str, dict[str, Any]] = {
+_Responses: TypeAlias = dict[int | str, dict[str, Any]]
+_ERROR = "An error, by its HTTP status (docs/gateway.md); Retry-After says when to try again."
+FAILURES: _Responses = {"default": {"model": ErrorDocument, "description": _ERROR}}
+MESSAGES_FAILURES: _Responses = {"default": {"model": MessagesErrorDocument, "description": _ERROR}}
+ANSWERS: _Responses = {
     200: {
         "description": "OpenAI's object; with `stream`, server-sent events with its chunks.",
         "content": {"text/event-stream": {}},
     },
     **FAILURES,
 }
-MESSAGES_FAILURES = {status: {**answer, "model": MessagesErrorDocument} for status, answer in FAILURES.items()}
 
 
-class Model(BaseModel):
-    """One served model.
+def model_document(card: ModelCard, *, created: int, parent: str | None = None) -> dict[str, Any]:
+    """Return the entry of /v1/models for a model, or for an adapter of the model called `parent`.
 
-    `max_model_len`: tokens that prompt and output may have together. `model_id`: hash of what its tokens depend on;
-    empty if unknown. `parent`: model that an adapter belongs to. `has_chat_template`: whether the model has a template
-    of its own for conversations.
+    Args:
+        created: when this server began to serve the model, in seconds since the epoch.
     """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "specdec"
-    root: str
-    parent: str | None = None
-    max_model_len: int
-    model_id: str
-    has_chat_template: bool
-
-    @classmethod
-    def of(cls, card: ModelCard, *, created: int, parent: str | None = None) -> Model:
-        name, length = card.name, card.max_length
-        return cls(
-            id=name,
-            created=created,
-            root=name,
-            parent=parent,
-            max_model_len=length,
-            model_id=card.model_id,
-            has_chat_template=card.chat_template is not None,
-        )
-
-
-class ModelList(BaseModel):
-    """Answer of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
-
-    @classmethod
-    def of(cls, card: ModelCard, *, created: int) -> ModelList:
-        adapters = (card.of_adapter(name) for name in card.adapters)
-        base = Model.of(card, created=created)
-        return cls(data=[base, *(Model.of(each, created=created, parent=card.name) for each in adapters)])
-
-
-class Version(BaseModel):
-    """Answer of /version."""
-
-    version: str
-    topology: str
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "specdec",
+        "root": card.name,
+        "parent": parent,
+        "max_model_len": card.max_length,
+        "model_id": card.model_id,
+        "has_chat_template": card.chat_template is not None,
+    }

@@ -1,4 +1,4 @@
-"""Failures in OpenAI's shape: an HTTP status and {"error": {"message", "type", "param", "code"}}; or in Anthropic's."""
+"""Errors as HTTP answers: a status, and a body in the form of OpenAI's or Anthropic's API."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
 from specdec.inference import errors
+from specdec.inference.declared import did_you_mean
+from specdec.inference.errors import cut
 from specdec.inference.gateway.answers.documents import JsonAnswer
 from specdec.inference.gateway.bodies.noops import UNSUPPORTED
-from specdec.inference.workers.calls.status import REFUSED_UPSTREAM
+from specdec.inference.workers.calls.status import for_client
 
 if TYPE_CHECKING:
     from fastapi.exceptions import RequestValidationError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIALLED_AGAIN_S = 5.0
-"""Seconds within which a server that is gone is dialled again (grpc_comm/options.py)."""
+"""Longest time in seconds until this process dials a lost upstream server again; see grpc_comm/options.py."""
 INVALID_REQUEST = "invalid_request_error"
 MESSAGES = "/v1/messages"
 """Path of Anthropic's API, and beginning of its other paths: failures there have its shape."""
@@ -78,15 +79,15 @@ sends the whole conversation instead."""
 
 @dataclass(eq=False)  # not frozen: handlers of exceptions set the traceback
 class ApiError(Exception):
-    """Failure that a client gets as an HTTP response.
+    """Error that ends an HTTP request, with what its answer says.
 
     Attributes:
         status: HTTP status code.
-        message: names the value and the limit.
-        kind: OpenAI's "type".
-        param: the field of the request that is at fault.
-        code: OpenAI's machine-readable code.
-        retry_after_s: seconds until a retry has a fair chance.
+        message: text for the client, which names the wrong value and the limit.
+        kind: "type" of the error in OpenAI's API.
+        param: field of the request that is at fault; None if no single field is.
+        code: machine-readable name of the error in OpenAI's API.
+        retry_after_s: seconds after which a retry has a fair chance; None if that is unknown.
     """
 
     status: int
@@ -97,8 +98,8 @@ class ApiError(Exception):
     retry_after_s: float | None = None
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """Return the body of the error response, in the form of OpenAI's API, or of Anthropic's at its paths."""
-        message, param = _cut(self.message, MAX_MESSAGE_CHARACTERS), _cut(self.param or "", MAX_ECHO_CHARACTERS)
+        """Return the body of the answer to a request for `path`: in Anthropic's form at its paths, else in OpenAI's."""
+        message, param = cut(self.message, MAX_MESSAGE_CHARACTERS), cut(self.param or "", MAX_ECHO_CHARACTERS)
         if path.startswith(MESSAGES):
             kind = _ANTHROPICS.get(self.status, INVALID_REQUEST)
             return {"type": "error", "error": {"type": kind, "message": message, **_DETAILS.get(param, {})}}
@@ -116,10 +117,8 @@ class ApiError(Exception):
 
 
 def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
-    """Return the HTTP failure for one of this project's exceptions; it names the field as the endpoint `path` does."""
-    if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
-        logger.error("refused by the upstream server: %s", error)  # the client is not at fault
-        error = errors.UnavailableError(REFUSED_UPSTREAM)
+    """Return the HTTP error for an exception of this project; `param` is the field's name at the endpoint `path`."""
+    error = for_client(error)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
     param = _param(error.field, path) if isinstance(error, errors.InvalidRequestError) else None
     return ApiError(status, _message(error), kind, param, code, _retry_after_s(error))
@@ -134,7 +133,7 @@ def _retry_after_s(error: errors.SpecDecError) -> float | None:
 
 
 def _message(error: errors.SpecDecError) -> str:
-    """Return the message without addresses of upstream servers, which only the log has."""
+    """Return the error's message for the client; if it names an upstream server's address, log it and hide it."""
     if isinstance(error, errors.UnavailableError) and error.address is not None:  # gRPC's message has it again
         logger.info("unavailable: %s", error)
         return "the upstream server cannot be reached"
@@ -147,31 +146,30 @@ def unexpected() -> ApiError:
 
 
 def _param(field: str | None, path: str) -> str | None:
-    """Return the name that the endpoint at `path` has for a field of this project."""
+    """Return the name by which clients of the endpoint `path` know a field of this project's requests."""
     return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
 
 
 def unreadable(error: UnicodeDecodeError) -> ApiError:
-    """Return the failure of a body not in UTF-8, such as old shells send."""
+    """Return the error for a body that is not UTF-8, such as old shells send."""
     place = f"byte {error.start} is 0x{error.object[error.start]:02x}"
     message = f"the body is not UTF-8: {place}; send it in UTF-8, or write other characters as \\uXXXX"
     return ApiError(400, message, code="invalid_json")
 
 
 def from_validation(error: RequestValidationError, body: type[BaseModel]) -> ApiError:
-    """Return the failure of a request that does not fit the schema `body`, by its worst fault."""
+    """Return the error for a request body that does not fit the schema `body`; of several faults it names the worst."""
     fault = _worst(error.errors())
     loc = fault["loc"][1:] if fault["loc"][:1] == ("body",) else fault["loc"]
-    place = [_cut(part, MAX_ECHO_CHARACTERS) for part in _fields_of(loc, error.body)]
+    place = [cut(str(part), MAX_ECHO_CHARACTERS) for part in _fields_of(loc, error.body)]
     if fault["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {fault['ctx']['error']}", code="invalid_json")
     if not place and fault["type"] in _NO_OBJECT:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json", code="no_json")
-    param = str(place[0]) if place else _named_first(fault)
+    param = place[0] if place else _named_first(fault)
     if fault["type"] == "extra_forbidden" and place:
-        name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
-        near = get_close_matches(str(place[-1]), _names_beside(body, place), n=1)
-        meant = "".join(f" (did you mean {each}?)" for each in near)
+        name = cut(".".join(place), MAX_ECHO_CHARACTERS)
+        meant = did_you_mean(place[-1], _names_beside(body, place))
         return ApiError(400, f"{name} is not supported here{meant}", param=param, code="unsupported_parameter")
     message = _SHAPES.get(str(param)) if len(loc) > 1 and fault["type"] not in _OURS else None
     found = _KINDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
@@ -180,26 +178,20 @@ def from_validation(error: RequestValidationError, body: type[BaseModel]) -> Api
     return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
 
 
-T = TypeVar("T")
-
-
-def _cut(value: T, limit: int) -> T | str:
-    """Return a text cut off at a limit; other values as they are."""
-    return f"{value[:limit]}..." if isinstance(value, str) and len(value) > limit else value
-
-
 def _given(fault: dict[str, Any]) -> str:
-    """Return the wrong value for an error message, if it is a text, a number or a boolean; Pydantic omits it."""
-    value = _cut(fault.get("input"), MAX_ECHO_CHARACTERS)
+    """Return ", not VALUE" for the end of a message, since Pydantic's messages lack the value; empty for other kinds.
+
+    Those are objects, lists and nulls, and faults whose message needs no value, such as a missing field.
+    """
+    value = fault.get("input")
+    value = cut(value, MAX_ECHO_CHARACTERS) if isinstance(value, str) else value
     is_theirs = fault["type"] not in (*_OURS, *_CODES)
     return f", not {json.dumps(value)}" if is_theirs and isinstance(value, str | int | float) else ""
 
 
-def _path(place: list[Any]) -> str:
+def _path(place: Sequence[str]) -> str:
     """Return the path of a field in the body, such as messages.0.content, without names of a union's members."""
-    if place[0] in _SHAPES:
-        return str(place[0])
-    return ".".join(map(str, place))
+    return place[0] if place[0] in _SHAPES else ".".join(place)
 
 
 def _fields_of(loc: Sequence[int | str], body: Any) -> list[int | str]:
@@ -213,11 +205,14 @@ def _fields_of(loc: Sequence[int | str], body: Any) -> list[int | str]:
     return found
 
 
-def _names_beside(body: type[BaseModel], place: Sequence[int | str]) -> list[str]:
-    """Return field names that a path's end may be a misspelling of: the body's, or all below its first field."""
+def _names_beside(body: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """Return the names among which to look for the correct spelling of the unknown field at a path's end.
+
+    For a field of the body itself these are the body's fields, else the fields of all models below the path's first.
+    """
     if len(place) == 1:
         return [*body.model_fields]
-    names, kinds = list[str](), [body.model_fields[str(place[0])].annotation]
+    names, kinds = list[str](), [body.model_fields[place[0]].annotation]
     while kinds:
         kind = kinds.pop()
         kinds += get_args(kind)
@@ -228,12 +223,15 @@ def _names_beside(body: type[BaseModel], place: Sequence[int | str]) -> list[str
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
-    """Return the field with which a message of this project's validators begins; None for faults found by Pydantic."""
+    """Return the field that a fault found by this project's validators is about: the first word of its message.
+
+    Return None for a fault that Pydantic found.
+    """
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """Return the fault to report for the first wrong field; of a union, that of the member that fits best."""
+    """Return the fault to report: that of the first wrong field; if it is a union, that of the best-fitting member."""
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

@@ -1,9 +1,9 @@
-"""Answers whose streams have named events, in place of a chat's chunks."""
+"""Base class for answers of the APIs whose streams have named events: /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -19,27 +19,27 @@ JsonEvent: TypeAlias = dict[str, Any]
 
 
 class EventFormat(AnswerStream):
-    """Answer in another form than a chat's, but made of one: its events, or the object they add up to.
+    """Answer in the form of an API with named events, made of a chat answer's parts.
+
+    A streamed answer is a sequence of events, an unstreamed one the single object that these events add up to.
 
     Args:
-        reader: function that returns the reader of an answer to a prompt, as for a chat.
+        reader: as for `ChatFormat`.
 
     Attributes:
-        is_numbered: events have a "sequence_number".
+        is_numbered: True if events have a "sequence_number".
     """
 
     last_word = b""
-    shows_prompt = False
-    per_token = True
     is_numbered = False
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
-        super().__init__(num_choices=1, shows_prompt=self.shows_prompt, per_token=self.per_token)
+        super().__init__()
         self._chat = ChatFormat(model, reader)
         self._numbers = count()
 
     def opening(self) -> Iterable[JsonEvent]:
-        """Return the stream's first events."""
+        """Return the events that open the stream, before any part of the answer is known; none by default."""
         return ()
 
     @abstractmethod
@@ -56,25 +56,25 @@ class EventFormat(AnswerStream):
 
     @abstractmethod
     def ended(self, choice: Choice) -> dict[str, Any]:
-        """Return the whole answer, after its last part."""
+        """Return the whole answer as one object, once its last part was added."""
 
-    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the whole answer; a prompt has one choice here."""
-        (choice,) = choices
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document of the whole answer, if it is not streamed."""
+        (choice,) = self.choices  # these APIs have no more
         for part in choice.parts:
             list(self.add(part, choice))
         list(self.closing(choice))
         return self.ended(choice)
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the events that open the answer, and the first chunk."""
+        """Return the bytes of the events that open the stream, and of those for the first event of the completion."""
         return self._encoded_events(self.opening()) + await super().begun(events)
 
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:
         return self._encoded_events(self.add(part, choice))
 
     def _end(self) -> bytes:
-        return self._encoded_events(self.closing(self._choices[0]))
+        return self._encoded_events(self.closing(self.choices[0]))
 
     def _failure(self, error: ApiError) -> bytes:
         return self._encoded_events(self.failing(error))

@@ -1,59 +1,65 @@
-"""Formats of answers: text completion and chat completion, whole and in chunks, as dictionaries ready for JSON."""
+"""Answers of /v1/completions and /v1/chat/completions, whole and in chunks, as dictionaries ready for JSON."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from specdec.inference.commit import FinishReason, TokenLogprob, TokenLogprobs
+from specdec.inference.gateway.answers.documents import encoded
+from specdec.inference.gateway.answers.errors import ApiError
 from specdec.inference.gateway.answers.message import MessageReader
 from specdec.inference.gateway.answers.parts import Choice, Part
+from specdec.inference.gateway.answers.stream import AnswerStream
+from specdec.inference.gateway.bodies.schema import GenerationBody
 from specdec.inference.text.calls.reader import CallPiece
 
 
-class Format(Protocol):
-    """Format of one endpoint's answers.
+class ChunkFormat(AnswerStream):
+    """Format of answers that stream as chunks, each with "choices"; an unstreamed answer has much the same fields.
 
     Attributes:
-        shows_prompt: an echoed prompt is a part of the answer.
-        per_token: parts of a whole answer are tokens, not passes.
+        answer_id: end of the answer's "id", behind a prefix such as "chatcmpl-".
+        prompt_ids: token ids of each choice's prompt, if the request asks for token ids; else empty.
     """
 
-    shows_prompt: bool
-    per_token: bool
-
-    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed; each prompt has `n` choices."""
-
-
-class ChunkFormat(ABC):
-    """Format of answers that stream as chunks, each with "choices"; a whole answer is one chunk, in another shape.
-
-    Attributes:
-        answer_id: end of the answer's "id".
-        prompt_ids: token ids of each choice's prompt, if token ids are asked for.
-    """
-
-    shows_prompt = False
     per_token = False
 
     def __init__(self, model: str) -> None:
+        super().__init__()
         self._model = model
         self.answer_id = secrets.token_hex(12)
         self.created = int(time.time())
         self.prompt_ids: Sequence[Sequence[int]] = ()
         self._begun: set[int] = set()
 
+    def expect(self, body: GenerationBody, *, num_choices: int, per_token: bool) -> None:
+        """Prepare for the answer to a request with this body.
+
+        Args:
+            num_choices: choices of all its prompts together.
+            per_token: True to stream an event per token, False to stream one per target pass.
+        """
+        self.answer_id = body.request_id or self.answer_id
+        self.choices = [Choice(shows_prompt=self.shows_prompt) for _ in range(num_choices)]
+        self.per_token = body.stream and per_token
+        self._n, self._options = body.n, body.stream_options
+        head = encoded(self.head(chunk=True)).removesuffix("}")
+        self._opening = f'data: {head},"choices":['  # the same for every chunk, so it is written once
+
     def _head(self, prefix: str, kind: str) -> dict[str, Any]:
         return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self._model}
 
     def _ids(self, index: int, part: Part) -> dict[str, Any]:
-        """Return the fields of token ids in an entry of "choices"; the prompt's come once."""
+        """Return the fields for token ids of an entry of "choices"; only a choice's first entry has the prompt's ids.
+
+        They are empty unless the request asks for token ids.
+        """
         if not self.prompt_ids:
             return {}
         first = {} if index in self._begun else {"prompt_token_ids": self.prompt_ids[index]}
@@ -72,11 +78,30 @@ class ChunkFormat(ABC):
         """Return one entry of a whole answer's "choices"."""
         return self.chunk(index, whole, choice)
 
-    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed; each prompt has `n` choices."""
-        entries = [self.choice(index, choice.whole(), choice) for index, choice in enumerate(choices)]
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document of the whole answer, if it is not streamed."""
+        entries = [self.choice(index, choice.whole(), choice) for index, choice in enumerate(self.choices)]
         beside = {name: ids for entry in entries for name, ids in of_chat(entry).items()}
-        return {**self.head(chunk=False), "choices": entries, **beside, **figures(choices, n=n)}
+        return {**self.head(chunk=False), "choices": entries, **beside, **figures(self.choices, n=self._n)}
+
+    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
+        beside: dict[str, Any] = {}
+        if self._options.include_usage:  # as in OpenAI's API, all chunks but the last, which has it, say null
+            beside["usage"] = usage(self.choices, n=self._n) if self._options.continuous_usage_stats else None
+        if self._options.include_speculation:
+            beside["speculation"] = speculation(part)
+        entry = self.chunk(index, part, choice)
+        return self._event(encoded(entry), beside | of_chat(entry))
+
+    def _end(self) -> bytes:
+        return self._event("", figures(self.choices, n=self._n)) if self._options.include_usage else b""
+
+    def _failure(self, error: ApiError) -> bytes:
+        return f"data: {encoded(error.body())}\n\n".encode()
+
+    def _event(self, choice: str, beside: dict[str, Any]) -> bytes:
+        tail = "," + encoded(beside).removeprefix("{") if beside else "}"
+        return f"{self._opening}{choice}]{tail}\n\n".encode()
 
 
 class CompletionFormat(ChunkFormat):
@@ -106,7 +131,8 @@ class ChatFormat(ChunkFormat):
     """Format of /v1/chat/completions. A choice's first chunk has the role and the first token.
 
     Args:
-        reader: function of the prompt's text that returns the answer's reader; None: all text is content.
+        reader: function of the prompt's text that returns the reader of the answer to it; the function returns None if
+            all text of the answer is content.
     """
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
@@ -137,7 +163,7 @@ class ChatFormat(ChunkFormat):
         return {"index": index, "message": message, **entry}
 
     def _read(self, index: int, part: Part, choice: Choice) -> tuple[dict[str, Any], str | None]:
-        """Return the message fields that a part of the text adds, and the finish reason if the answer ends with it."""
+        """Return the message's fields that a part of the text adds, and the finish reason if it is the last part."""
         if index not in self._readers:
             self._readers[index] = self._reader(choice.prompt_text)
         reader, reason = self._readers[index], _reason(part)
@@ -153,13 +179,16 @@ class ChatFormat(ChunkFormat):
 
 
 def of_chat(entry: dict[str, Any]) -> dict[str, Any]:
-    """Move the prompt's token ids out of a chat's entry into the result: vLLM has them beside "choices" there."""
+    """Take the prompt's token ids out of a chat's entry of "choices", and return them as a field of the document.
+
+    In vLLM's chat answers this field stands beside "choices". Return no field for another entry.
+    """
     is_chat = "prompt_token_ids" in entry and "text" not in entry
     return {"prompt_token_ids": entry.pop("prompt_token_ids")} if is_chat else {}
 
 
 def _call(piece: CallPiece) -> dict[str, Any]:
-    """Return a piece of a call; the first piece has the call's id and name."""
+    """Return the entry of "tool_calls" for a piece of a call; the first piece of each call has its id and name."""
     if piece.name is None:
         return {"function": {"arguments": piece.arguments}}
     head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
@@ -171,7 +200,7 @@ def _reason(part: Part) -> str | None:
 
 
 def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Return usage and metrics of a whole request, as fields of its document."""
+    """Return the fields "usage" and "metrics" for a whole request, whose prompts have `n` choices each."""
     return {"usage": usage(choices, n=n), **metrics(choices)}
 
 
@@ -194,7 +223,10 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
 
 
 def speculation(part: Part) -> dict[str, Any]:
-    """Return the fields of a chunk about draft tokens; the last chunk of a pass adds its rejected text and times."""
+    """Return the value of a chunk's "speculation": which tokens are accepted draft tokens, and how many were drafted.
+
+    The last chunk of a target pass also has the text of the rejected draft tokens, and the times of the pass.
+    """
     fields = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens, "token_ids": part.token_ids}
     if part.timings is None:
         return fields
@@ -232,9 +264,12 @@ def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_prompt: bool = False) -> dict[str, Any]:
-    """Return log-probabilities as completions have them, in parallel lists; `offset`: characters before the first.
+    """Return log-probabilities in the form of /v1/completions: parallel lists with an entry per position.
 
-    The first token of a prompt follows no other, so its values are null.
+    Args:
+        offset: characters of text before the first position.
+        begins_prompt: True if the first position is the prompt's first token, whose values become null: it follows no
+            other token.
     """
     offsets = []
     for position in positions:
@@ -250,7 +285,7 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_pro
 
 
 def chat_logprobs(positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """Return log-probabilities as chats have them, in one object per token."""
+    """Return log-probabilities in the form of /v1/chat/completions: one object per token."""
     entries = [list(map(_entry, position)) for position in positions]
     content = [{**chosen, "top_logprobs": top} for chosen, *top in entries]
     return {"content": content, "refusal": None}
@@ -261,7 +296,7 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _name(token: TokenLogprob) -> str:
-    """Return the token's text; a part of a character is named by its bytes, as in OpenAI's answers."""
+    """Return a token's text; if its bytes are only a part of a character, their hexadecimal numbers, as OpenAI does."""
     try:
         return token.text.decode()
     except UnicodeDecodeError:

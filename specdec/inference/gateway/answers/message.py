@@ -10,7 +10,7 @@ from specdec.inference.text.reasoning import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Additions to a message by one piece of text: reasoning, content, and tool calls by their numbers."""
+    """What one piece of text adds to a message: reasoning, content, and pieces of tool calls by the calls' numbers."""
 
     reasoning: str = ""
     content: str = ""
@@ -18,7 +18,7 @@ class Reading:
 
 
 class MessageReader:
-    """Reader of one answer. The whole message does not depend on how its text is cut into pieces.
+    """Splitter of one answer's text into reasoning, content and calls. How the text is cut into pieces changes nothing.
 
     Args:
         reasoning: splitter of the reasoning; None if there is none.

@@ -19,12 +19,12 @@ from specdec.inference.workers.completion import Codec
 Events: TypeAlias = AsyncGenerator[ChoiceEvent, None]
 _THINKING = {"type": "thinking", "thinking": "", "signature": ""}
 _EMPTY = {"reasoning_content": _THINKING, "content": {"type": "text", "text": ""}}
-"""For each field of a chat's delta that has text: the block that it begins."""
+"""Empty block of content for each field of a chat's delta that has text."""
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessagesFormat(EventFormat):
-    """Format of /v1/messages: a message whose content is blocks, of which only the last still grows."""
+    """Format of /v1/messages: a message whose content is a list of blocks, of which only the last one still grows."""
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
         super().__init__(model, reader)
@@ -34,7 +34,10 @@ class MessagesFormat(EventFormat):
         self._last: object = None  # field of a chat's delta that it is made of, or number of its call
 
     async def noting_stop(self, events: Events, stops: Sequence[str], codec: Codec) -> Events:
-        """Yield the events; note which of the stop strings ended the text, which only the tokens show."""
+        """Yield the events unchanged; note which of the stop strings ended the text.
+
+        The text ends before a stop string, so the string is looked for in the text that `codec` makes of the tokens.
+        """
         token_ids: list[int] = []
         async with aclosing(events):
             async for index, event in events:
@@ -61,7 +64,7 @@ class MessagesFormat(EventFormat):
             yield from self._grow(call["index"], call["function"]["arguments"], head)
 
     def _begin(self, choice: Choice) -> Iterator[JsonEvent]:
-        """Yield message_start at the first call only. It has the number of prompt tokens, known by then."""
+        """Yield the event message_start, at the first call only; it has the number of prompt tokens, known by then."""
         if "usage" not in self._fields:
             self._fields["usage"] = _usage(choice)
             nothing = {"stop_reason": None, "stop_sequence": None}
@@ -106,13 +109,13 @@ class MessagesFormat(EventFormat):
 
 
 def _delta(kind: str, text: str) -> dict[str, str]:
-    """Return what a block of this kind grows by; arguments of a call grow as JSON."""
+    """Return the "delta" of an event that adds text to a block of this kind; a call's arguments are added as JSON."""
     name, field = ("input_json_delta", "partial_json") if kind == "tool_use" else (f"{kind}_delta", kind)
     return {"type": name, field: text}
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Return the arguments of a call: of cut-off JSON what it has so far; none if the text is no JSON object."""
+    """Return a call's arguments from their JSON text; of cut-off JSON the complete part; {} if it is not an object."""
     try:
         return dict(from_json(text, allow_partial=True, allow_inf_nan=False))
     except (ValueError, TypeError):
@@ -120,7 +123,7 @@ def _input(text: str) -> dict[str, Any]:
 
 
 def _usage(choice: Choice) -> dict[str, int]:
-    """Return the numbers of tokens; prompt tokens found in the cache are counted apart."""
+    """Return the "usage" of a message; prompt tokens found in the cache are not counted as "input_tokens"."""
     cached = choice.num_cached_tokens
     read = {"input_tokens": choice.num_prompt_tokens - cached, "cache_read_input_tokens": cached}
     return {**read, "cache_creation_input_tokens": 0, "output_tokens": choice.num_output_tokens}

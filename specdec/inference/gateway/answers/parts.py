@@ -1,4 +1,4 @@
-"""Pieces of a choice's text, as chunks of a stream carry them: one per token, or one per pass."""
+"""Parts of an answer, one per token or one per target pass, and the counts of one choice of a request."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ ChoiceEvent: TypeAlias = tuple[int, TextEvent]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Content of one chunk.
+    """Part of one choice's text, as one chunk of a stream carries it.
 
     Attributes:
+        text: text that the part adds; may be empty.
         accepted: for each token, whether it is an accepted draft token.
         num_draft_tokens: draft tokens of the pass; 0 unless this is the pass's last part.
         token_ids: ids of the part's tokens.
         rejected_text: text of the pass's rejected draft tokens; empty unless this is the pass's last part.
         timings: times of the pass; None unless this is the pass's last part.
         finish_reason: reason of the end, on the last part of a choice.
-        is_prompt: True if the text is the prompt; the first of its log-probabilities has no meaning.
+        is_prompt: True if the text is an echoed prompt; its first log-probability then has no meaning.
     """
 
     text: str
@@ -39,7 +40,7 @@ class Part:
 
 
 def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
-    """Yield the parts of a delta: one for each of its tokens, or a single one."""
+    """Yield the parts of a delta: one for each of its tokens if `per_token`, else a single one."""
     num_tokens = len(delta.token_ids)
     accepted = tuple(i < delta.num_accepted_tokens for i in range(num_tokens))
     of_pass: dict[str, Any] = {
@@ -59,7 +60,7 @@ def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
 
 @dataclass(slots=True)
 class Choice:
-    """Counts and text of one choice so far."""
+    """Counts and text of one choice, that is, of one output that a request asks for, so far."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -75,7 +76,7 @@ class Choice:
     finish_reason: FinishReason | None = None
 
     def take(self, event: TextEvent, *, per_token: bool) -> Iterator[Part]:
-        """Count an event, and yield the parts of it that are to be sent."""
+        """Count an event of the choice, and yield the parts to send for it: one per token if `per_token`, else one."""
         if isinstance(event, Started):
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
             self.prompt_text = event.prompt_text
@@ -97,7 +98,7 @@ class Choice:
             yield Part("", finish_reason=event.reason)
 
     def whole(self) -> Part:
-        """Return all parts as one; its first log-probability has no meaning if it is of a prompt."""
+        """Return all parts of the choice as one; with an echoed prompt, its first log-probability means nothing."""
         return Part(
             "".join(part.text for part in self.parts),
             logprobs=tuple(scores for part in self.parts for scores in part.logprobs),

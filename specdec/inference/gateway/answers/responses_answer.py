@@ -20,18 +20,18 @@ _NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "message": ("msg", {"role": "assistant", "content": []}, _TEXT),
     "reasoning": ("rs", {"summary": [], "content": []}, {"type": "reasoning_text", "text": ""}),
 }
-"""For each kind of item that has text: the prefix of its id, its first fields, and its empty part."""
+"""For each kind of output item with text: the prefix of its id, its first fields, and its empty part of content."""
 
 
 class OutputItems:
-    """Output items of one answer, of which only the last still grows."""
+    """Output items (messages, reasoning, calls) of one answer, of which only the last one still grows."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._last: object = None  # kind of the last item, or number of its call
 
     def add(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> Iterator[JsonEvent]:
-        """Add a delta of a chat's answer; yield the events for the client."""
+        """Add a delta of a chat answer with its log-probabilities to the items; yield the events for the client."""
         if text := delta.get("reasoning_content"):
             yield from self._add_text("reasoning", text, [])
         if delta.get("content") or logprobs:
@@ -73,7 +73,7 @@ class OutputItems:
         yield self._event("response.output_item.added", item=_copy(self.items[-1]))
 
     def complete(self, status: str) -> Iterator[JsonEvent]:
-        """Complete the last item, if it still grows; yield the events for the client."""
+        """Set the status of the last item, if it still grows; yield the events for the client."""
         if self._last is None:
             return
         item, self._last = self.items[-1], None
@@ -104,7 +104,7 @@ class ResponsesFormat(EventFormat):
     """Format of /v1/responses.
 
     Args:
-        body: body of the request.
+        body: body of the request, some fields of which the answer repeats.
     """
 
     is_numbered = True
@@ -127,7 +127,7 @@ class ResponsesFormat(EventFormat):
         self._num_reasoning_tokens = 0
 
     def opening(self) -> Iterable[JsonEvent]:
-        """Return the events with the response object before its first token."""
+        """Return the events that show the client the response object before its first token."""
         begun = {**self._fields, "status": "in_progress", "output": []}
         return [{"type": kind, "response": begun} for kind in ("response.created", "response.in_progress")]
 

@@ -1,4 +1,4 @@
-"""Answers made of events: one JSON document, or server-sent events."""
+"""HTTP answers made of a completion's events: one JSON document, or a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from specdec.inference.commit import TextEvent
 from specdec.inference.errors import CapacityError, SpecDecError
-from specdec.inference.gateway.answers.documents import JsonAnswer, encoded
+from specdec.inference.gateway.answers.documents import JsonAnswer
 from specdec.inference.gateway.answers.errors import ApiError, from_error, unexpected
-from specdec.inference.gateway.answers.formats import ChunkFormat, Format, figures, of_chat, speculation, usage
 from specdec.inference.gateway.answers.parts import Choice, ChoiceEvent, Part
-from specdec.inference.gateway.bodies.schema import StreamOptions
 from specdec.inference.workers.calls.convert import converted
 
 logger = logging.getLogger(__name__)
@@ -45,24 +43,27 @@ class Kept:
     num_scores: int = 0
 
 
-async def whole_answer(
-    events: AsyncGenerator[ChoiceEvent, None], answer: Format, kept: Kept, *, num_choices: int, n: int
-) -> JsonAnswer:
-    """Return the document of a request that does not stream.
+async def whole_answer(events: AsyncGenerator[ChoiceEvent, None], answer: AnswerStream, kept: Kept) -> JsonAnswer:
+    """Read all events of a request that does not stream; return the answer with its JSON document.
+
+    Args:
+        kept: count of this process, to which the log-probabilities of this answer are added until it is made.
 
     Raises:
-        ApiError, CapacityError: too many log-probabilities are kept.
+        ApiError: the answer has more than `MAX_SCORES` log-probabilities.
+        CapacityError: all unfinished answers together have more than `MAX_ALL_SCORES`.
     """
-    choices, num_scores = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)], 0
+    num_scores = 0
 
     def document() -> JsonAnswer:
-        return JsonAnswer(answer.document(choices, n=n))
+        return JsonAnswer(answer.document())
 
     try:
         async with aclosing(events):
             async for index, event in events:
-                for part in choices[index].take(event, per_token=answer.per_token):
-                    choices[index].parts.append(part)
+                choice = answer.choices[index]
+                for part in choice.take(event, per_token=answer.per_token):
+                    choice.parts.append(part)
                     num_new = sum(len(scores.token_ids) for scores in part.logprobs)
                     num_scores, kept.num_scores = num_scores + num_new, kept.num_scores + num_new
                     _check_scores(num_scores, kept)
@@ -81,20 +82,25 @@ def _check_scores(num_scores: int, kept: Kept) -> None:
 
 
 class AnswerStream(ABC):
-    """Server-sent events of one request; a subclass defines their form.
-
-    Args:
-        per_token: one event per token; else one per target pass.
+    """Answer to one request, as a stream of server-sent events or as one document; a subclass defines the form.
 
     Attributes:
+        choices: choices of the request so far; a single one unless a subclass expects more.
         last_word: bytes that end the stream.
+        shows_prompt: True if an echoed prompt is a part of the answer.
+        per_token: True to put the answer together token by token, False to do it by target passes.
     """
 
     last_word = b"data: [DONE]\n\n"
+    shows_prompt = False
+    per_token = True
 
-    def __init__(self, *, num_choices: int, shows_prompt: bool, per_token: bool) -> None:
-        self._choices = [Choice(shows_prompt=shows_prompt) for _ in range(num_choices)]
-        self._per_token = per_token
+    def __init__(self) -> None:
+        self.choices = [Choice(shows_prompt=self.shows_prompt)]
+
+    @abstractmethod
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document of the whole answer, if it is not streamed."""
 
     @abstractmethod
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:
@@ -109,7 +115,7 @@ class AnswerStream(ABC):
         """Return the server-sent events that report a failure to the client."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the first chunk. An earlier failure closes `events` and is raised, so that it gets an HTTP status."""
+        """Return the bytes for the first event. A failure before it closes `events` and is raised: it gets a status."""
         try:
             return await self._encoded(*await anext(events))
         except BaseException:
@@ -117,7 +123,7 @@ class AnswerStream(ABC):
             raise
 
     async def chunks(self, first: bytes, events: AsyncGenerator[ChoiceEvent, None]) -> AsyncGenerator[bytes, None]:
-        """Yield `first` and all that follows; failures from here on are reported in the stream."""
+        """Yield `first` and the bytes for all later events; a failure from here on is reported within the stream."""
         async with aclosing(events):
             try:
                 if first:
@@ -139,57 +145,18 @@ class AnswerStream(ABC):
                 yield self.last_word
 
     async def _encoded(self, index: int, event: TextEvent) -> bytes:
-        """Return the chunks of an event; a prompt's log-probabilities are encoded off the event loop."""
+        """Return the bytes for an event; a thread encodes a prompt's log-probabilities, since that takes long."""
         return await converted(partial(self._encode, index), event, getattr(event, "prompt_logprobs", ()))
 
     def _encode(self, index: int, event: TextEvent) -> bytes:
-        choice = self._choices[index]
-        return b"".join(self._part(index, part, choice) for part in choice.take(event, per_token=self._per_token))
-
-
-class ChunkStream(AnswerStream):
-    """Server-sent events of a completion or a chat, one per chunk.
-
-    Args:
-        options: content of the chunks besides text. With usage, as OpenAI has it, a last chunk has it and every other
-            chunk a null.
-        num_choices, n: sequences in all, and per prompt.
-    """
-
-    def __init__(
-        self, answer: ChunkFormat, options: StreamOptions, *, num_choices: int, n: int, per_token: bool
-    ) -> None:
-        super().__init__(num_choices=num_choices, shows_prompt=answer.shows_prompt, per_token=per_token)
-        self._answer = answer
-        self._options = options
-        self._n = n
-        head = encoded(answer.head(chunk=True)).removesuffix("}")
-        self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
-
-    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
-        beside: dict[str, Any] = {}
-        if self._options.include_usage:
-            beside["usage"] = usage(self._choices, n=self._n) if self._options.continuous_usage_stats else None
-        if self._options.include_speculation:
-            beside["speculation"] = speculation(part)
-        entry = self._answer.chunk(index, part, choice)
-        return self._event(encoded(entry), beside | of_chat(entry))
-
-    def _end(self) -> bytes:
-        return self._event("", figures(self._choices, n=self._n)) if self._options.include_usage else b""
-
-    def _failure(self, error: ApiError) -> bytes:
-        return f"data: {encoded(error.body())}\n\n".encode()
-
-    def _event(self, choice: str, beside: dict[str, Any]) -> bytes:
-        tail = "," + encoded(beside).removeprefix("{") if beside else "}"
-        return f"{self._head}{choice}]{tail}\n\n".encode()
+        choice = self.choices[index]
+        return b"".join(self._part(index, part, choice) for part in choice.take(event, per_token=self.per_token))
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events on their way to the client.
+    """HTTP response that sends a stream of server-sent events to the client.
 
-    When the stream ends, its sources are closed, and so the request ends. That holds even before the first chunk, and
+    However the response ends, it closes `chunks` and `events`, which ends the request: also before the first chunk, and
     at the deadline, when a write may still wait for a client that does not read.
 
     Args:

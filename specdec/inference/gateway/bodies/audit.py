@@ -13,7 +13,7 @@ from specdec.inference.workers.completing.audit import NEAR_TIE
 
 
 class AuditBody(Body):
-    """Body of /v1/audit."""
+    """Body of /v1/audit: an earlier request, and the output to check."""
 
     request: dict[str, Any] = Field(description="Body of /v1/chat/completions or /v1/completions, with its seed.")
     output: Annotated[Text, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS)] = (

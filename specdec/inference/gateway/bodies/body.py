@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -15,7 +14,7 @@ from specdec.inference.text.unicode import first_lone_surrogate
 
 
 def _whole(value: Any) -> Any:
-    """Return a float without a fraction as an int, since JSON clients may write 5 as 5.0; keep other values."""
+    """Return a float without a fraction as an int, since JSON clients may write 5 as 5.0; return others unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -27,15 +26,15 @@ def _unicode(text: str) -> str:
 
 
 def _all_whole(values: Any) -> Any:
-    """Apply `_whole` to the items of a list; leave lists above `MAX_FIELDS` as they are: Python's loop is slow."""
+    """Apply `_whole` to the items of a list of up to `MAX_FIELDS`; return other values unchanged, as loops are slow."""
     return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
 
 
 def check_size(values: Any, limit: int) -> Any:
-    """Refuse an object of too many fields with one error; Pydantic would make one for each field.
+    """Return the value; refuse an object of too many fields with one error, where Pydantic would make one per field.
 
     Raises:
-        PydanticCustomError: there are more than `limit`; the message names both numbers.
+        PydanticCustomError: the value is an object of more than `limit` fields; the message names both numbers.
     """
     if isinstance(values, dict) and len(values) > limit:
         message = f"an object of {len(values)} fields exceeds the limit of {limit}"
@@ -51,7 +50,7 @@ Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 
 
 def complete(schema: dict[str, Any], body: type[Body]) -> None:
-    """Let a body's JSON schema show that optional fields may be null (unset), and which fields have no effect."""
+    """Change a body's JSON schema so that optional fields may be null, and add the fields that have no effect."""
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
@@ -59,18 +58,12 @@ def complete(schema: dict[str, Any], body: type[Body]) -> None:
     schema["properties"].update(noops.schema_of(body.no_ops))
 
 
-def with_rules(**rules: Any) -> Callable[[dict[str, Any], type[Body]], None]:
-    """Return a function that applies `complete` to a body's JSON schema, then adds these keywords to it."""
-
-    def extend(schema: dict[str, Any], body: type[Body]) -> None:
-        complete(schema, body)
-        schema.update(rules)
-
-    return extend
-
-
 class Body(BaseModel):
-    """Base class of request bodies: strict types, no unknown fields; nulls and values without effect are dropped."""
+    """Base class of request bodies: types are strict, unknown fields are refused, and nulls count as not given.
+
+    Attributes:
+        no_ops: fields that are accepted only with a value that changes nothing, and are then dropped.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=complete)
     no_ops: ClassVar[NoOps] = {}
@@ -82,9 +75,9 @@ class Body(BaseModel):
 
 
 class SentBack(Body):
-    """Base class of messages, their parts and calls, items and tools, to which clients add fields of their own.
+    """Base class of messages, their parts, calls and tools, to which clients add fields of their own.
 
-    Such a field reaches no chat template, so it changes no answer, and is ignored.
+    Unknown fields are ignored here: they reach no chat template, so they cannot change an answer.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -1,4 +1,4 @@
-"""Conversations over HTTP: messages, tools, calls, and variables of the chat template."""
+"""Parts of bodies that describe a conversation: messages, tools, calls, and variables of the chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
     model_validator,
@@ -18,7 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, SentBack, Text, with_rules
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text
 from specdec.inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
 from specdec.inference.text.json_schema import closed
 from specdec.inference.text.unicode import check_unicode
@@ -37,7 +36,12 @@ ToolsOf: TypeAlias = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=Tr
 
 
 def of_kinds(what: str, *kinds: str, hint: str) -> BeforeValidator:
-    """Return a validator that refuses an object with a "type" outside `kinds`; its message ends with `hint`."""
+    """Return a validator that refuses an object whose "type" is none of `kinds`.
+
+    Args:
+        what: name of the object in the message, such as "a part".
+        hint: end of the message, which says what to send instead.
+    """
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -64,7 +68,7 @@ Parameters: TypeAlias = Annotated[
 
 
 class FunctionBody(SentBack):
-    """A function that may be called."""
+    """Function that the model may call."""
 
     name: FunctionName
     description: Text | None = None
@@ -76,7 +80,7 @@ class FunctionBody(SentBack):
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """Schema of the arguments; if strict, no others are allowed.
+        """Return the JSON schema of the arguments; if strict, it allows only the arguments that it names.
 
         Raises:
             ValueError: a strict schema asks for other properties than it names.
@@ -87,7 +91,7 @@ class FunctionBody(SentBack):
 
 
 class Tool(SentBack):
-    """A tool; the only kind is a function."""
+    """Tool that the model may use; functions are the only kind."""
 
     no_ops = noops.TOOL
     type: Literal["function"]
@@ -95,13 +99,13 @@ class Tool(SentBack):
 
 
 class NamedFunction(Body):
-    """The function that must be called."""
+    """Name of the function that the model must call."""
 
     name: FunctionName
 
 
 class NamedTool(Body):
-    """The tool that must be called."""
+    """Choice of the one tool that the model must use."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -115,10 +119,10 @@ ToolChoice: TypeAlias = Annotated[
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Refuse tools with duplicate names, and a choice that these tools do not allow.
+    """Check that tools have different names, and that `choice` can be obeyed with them.
 
     Raises:
-        ValueError: a name comes twice, or the chosen tool is missing.
+        ValueError: a name comes twice, the chosen tool is missing, or one is required and there is none.
     """
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
@@ -130,7 +134,7 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
 
 
 class TextPart(SentBack):
-    """One part of a message. A refusal is the text of an assistant's answer."""
+    """Part of a message's content with text; in one of type refusal, the text stands in the field `refusal`."""
 
     type: Literal["text", "refusal"]
     text: Text = Field(validation_alias=AliasChoices("text", "refusal"))
@@ -140,31 +144,22 @@ Parts: TypeAlias = PartsOf[Annotated[TextPart, of_kinds("a part", "text", "refus
 
 
 class CalledFunction(SentBack):
-    """A called function, with the arguments as JSON text."""
+    """Function that the assistant called, with the arguments as JSON text."""
 
     name: Text
     arguments: Text
 
 
 class Call(SentBack):
-    """A call that the assistant made."""
+    """Call of a function that the assistant made, in a message sent back."""
 
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-_CONTENT_OR_CALLS = [
-    {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
-    {"properties": {"tool_calls": {"type": "array", "minItems": 1}}, "required": ["tool_calls"]},
-    {"properties": {"role": {"const": "assistant"}}},
-]
-
-
 class Message(SentBack):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(json_schema_extra=with_rules(anyOf=_CONTENT_OR_CALLS))
+    """Message of a conversation, in the form of /v1/chat/completions."""
 
     no_ops = noops.MESSAGE
     role: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
@@ -186,12 +181,16 @@ class Message(SentBack):
         return self
 
     def message(self) -> ChatMessage:
-        """Return the message for the chat template."""
+        """Return the message as `Chat` has it.
+
+        Raises:
+            InvalidRequestError: a text is not valid UTF-8.
+        """
         return ChatMessage.read(self.model_dump(), "messages")
 
 
 class TemplateBody(Body):
-    """Variables of the chat template."""
+    """Base class of bodies with a conversation: fields for the variables of the chat template, and the prompt's end."""
 
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's: further variables of the model's chat template."
@@ -214,7 +213,7 @@ class TemplateBody(Body):
         return self
 
     def template_kwargs(self) -> dict[str, Any]:
-        """Return the template's variables that the body sets, and how the prompt ends, if the body says so."""
+        """Return the variables that the body sets for the chat template, and arguments that say how the prompt ends."""
         named = {"enable_thinking": self.enable_thinking, "reasoning_effort": self.reasoning_effort}
         ends = {} if self.add_generation_prompt else {"add_generation_prompt": False}
         ends |= {"continue_final_message": True} if self.continue_final_message else {}
@@ -222,10 +221,10 @@ class TemplateBody(Body):
 
 
 def chat_of(messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: dict[str, Any]) -> Chat:
-    """Return a conversation for the server that owns the template.
+    """Return a conversation with its tools and template variables, for the server that has the chat template.
 
     Raises:
-        InvalidRequestError: a part of it is no text, or exceeds its limit.
+        InvalidRequestError: a text is not valid UTF-8, or a part exceeds its limit.
     """
     spoken = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
     chat = Chat(

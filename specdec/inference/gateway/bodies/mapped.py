@@ -1,4 +1,4 @@
-"""Bodies of other APIs than OpenAI's chat, each of which is mapped onto the body of a chat."""
+"""Base class of bodies that are turned into the body of a chat: those of /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from specdec.inference.gateway.bodies.schema import ChatBody, GenerationBody
 
 
 class MappedBody(GenerationBody, TemplateBody):
-    """Body with the sampling parameters and template variables of a chat's, and a form of its own for the rest.
+    """Body of an API that has a chat's sampling parameters and template variables, and other fields for the rest.
 
     Attributes:
-        conversation_field: name of the field that becomes the messages of a chat.
+        conversation_field: name of the field that becomes the chat's messages.
     """
 
     conversation_field: ClassVar[str]
@@ -27,7 +27,7 @@ class MappedBody(GenerationBody, TemplateBody):
         """Return the body of the same request for /v1/chat/completions.
 
         Raises:
-            RequestValidationError: the parts do not fit each other.
+            RequestValidationError: the result is not valid as a chat, such as a choice of a tool that is missing.
         """
         shared = {*GenerationBody.model_fields, *TemplateBody.model_fields} & self.model_fields_set
         fields = self.model_dump(include=shared - {"stream_options"}, by_alias=True, exclude_unset=True)
@@ -39,15 +39,18 @@ class MappedBody(GenerationBody, TemplateBody):
 
     @abstractmethod
     def _mapped(self) -> Iterator[tuple[str, Any]]:
-        """Yield the fields of a chat's body that this API has in another form."""
+        """Yield the names and values of the chat's fields that this body has in another form."""
 
     def _place(self, place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-        """Translate the path of a wrong field in a chat's body to this body; within messages, only to their field."""
+        """Return the path in this body that leads to the wrong field at `place` in the chat's body.
+
+        For a fault within the messages it leads to the field that they were made of, not into it.
+        """
         return ("body", self.conversation_field) if place[:1] == ("messages",) else ("body", *place)
 
 
 def add_result(messages: list[dict[str, Any]], call_id: str, text: str) -> None:
-    """Add the result of a call to the messages of a chat, with the function's name if the call is among them."""
+    """Add a tool's result to a chat's messages; if the call that it answers is among them, name its function too."""
     calls = (call for message in messages for call in message.get("tool_calls", ()))
     names = {call["id"]: call["function"]["name"] for call in calls}
     name = {"name": names[call_id]} if call_id in names else {}
@@ -55,11 +58,11 @@ def add_result(messages: list[dict[str, Any]], call_id: str, text: str) -> None:
 
 
 def text_of(content: str | list[Any]) -> str:
-    """Return a content as one text: the texts of its parts, one a line."""
+    """Return a message's content as one text: if it is a list of parts, their texts, joined by newlines."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def format_of_chat(form: Body) -> dict[str, Any]:
-    """Return the format of a text as a chat's body has it, with an object around the schema."""
+    """Return the output format of another API as a chat's `response_format`, which has the schema in `json_schema`."""
     fields = form.model_dump(by_alias=True, exclude_unset=True)
     return {"type": fields.pop("type"), **({"json_schema": fields} if fields else {})}

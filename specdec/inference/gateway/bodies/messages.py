@@ -1,4 +1,4 @@
-"""Body of /v1/messages (Anthropic's Messages API), and its one mapping: onto the body of a chat.
+"""Body of /v1/messages (Anthropic's Messages API), which is turned into the body of a chat.
 
 Fields that are not listed are ignored, since Anthropic's clients send new ones with every version.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import ConfigDict, Field, model_validator
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import SentBack, Text, with_rules
+from specdec.inference.gateway.bodies.body import SentBack, Text
 from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
     TEXT_ALONE,
@@ -26,15 +26,18 @@ from specdec.inference.gateway.bodies.conversation import (
 )
 from specdec.inference.gateway.bodies.mapped import MappedBody, add_result, format_of_chat, text_of
 from specdec.inference.gateway.bodies.responses import FlatSchemaFormat
-from specdec.inference.gateway.bodies.schema import STREAM_OPTIONS_NEED_STREAM, NumTokens, Stops
+from specdec.inference.gateway.bodies.schema import NumTokens, Stops
 from specdec.inference.text.chat import MAX_MESSAGES
 
 _NEEDED = {"redacted_thinking": (), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}
-"""Fields that a block needs, by its type; other blocks need the one that has the name of their type."""
+"""Fields that a block must have, by its type; a block of another type must have the field with the type's name."""
 
 
 class Block(SentBack):
-    """One block of a message. Thinking that is redacted reaches no template."""
+    """Block of a message's content: a text, a thought, a call of a tool, or a call's result.
+
+    Blocks of type redacted_thinking are accepted and left out.
+    """
 
     type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
     text: Text = ""
@@ -52,7 +55,7 @@ class Block(SentBack):
         return self
 
     def call(self) -> dict[str, Any]:
-        """Return a block of type tool_use as a call of a chat's message."""
+        """Return this block, which is of type tool_use, as an entry of "tool_calls" in a chat's message."""
         return {"id": self.id, "function": {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}}
 
 
@@ -60,13 +63,13 @@ Blocks: TypeAlias = PartsOf[Annotated[Block, of_kinds("a block", "text", "thinki
 
 
 class BlockMessage(SentBack):
-    """One message of a conversation: a text, or blocks."""
+    """Message of a conversation in the form of /v1/messages, with a text or a list of blocks as its content."""
 
     role: Literal["user", "assistant", "system"]
     content: Text | Blocks
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the message to a chat: its results of tools as messages of their own, then the rest as one."""
+        """Add the message to a chat's: first each result of a tool as a message of its own, then all else as one."""
         blocks = [Block(type="text", text=self.content)] if isinstance(self.content, str) else self.content
         results = [block for block in blocks if block.type == "tool_result"]
         for each in results:
@@ -81,14 +84,14 @@ class BlockMessage(SentBack):
 
 
 class InputTool(FunctionBody):
-    """Function that may be called."""
+    """Function that the model may call, in the form of /v1/messages."""
 
     type: Literal["custom"] = "custom"
     parameters: Parameters | None = Field(None, alias="input_schema")
 
 
 class Choice(SentBack):
-    """Whether tools must be called, may be called, or not."""
+    """Choice whether the model must call a tool (any, or the one named), may call one (auto), or must not (none)."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = Field(default=None, description="Of type tool: the tool that must be called.")
@@ -96,13 +99,13 @@ class Choice(SentBack):
 
 
 class Thinking(SentBack):
-    """Whether the model thinks, where its chat template has a variable for that; a budget has no effect."""
+    """Choice whether the model thinks, for chat templates with a variable for it; a budget of tokens has no effect."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
 class OutputConfig(SentBack):
-    """Form of the text; an effort has no effect."""
+    """Settings of the output: a JSON schema that it must fit; other settings have no effect."""
 
     format: FlatSchemaFormat | None = None
 
@@ -110,7 +113,7 @@ class OutputConfig(SentBack):
 class MessagesBody(MappedBody, SentBack):
     """Body of /v1/messages. Its sampling parameters and its template variables are the same as in a chat's body."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM]))
+    model_config = ConfigDict(extra="ignore")
 
     no_ops = noops.MESSAGES
     conversation_field = "messages"

@@ -1,6 +1,7 @@
-"""Request fields that other servers know and this server does not, with the values at which they change nothing.
+"""Request fields of other servers that have no effect here, and the values with which each is accepted.
 
-Clients and frameworks send such fields by themselves. Any other value would change the answer, so it is refused.
+Clients and frameworks send such fields by themselves. With the values listed here, the answer is what the field asks
+for anyway; with any other value it would not be, so the request is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import Any, TypeAlias
 
 from pydantic_core import PydanticCustomError
 
+from specdec.inference.errors import cut
+
 NoOps: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""Values at which a field changes nothing, by the field's name; a field without such values is refused."""
+"""Values with which a field is accepted, by the field's name; a field without any is always refused."""
 UNSUPPORTED = "unsupported"
-"""Type that Pydantic gives to the fault of a refused field."""
+"""Type of the Pydantic error for a field that is refused."""
 MAX_SHOWN_CHARACTERS = 40
 
 
@@ -99,10 +102,10 @@ _HINTS = {
 
 
 def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:
-    """Return a body without nulls, and without values that change nothing.
+    """Return a body's fields without those that are null, and without those of `no_ops`.
 
     Raises:
-        PydanticCustomError: a field has a value that would change something.
+        PydanticCustomError: a field of `no_ops` has a value with which it is not accepted.
     """
     given = {name: value for name, value in values.items() if value is not None}
     for name in given.keys() & no_ops.keys():
@@ -118,19 +121,14 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def _refusal(name: str, value: Any, values: tuple[Any, ...]) -> PydanticCustomError:
-    """Return the error for a field whose value would change the answer; its first word is the field's name."""
+    """Return the error for a field with a value outside the accepted `values`; its first word is the field's name."""
     taken = f", only {' or '.join(map(json.dumps, values))}, which changes nothing" if values else ""
     hint = f"; {_HINTS[name]}" if name in _HINTS else ""
-    message = f"{name} {_shown(value)} is not supported here{taken}{hint}"
+    message = f"{name} {cut(json.dumps(value), MAX_SHOWN_CHARACTERS)} is not supported here{taken}{hint}"
     return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message})
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
-
-
 def schema_of(no_ops: NoOps) -> dict[str, Any]:
-    """Return the fields as properties of a JSON schema."""
+    """Return the fields of `no_ops` as properties of a JSON schema, each with its accepted values and null."""
     note = "Accepted without effect: this is so anyway."
     return {name: {"enum": [*values, None], "description": note} for name, values in no_ops.items()}

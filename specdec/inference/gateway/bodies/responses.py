@@ -1,6 +1,7 @@
-"""Body of /v1/responses (OpenAI's Responses API), and its one mapping: onto the body of a chat.
+"""Body of /v1/responses (OpenAI's Responses API), which is turned into the body of a chat.
 
-Nothing is stored: a conversation comes whole, as items. Fields that refer to an earlier answer are refused.
+The server stores no conversation: each request has it whole, as a list of items. Fields that refer to an earlier answer
+are refused.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AliasChoices, ConfigDict, Discriminator, Field, Tag
+from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import Body, SentBack, Text, with_rules
+from specdec.inference.gateway.bodies.body import Body, SentBack, Text
 from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
     OTHER_CHOICES,
@@ -24,9 +25,6 @@ from specdec.inference.gateway.bodies.conversation import (
 )
 from specdec.inference.gateway.bodies.mapped import MappedBody, add_result, format_of_chat, text_of
 from specdec.inference.gateway.bodies.schema import (
-    NAMED_NEEDS_TOOLS,
-    REQUIRED_NEEDS_TOOLS,
-    STREAM_OPTIONS_NEED_STREAM,
     JsonObjectFormat,
     NamedSchema,
     NumLogprobs,
@@ -40,7 +38,7 @@ _TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text",
 
 
 class ItemPart(SentBack):
-    """One part of an item."""
+    """Part of an item's content, with text."""
 
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal"]
     text: Text = Field(validation_alias=AliasChoices("text", "refusal"))
@@ -49,21 +47,18 @@ class ItemPart(SentBack):
 ItemParts: TypeAlias = PartsOf[Annotated[ItemPart, of_kinds("a part", *_TEXTS, hint=TEXT_ALONE)]]
 
 
-class _Item(SentBack):
-    def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the item to the messages of a chat."""
-        raise NotImplementedError
-
-
-class MessageItem(_Item):
-    """Message of the client, or of an earlier answer."""
+class MessageItem(SentBack):
+    """Item that is a message of the client, or of an earlier answer."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | ItemParts
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the message to a chat; an assistant's text goes into the last message if that has only its reasoning."""
+        """Add the message to those of a chat.
+
+        An assistant's text is put into the chat's last message if that is the assistant's and has only reasoning.
+        """
         text = text_of(self.content)
         if self.role == "assistant":
             _of_assistant(messages, "content", "tool_calls")["content"] = text
@@ -71,8 +66,8 @@ class MessageItem(_Item):
             messages.append({"role": "system" if self.role == "developer" else self.role, "content": text})
 
 
-class CallItem(_Item):
-    """Call of a function in an earlier answer."""
+class CallItem(SentBack):
+    """Item that is a call of a function, from an earlier answer."""
 
     type: Literal["function_call"]
     call_id: Text
@@ -80,40 +75,41 @@ class CallItem(_Item):
     arguments: Text
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the call to the assistant's message at the end of a chat; begin one if there is none."""
+        """Add the call to the assistant's message at the end of a chat; begin a new message if the last is not its."""
         call = {"id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
         _of_assistant(messages).setdefault("tool_calls", []).append(call)
 
 
-class OutputItem(_Item):
-    """Output of a called function."""
+class OutputItem(SentBack):
+    """Item with the output of a function that was called."""
 
     type: Literal["function_call_output"]
     call_id: Text
     output: Text | ItemParts
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the output of a tool to a chat, as a message of the role "tool"."""
+        """Add the output to a chat's messages, as one of the role "tool"."""
         add_result(messages, self.call_id, text_of(self.output))
 
 
-class ReasoningItem(_Item):
-    """Reasoning of an earlier answer."""
+class ReasoningItem(SentBack):
+    """Item with the reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
     summary: ItemParts = Field(default_factory=list)
     content: ItemParts = Field(default_factory=list)
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the reasoning to a chat: it begins a new message of the assistant."""
+        """Add the reasoning to a chat, as the beginning of a new message of the assistant."""
         text = text_of(self.content or self.summary)
         _of_assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
 
 def _of_assistant(messages: list[dict[str, Any]], *but_with: str) -> dict[str, Any]:
-    """Return the assistant's message to which an item is added.
+    """Return the assistant's message to which an item is to be added.
 
-    It is the last message, or a new one if the last is not the assistant's or has one of the fields `but_with`.
+    That is the chat's last message; if it is not the assistant's, or has one of the fields `but_with`, a new message is
+    appended.
     """
     if not messages or messages[-1]["role"] != "assistant" or messages[-1].keys() & set(but_with):
         messages.append({"role": "assistant"})
@@ -125,8 +121,11 @@ _ITEM_HINT = f"it takes {', '.join(_KINDS)}, and stores nothing that an item cou
 
 
 def _tag(value: Any) -> str:
-    """Return the tag by which Pydantic chooses a union's member; its space keeps it out of paths in error messages."""
-    if not isinstance(value, dict | _Item):
+    """Return the tag by which Pydantic chooses the class for an item, or for the input as a whole.
+
+    Tags have a space in them, by which errors.py tells them from names of fields in Pydantic's paths to faults.
+    """
+    if not isinstance(value, dict | SentBack):
         return "a text" if isinstance(value, str) else "a list"
     return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"
 
@@ -143,25 +142,25 @@ Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESS
 
 
 class FlatTool(FunctionBody):
-    """Function that may be called, without the "function" around it that a chat has."""
+    """Function that the model may call; its fields stand in the tool itself, where a chat has an object "function"."""
 
     type: Literal["function"]
 
 
 class FlatNamedTool(NamedFunction):
-    """The function that must be called."""
+    """Choice of the one function that the model must call, with its name beside the type."""
 
     type: Literal["function"]
 
 
 class FlatSchemaFormat(NamedSchema):
-    """JSON that fits a schema, without the "json_schema" around it that a chat has."""
+    """Output format for JSON that fits a schema; its fields stand beside the type, where a chat has "json_schema"."""
 
     type: Literal["json_schema"]
 
 
 class TextConfig(Body):
-    """Form of the text."""
+    """Settings of the answer's text: its format."""
 
     no_ops = noops.TEXT_CONFIG
     format: Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")] = Field(
@@ -170,17 +169,13 @@ class TextConfig(Body):
 
 
 class ReasoningConfig(Body):
-    """Settings of the reasoning, accepted only with values that change nothing."""
+    """Settings of the reasoning, each accepted only with values that change nothing (noops.py)."""
 
     no_ops = noops.REASONING_CONFIG
 
 
 class ResponsesBody(MappedBody):
     """Body of /v1/responses. Its sampling parameters and its template variables are the same as in a chat's body."""
-
-    model_config = ConfigDict(
-        json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS])
-    )
 
     no_ops = noops.RESPONSES
     conversation_field = "input"
@@ -230,7 +225,7 @@ class ResponsesBody(MappedBody):
         return [{"content": "", **message} for message in messages]
 
     def echoed(self) -> dict[str, Any]:
-        """Return the fields that an answer repeats."""
+        """Return the fields of the request that the answer repeats, ready for JSON."""
         names = {"instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "max_output_tokens", "metadata"}
         names |= {"temperature", "top_p", "top_logprobs"}
         return self.model_dump(mode="json", by_alias=True, include=names)

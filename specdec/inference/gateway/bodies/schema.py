@@ -1,7 +1,7 @@
-"""Bodies of requests, with OpenAI's defaults: /v1/completions, /v1/chat/completions, /tokenize and /detokenize.
+"""Bodies of /v1/completions, /v1/chat/completions, /tokenize and /detokenize, with OpenAI's defaults.
 
-A field that is not listed is refused, unless it is null or has a value without effect (noops.py). Names are OpenAI's
-and vLLM's; limits stand beside each field.
+Fields have OpenAI's and vLLM's names. A field that is not listed is refused, unless it is null, or noops.py accepts its
+value. The OpenAPI schema describes each field; rules between fields, which its readers ignore, are only checked.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, model_validator
 
 from specdec.inference.gateway.bodies import noops
-from specdec.inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size, with_rules
+from specdec.inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size
 from specdec.inference.gateway.bodies.conversation import (
     Message,
     Parts,
@@ -42,7 +42,7 @@ from specdec.inference.text.chat import MAX_MESSAGES, Chat
 from specdec.inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 
 MAX_CHOICES = 128
-"""Most sequences of a request: n times its prompts."""
+"""Most choices of one HTTP request: `n` times the number of its prompts."""
 MAX_N = 64
 MAX_PROMPTS = 64
 MAX_IDS = 1_000_000
@@ -52,12 +52,12 @@ MAX_TOKEN_ID = 2**31 - 1
 
 
 def _limits(limits: Range) -> Any:
-    """Return a range as the constraint of a field."""
+    """Return the constraint of a Pydantic field for a range of numbers."""
     return Field(gt=limits.low, le=limits.high) if limits.above else Field(ge=limits.low, le=limits.high)
 
 
 def _within(name: str) -> Any:
-    """Return the range of a sampling parameter as the constraint of a field."""
+    """Return the constraint of a Pydantic field for the range of the sampling parameter `name`."""
     return _limits(RANGES[name])
 
 
@@ -85,30 +85,8 @@ Prompt: TypeAlias = (
 )
 
 
-def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any]) -> dict[str, Any]:
-    """Return a condition of JSON Schema: if `field` fits the schema `kind`, `other` must fit the schema `allowed`."""
-    then = {"properties": {other: allowed}, "required": [other]}
-    return {"if": {"properties": {field: kind}, "required": [field]}, "then": then}
-
-
-STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True})
-_TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True})
-_SOME_TOOLS = {"type": "array", "minItems": 1}
-REQUIRED_NEEDS_TOOLS = _needs("tool_choice", {"const": "required"}, "tools", _SOME_TOOLS)
-NAMED_NEEDS_TOOLS = _needs("tool_choice", {"type": "object"}, "tools", _SOME_TOOLS)
-_NO_TOKENS_NEED_ECHO = _needs("max_tokens", {"const": 0}, "echo", {"const": True})
-
-
-_PROMPT_OR_MESSAGES = {
-    "oneOf": [
-        {"properties": {name: {"not": {"type": "null"}}, other: {"type": "null"}}, "required": [name]}
-        for name, other in (("prompt", "messages"), ("messages", "prompt"))
-    ]
-}
-
-
 class StreamOptions(Body):
-    """Content of a stream besides text."""
+    """What the events of a stream have besides text."""
 
     no_ops = noops.STREAM_OPTIONS
     include_usage: bool = Field(default=False, description="A last chunk with the usage.")
@@ -122,19 +100,19 @@ class StreamOptions(Body):
 
 
 class TextFormat(Body):
-    """Format that allows any text."""
+    """Output format that allows any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(Body):
-    """Format that allows any JSON object."""
+    """Output format that allows any JSON object."""
 
     type: Literal["json_object"]
 
 
 class NamedSchema(Body):
-    """A JSON schema, and the fields that OpenAI's clients send beside it."""
+    """JSON schema for an output, with the fields that OpenAI's clients send beside it."""
 
     name: str | None = None
     description: str | None = None
@@ -143,7 +121,7 @@ class NamedSchema(Body):
 
 
 class JsonSchemaFormat(Body):
-    """JSON that fits a schema."""
+    """Output format for JSON that fits a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
@@ -151,8 +129,6 @@ class JsonSchemaFormat(Body):
 
 class StructuredOutputs(Body):
     """Body field `structured_outputs` of vLLM, of which exactly one field may be set."""
-
-    model_config = ConfigDict(json_schema_extra=with_rules(oneOf=structured.EXACTLY_ONE))
 
     json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
     regex: GrammarText | None = None
@@ -168,7 +144,7 @@ class StructuredOutputs(Body):
 
 
 class Prediction(Body):
-    """Text that the output may repeat, such as a file to be edited; it changes only the speed."""
+    """Text that the output may repeat, such as a file to be edited; a prediction changes only the speed."""
 
     type: Literal["content"]
     content: Text | Parts
@@ -179,7 +155,7 @@ class Prediction(Body):
 
 
 class GenerationBody(Body):
-    """Request fields that /v1/completions and /v1/chat/completions share."""
+    """Base class of bodies that ask for generated text: the fields that all of these APIs share."""
 
     model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
     temperature: Annotated[float, _within("temperature")] = 1.0
@@ -250,15 +226,15 @@ class GenerationBody(Body):
         return self
 
     def grammar_of_output(self) -> Grammar | None:
-        """Return the grammar of the output; None for any text."""
+        """Return the grammar that the body demands of the output; None if any text will do."""
         return self._grammar[1]
 
     def grammar_field(self) -> str | None:
-        """Return the name of the field that has the grammar; None if no field has one."""
+        """Return the name of the field that demands a grammar; None if none does."""
         return self._grammar[0]
 
     def sampling(self) -> SamplingParams:
-        """Return the sampling parameters, without the seed."""
+        """Return the body's sampling parameters; their seed keeps its default, since each choice has its own."""
         values = {name: getattr(self, name) for name in RANGES if name not in ("seed", "top_k")}
         biases = sorted((int(token_id), bias) for token_id, bias in self.logit_bias.items())
         return SamplingParams(**values, top_k=max(0, self.top_k), logit_bias=tuple(biases))
@@ -269,8 +245,6 @@ class GenerationBody(Body):
 
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
-
-    model_config = ConfigDict(json_schema_extra=with_rules(allOf=[STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO]))
 
     no_ops = noops.COMPLETION
     prompt: Prompt
@@ -287,7 +261,7 @@ class CompletionBody(GenerationBody):
         return self
 
     def prompts(self) -> list[str | tuple[int, ...]]:
-        """Return the prompts, one by one."""
+        """Return the list of prompts, each a text or token ids; a body with one prompt gives a list of one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -298,12 +272,6 @@ class CompletionBody(GenerationBody):
 
 class ChatBody(GenerationBody, TemplateBody):
     """Body of /v1/chat/completions."""
-
-    model_config = ConfigDict(
-        json_schema_extra=with_rules(
-            allOf=[STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS]
-        )
-    )
 
     no_ops = noops.CHAT
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -327,16 +295,20 @@ class ChatBody(GenerationBody, TemplateBody):
         return self
 
     def chat(self) -> Chat:
-        """Return the conversation, without tools that must not be called."""
+        """Return the conversation with the tools that may be called.
+
+        Raises:
+            InvalidRequestError: a part of it is not valid; see `chat_of`.
+        """
         return chat_of(self.messages, self.offered(), self.template_kwargs())
 
     def offered(self) -> list[Tool]:
-        """Return the tools that may be called."""
+        """Return the tools that the model may call: none if `tool_choice` is "none"."""
         return [] if self.tool_choice == "none" else self.tools
 
 
 class TokenizeBody(TemplateBody):
-    """Body of /tokenize: a prompt, or messages."""
+    """Body of /tokenize, with either a prompt or the messages of a chat."""
 
     no_ops = noops.TOKENIZE
     model: str | None = None
@@ -344,8 +316,6 @@ class TokenizeBody(TemplateBody):
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools = Field(default_factory=list)
     add_special_tokens: bool = Field(True, description="To a prompt; messages have those of the chat template.")
-
-    model_config = ConfigDict(json_schema_extra=with_rules(allOf=[_PROMPT_OR_MESSAGES]))
 
     @model_validator(mode="after")
     def _check_one_of(self) -> TokenizeBody:

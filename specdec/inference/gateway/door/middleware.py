@@ -1,6 +1,7 @@
-"""Middleware of the application: request ids, access, limits on bodies, and a count of answers.
+"""ASGI middleware of the HTTP application: request ids, access, limits on bodies, and a count of answers.
 
-Plain ASGI, so that streams stay streams. All of it is HTTP, since a port has neither websockets nor a lifespan.
+It is written without Starlette's base class, so that streams stay streams. Every scope that it gets is of HTTP, since
+the ports have neither websockets nor a lifespan.
 """
 
 from __future__ import annotations
@@ -37,19 +38,20 @@ REQUEST_ID = b"x-request-id"
 
 
 MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
-"""Most bytes of all bodies that have begun and not ended: 4096 connections could hold 8 MiB each for 30 s."""
+"""Most bytes of all bodies that are still arriving; without it, 4096 connections could hold 8 MiB each for 30 s."""
 _SMALL_BYTES = 8 * 1024
 _INLINE_BYTES = 32 * 1024
 
 
 class BodyLimit:
-    """Middleware that refuses bodies above `max_bytes` (413), compressed ones (415), and ones of too many parts (400).
+    """Middleware that refuses request bodies that are too long (413), compressed (415), or have too many parts (400).
 
-    Bodies within these limits are read and validated on the event loop. A body that is still arriving is refused with
-    503 if all such bodies hold more than `MAX_UNFINISHED_BYTES`, or those of its account more than half of that.
+    A body that is still arriving is refused with 503 if all such bodies together have more than `MAX_UNFINISHED_BYTES`,
+    or those of its account more than half of that.
 
     Args:
-        max_numbers: function that returns how many numbers a body for the present model may have.
+        max_bytes: longest body in bytes.
+        max_numbers: function that returns how many numbers a body may have for the model that is served now.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, max_numbers: Callable[[], int]) -> None:
@@ -71,9 +73,10 @@ class BodyLimit:
         await self._app(scope, again, send)
 
     async def _checked(self, scope: Scope, receive: Receive) -> list[Message]:
-        """Return the ASGI messages of a body within its limits; an empty list for requests other than POST.
+        """Return the ASGI messages with a request's body, or an empty list for requests other than POST.
 
-        Raise ApiError if the body is refused.
+        Raises:
+            ApiError: the body is refused.
         """
         length = dict(scope["headers"]).get(b"content-length", b"0")
         num_bytes = int(length) if length.isdigit() else 0
@@ -95,7 +98,7 @@ class BodyLimit:
         return messages
 
     async def _read(self, receive: Receive) -> tuple[list[Message], int]:
-        """Return the ASGI messages of a body, up to its end or to the allowed length, and the number of bytes."""
+        """Return a body's ASGI messages and its number of bytes; stop reading once that exceeds the allowed length."""
         messages: list[Message] = []
         num_bytes, account = 0, caller().account
         try:
@@ -124,15 +127,15 @@ class BodyLimit:
 
 
 _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[-+0-9.,eE\s]++|[a-zA-Z]++|.', re.DOTALL)
-"""Parts of JSON: strings, runs of numbers, words, brackets and colons."""
+"""Parts into which a body is cut to count them: strings, runs of numbers, words, brackets and colons of JSON."""
 _MAX_PARTS = 64 * 1024
 
 
 def _is_crowded(body: bytes, max_numbers: int) -> bool:
-    """Return whether a body has too many parts to be parsed without delay for other requests.
+    """Return whether a body has so many parts that parsing it would delay other requests.
 
-    While the parser runs, on any thread, Python runs nothing else: eight megabytes of members took 0.4 s, in which no
-    other request was served. This count lets other threads run between two parts.
+    While the JSON parser runs, on any thread, Python runs nothing else: it took 0.4 s for eight megabytes of small
+    members. This count takes longer, but lets other threads run between two parts.
     """
     num_numbers = 0
     for num_parts, part in enumerate(_PARTS.finditer(body)):
@@ -144,7 +147,7 @@ def _is_crowded(body: bytes, max_numbers: int) -> bool:
 
 
 def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
-    """Return why a body must not be parsed: it has too many parts, or a zero byte, which no JSON has."""
+    """Return the error for a body that must not be parsed, as it has too many parts or a zero byte; else None."""
     if b"\0" in body:
         return ApiError(400, "the body is not JSON in UTF-8: it has a zero byte")
     if _is_crowded(body, max_numbers):
@@ -154,7 +157,10 @@ def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
 
 
 class RequestId:
-    """Middleware that gives each answer the X-Request-Id of its request, or a new one; logs name it and the peer."""
+    """Middleware that gives each answer the X-Request-Id of its request, or a new id.
+
+    While a request is served, it is the current one (inference/caller.py), so that log lines name its id and peer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -172,7 +178,7 @@ class RequestId:
 
 
 def rights_of(scope: Scope) -> frozenset[Right] | None:
-    """Return the rights of which a request to the application needs one; None if it needs none.
+    """Return the rights of which the caller of a request needs at least one; None if no right is needed.
 
     A browser's preflight (OPTIONS) has no token, and no path answers it with anything but an error.
     """
@@ -180,16 +186,16 @@ def rights_of(scope: Scope) -> frozenset[Right] | None:
 
 
 def _authorization(headers: Mapping[bytes, bytes]) -> str:
-    """Return the header Authorization, or what it would be for the token in Anthropic's header."""
+    """Return the header Authorization; without it, one made of the token in Anthropic's header, or an empty text."""
     key = headers.get(API_KEY)
     return headers.get(b"authorization", b"Bearer " + key if key else b"").decode("latin-1")
 
 
 class HttpGate:
-    """Middleware that admits requests by `Access`, before anything of their bodies is read.
+    """Middleware that lets `Access` admit or refuse each request before anything of its body is read.
 
     Args:
-        rights: function that returns the rights of which a request needs one; None if it needs none.
+        rights: function that returns the rights of which a request's caller needs at least one; None: no right.
     """
 
     def __init__(
@@ -221,7 +227,7 @@ class HttpGate:
 
 
 class StatusCount:
-    """Middleware that counts answers by path and status; unknown paths count as one."""
+    """Middleware that counts answers by path and status; all paths outside `paths` are counted together, as "other"."""
 
     def __init__(self, app: ASGIApp, *, registry: CollectorRegistry, paths: frozenset[str]) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""HTTP port: uvicorn serves an ASGI application on this process's event loop; /livez and /readyz are answered here.
+"""HTTP port: uvicorn serves an ASGI application on this process's event loop. Probes are answered in this module.
 
-Knows no application.
+Knows nothing of the application but its interface.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.grpc_comm.server import BACKLOG, PortTakenError, listener
@@ -36,10 +37,13 @@ _OWN_HOSTS = (
 
 
 class Probes:
-    """ASGI application that answers the probes /livez and /readyz, and passes other requests to the one inside.
+    """ASGI application that answers the probes /livez and /readyz, and passes other requests to the application `app`.
 
-    /livez is 200 unless a restart would help, /readyz while requests are accepted. While none are, /health and /ping,
-    which are otherwise passed on, are answered as /readyz.
+    /livez gets status 200 unless a restart of the process would help, and /readyz while requests are accepted; else
+    503. While requests are not accepted, /health and /ping are answered like /readyz instead of being passed on.
+
+    Args:
+        is_healthy: further condition for 200 at /readyz; None: there is none.
     """
 
     def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:
@@ -50,10 +54,10 @@ class Probes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == "/livez":
-            await _respond(send, 200 if self.is_alive else 503)
+            await Response(status_code=200 if self.is_alive else 503)(scope, receive, send)
         elif path == "/readyz" or (path in ("/health", "/ping") and not self.is_ready):
             is_ready = self.is_ready and (self._is_healthy is None or await self._is_healthy())
-            await _respond(send, 200 if is_ready else 503)
+            await Response(status_code=200 if is_ready else 503)(scope, receive, send)
         else:
             await self._app(scope, receive, send if self.is_ready else _closing(send))
 
@@ -69,20 +73,13 @@ def _closing(send: Send) -> Send:
     return closing
 
 
-async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer every request with 404."""
-    await _respond(send, 404)
-
-
-async def _respond(send: Send, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
 class OwnHosts:
-    """ASGI application that refuses requests whose Host header does not name this machine.
+    """ASGI application that passes requests on to `app` if their Host header names this machine, and refuses others.
 
-    Otherwise a web page could let its own name resolve to 127.0.0.1, and read all answers (DNS rebinding).
+    Without it, a web page could let its own name resolve to 127.0.0.1, and read all answers (DNS rebinding).
+
+    Args:
+        host: address that the server listens on, which a request may name too.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -104,11 +101,11 @@ class OwnHosts:
 
 
 class HttpPort:
-    """HTTP port of a process; it implements `Front` (inference/serving/host.py).
+    """HTTP port of a process, one of the `Front`s of its host (inference/serving/host.py).
 
     Args:
-        name: name in the log.
-        probes: the application, with probes around it.
+        name: name of the port in the log.
+        probes: application to serve, inside the application that answers probes.
         port: number of the port; 0 takes a free one.
         server: host, security and time limits.
         tls: certificate; None for plain text.
@@ -127,7 +124,7 @@ class HttpPort:
         return {self._name.lower(): self.port}
 
     async def open(self) -> None:
-        """Listen.
+        """Begin to listen on the port, and log where.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -164,7 +161,7 @@ class HttpPort:
 
 
 class SidePort(HttpPort):
-    """Port for metrics and probes; it may open before the server is ready, and stays open while the server drains."""
+    """HTTP port for metrics or probes, which may open before the server is ready and stays open while it drains."""
 
     _is_open = False
 

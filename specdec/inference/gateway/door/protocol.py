@@ -13,7 +13,7 @@ from specdec.inference.gateway.answers.errors import ApiError
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
 HEADERS_TIMEOUT_S = 10.0
-"""Seconds from a connection's beginning, or the first byte of its next request, to the end of the headers."""
+"""Most seconds from a connection's beginning, or from the first byte of a later request, to the end of its headers."""
 BODY_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 4096
 """Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
@@ -21,7 +21,7 @@ API_KEY = b"x-api-key"
 """Header in which Anthropic's clients send a token."""
 _ONLY_ONCE = (b"host", b"authorization", API_KEY)
 MAX_PIPELINED = 64
-"""Most requests of one connection that wait for earlier answers; one read could hold 14,000 of them."""
+"""Most requests of one connection that wait for earlier answers; a client can send 14,000 of them in one read."""
 
 
 def _half_closed() -> bytes:
@@ -35,7 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One HTTP connection, which ends when its client breaks a limit of headers, requests or time."""
 
     stall_timeout_s = 30.0
-    """Seconds without any progress of a write, after which the reader counts as gone."""
+    """Seconds in which the client reads nothing although data waits, after which the connection is closed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -67,7 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """Begin a request at its first byte; raise, as `on_header`, if too many wait already."""
+        """Begin a request at its first byte; raise ValueError, which gives status 400, if too many requests wait."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests wait for their answers")
         self._num_headers = 0
@@ -77,7 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; disconnect if unfinished headers, or fields after the body, are too long."""
+        """Parse received bytes; close the connection if unfinished headers, or fields after a body, are too long."""
         self._num_bytes_between += len(data)
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:
@@ -85,7 +85,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._leave_closed()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, ignoring those after the body, which no proxy checks; a ValueError gives status 400."""
+        """Take a header of a request; ignore those that come after its body, since no proxy checks them.
+
+        Raises:
+            ValueError: there are too many, one is too long, or one comes twice that may not; it gives status 400.
+        """
         self._num_headers += 1
         if self._num_headers > MAX_HEADERS or len(value) > MAX_HEADER_BYTES:
             raise ValueError(f"more than {MAX_HEADERS} headers, or one above {MAX_HEADER_BYTES} bytes")
@@ -98,7 +102,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Replace the time limit of the headers by the time limit of the body."""
+        """End the time limit of the headers, and start that of the body."""
         self._in_headers = False
         self._num_bytes_between = 0
         self._expect_within(BODY_TIMEOUT_S)
@@ -107,7 +111,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a piece of the request's body; the count of bytes that belong to no body starts at 0 again."""
+        """Pass on a piece of the request's body, and set the count of bytes outside of bodies to 0."""
         self._num_bytes_between = 0
         super().on_body(body)
 
@@ -147,14 +151,17 @@ class LimitedProtocol(HttpToolsProtocol):
             self._leave_closed()
 
     def _leave_closed(self) -> None:
-        """Drop answers on a connection that a limit has closed, because uvloop would raise an error at each write."""
+        """Mark answers as disconnected if a limit has closed the connection: uvloop would raise at each write to it."""
         if self.transport.is_closing():
             for cycle in self._cycles:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Close the connection after `seconds`, if not None, in place of an earlier limit, but not during an answer."""
+        """Close the connection after `seconds`; None: never. This replaces the limit before.
+
+        The time does not run during an answer; `on_response_complete` then starts it.
+        """
         self._owed_s = seconds
         is_answering = self.cycle is not None and not self.cycle.response_complete
         self._arm(None if is_answering else seconds)

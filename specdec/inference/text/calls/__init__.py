@@ -1,4 +1,4 @@
-"""Function calls in a model's text: read while it grows, written into prompts, turned into grammars.
+"""Calls of tools in a model's text: read while the text grows, written into prompts, demanded by grammars.
 
 Does not know: tokens, templates, HTTP.
 Start reading: `reader.py`; the formats are in `formats.py`.

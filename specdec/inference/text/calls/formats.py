@@ -1,4 +1,4 @@
-"""Formats in which models write calls, and the choice of the format that a chat template uses."""
+"""Formats in which models write calls of tools, and the search for the format that a chat template uses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class CallFormat:
     """Form in which a model writes a tool call: `before`, then {"name": ..., `key`: {...}}, then `after`.
 
     Attributes:
+        reader: class that reads calls of this format in a growing text.
         key: name of the JSON field that holds the arguments.
         between: text between two calls; None if an answer has at most one call.
-        opening: marker that may stand before the first call; None if there is none.
         trigger: text that begins a call wherever it occurs; None if the format has no such text.
+        opening: marker that may stand before the first call; None if there is none.
     """
 
     reader: type[CallReader]
@@ -37,7 +38,7 @@ class CallFormat:
     opening: str | None = None
 
     def written(self, call: Mapping[str, Any]) -> str:
-        """Return a call from a conversation in the form in which the model would have written it."""
+        """Return the text of a call from an earlier message, given as in OpenAI's API, as the model would write it."""
         function = call["function"]
         body = json.dumps({"name": function.get("name"), self.key: function.get("arguments")}, ensure_ascii=False)
         return f"{self.before}{body}{self.after}"
@@ -112,7 +113,7 @@ HERMES = CallFormat(HermesReader, f"{TOOL_CALL}\n", "arguments", f"\n{TOOL_CALL_
 LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None, opening=PYTHON_TAG)
 FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 MARKERS = (TOOL_CALL, TOOL_CALL_END, PYTHON_TAG)
-"""Markers of all formats. Special tokens have no text, so a tokenizer that has some for these must show their names."""
+"""Markers of all formats. Where one is a special token, which has no text, the tokenizer has to write its name."""
 _PROBE = "probe"
 _ASKED: tuple[Mapping[str, Any], ...] = ({"role": "user", "content": "Please."},)
 _CALL: Mapping[str, Any] = {"name": _PROBE, "arguments": {"place": "Oslo"}}
@@ -130,11 +131,11 @@ _TOOL = {
 
 
 def shown_format(render: Callable[..., str] | None) -> str:
-    """Return the name of the format in which a chat template writes a call; empty if no reader here reads it back.
+    """Return the name of the format in which a chat template writes calls; empty if it is none of `FORMATS`.
 
     Args:
         render: function that writes messages by the template, with keyword arguments `tools` and
-            `add_generation_prompt`; None if the model has no template, and writes calls as Hermes does.
+            `add_generation_prompt`; None for a model without a template, for which calls are written as for Hermes.
     """
     if render is None:
         return "hermes"

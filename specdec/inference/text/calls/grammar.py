@@ -1,4 +1,4 @@
-"""Grammars of calls: the functions, their arguments, and what may stand beside calls."""
+"""Grammars that let a model call only the offered functions, with valid arguments, in its own format of calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec.inference.text.grammar_source import Markers, nested
 from specdec.inference.text.json_schema import adapted
 
 MAX_CALLS = 16
-"""Limit of calls in one answer, where a grammar counts them."""
+"""Most calls in one answer under a grammar that counts them."""
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 _MARKS = Markers(MARKERS)
 _text = _MARKS.literal
@@ -22,14 +22,14 @@ Functions: TypeAlias = Mapping[str, Mapping[str, Any] | None]
 
 
 def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the JSON schema of a function's arguments for a grammar: an object, empty if `schema` is None."""
+    """Return the JSON schema of a function's arguments for a grammar; if `schema` is None, it allows only {}."""
     if schema is None:
         return {"type": "object", "additionalProperties": False}
     return {"type": "object", "x-guidance": _SPACED, **schema}
 
 
 def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
-    """Return the grammar of one call, or of several if `many`; with `output`, text of that grammar may come instead."""
+    """Return the grammar of one call, or of several if `many`; or of calls or else a text of the grammar `output`."""
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
     opening = f"{_text(form.opening)}?" if form.opening else ""
     start = f"start: {'calls | @output' if output else 'calls'}\ncalls: {opening} call {more}\n"
@@ -39,7 +39,11 @@ def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Gr
 
 
 def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
-    """Return the grammar of any text with calls of these functions only; the format must have a trigger."""
+    """Return the grammar of text in which calls may stand anywhere, but only of these functions.
+
+    Args:
+        form: format of the calls, which must have a trigger.
+    """
     trigger = form.trigger or ""
     rest = _text(form.before.removeprefix(trigger))
     start = f"start: called* TEXT\ncalled: begin {rest} object {_text(form.after)}\n"
@@ -48,7 +52,7 @@ def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
 
 
 def _objects(form: CallFormat, functions: Functions) -> str:
-    """Return the Lark rule `object`: a function's name and the arguments that belong to it.
+    """Return the Lark rule `object` for the JSON of a call: a function's name, and the arguments of this function.
 
     The text before the arguments is cut into pieces as small as those of a JSON schema's own grammar. llguidance takes
     the longest piece that matches: with longer pieces, it could not tell a call from other JSON after the first brace.

@@ -1,8 +1,8 @@
-"""Reader of calls in a growing text; text that only looks like a call stays text.
+"""Reader of calls of tools in a growing text; text that only looks like a call stays text.
 
-A call is a JSON object with the name of an offered function and with arguments, which must be an object. It begins
-where both are certain, and from then on its arguments are passed on as they come. So the result does not depend on how
-the text was cut into pieces.
+A call is a JSON object with the name of an offered function, and with arguments, which are an object too. Text is held
+back until it is certain that it is a call or is not; then a call's arguments are passed on as they come. So the result
+does not depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 MAX_HEAD_CHARACTERS = 4096
-"""Limit of text held back until it is known to be a call; usually a few dozen characters show that."""
+"""Most characters held back to find out whether they begin a call; usually a few dozen show it."""
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII)
 _KEYS = "name|arguments|parameters|type|id"
 _NO_CALL = re.compile(rf'\s*(?:[^{{\s]|\{{\s*(?:[^"\s]|"(?!(?:{_KEYS})")[^"]*"))')
@@ -22,14 +22,14 @@ _NO_CALL = re.compile(rf'\s*(?:[^{{\s]|\{{\s*(?:[^"\s]|"(?!(?:{_KEYS})")[^"]*"))
 
 @dataclass(slots=True)
 class CallPiece:
-    """Piece of a call; the first piece has the name."""
+    """Piece of a call; the first piece has the function's name, the others None."""
 
     name: str | None = None
     arguments: str = ""
 
 
 Pieces: TypeAlias = tuple[str, dict[int, CallPiece]]
-"""Text that is no call, and the new pieces of calls, by their numbers."""
+"""Text outside of calls, and the new pieces of calls, by the numbers of these calls in the answer."""
 
 
 class JsonEnd:
@@ -40,9 +40,9 @@ class JsonEnd:
         self._in_string = self._is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """Return how many characters of a piece belong to the object; None if it goes on.
+        """Return how many characters of the next piece of text belong to the object; None if it does not end there.
 
-        A "<" outside of strings ends the object too.
+        A "<" outside of strings, which no JSON has, ends the object too.
         """
         for i, character in enumerate(text):
             if self._is_escaped:
@@ -63,7 +63,7 @@ class JsonEnd:
 
 
 class CallReader:
-    """Reader of calls; a subclass defines what introduces a call, and what follows it.
+    """Reader of calls in one answer; a subclass for each format defines what introduces a call, and what follows it.
 
     Args:
         names: names of the offered functions.
@@ -80,9 +80,9 @@ class CallReader:
         self._state: Callable[[], bool] = self._in_text
 
     def push(self, text: str, *, is_last: bool, is_cut: bool = False) -> Pieces:
-        """Return the text and the pieces of calls that are certain now; all that is left if `is_last`.
+        """Add a piece of the answer's text; return what is certain now, or all that is left if it is the last piece.
 
-        If `is_cut`, the limit of tokens ended the text: an end of it that may be the beginning of a call is left out.
+        If `is_cut`, the limit of tokens ended the answer: what may be the beginning of a call at its end is left out.
         """
         self._buffer += text
         while self._state():
@@ -100,11 +100,11 @@ class CallReader:
         raise NotImplementedError
 
     def _after_call(self) -> bool:
-        """Skip the rest of a call after its arguments; return True if another state must read on."""
+        """Skip the rest of a call behind its arguments; return True if another state must read on."""
         raise NotImplementedError
 
     def _no_call(self) -> bool:
-        """Go back to reading text, since what looked like a call is text; return True: another state must read on."""
+        """Pass on as text what looked like a call, and look for the next; return True: another state must read on."""
         self._emit(self._opening)
         self._state = self._in_text
         return True
@@ -117,7 +117,7 @@ class CallReader:
             self._text += text
 
     def _expect(self, opening: str, rest: str) -> bool:
-        """Begin to read a call: `opening` was found in the text, and `rest` follows it."""
+        """Begin to read what may be a call: `opening` was found in the text, and `rest` follows it; return True."""
         self._opening, self._buffer, self._num_scanned = opening, rest, 0
         self._end, self._state = JsonEnd(), self._in_head
         return True
@@ -151,7 +151,7 @@ class CallReader:
         return True
 
     def _take_whole(self, end: int) -> bool:
-        """Read a whole object with its fields in an unusual order, such as the arguments before the name."""
+        """Read an object whose fields are in an unusual order, such as the arguments first, once all of it is there."""
         call = _call_of(self._buffer[:end], self._names)
         if call is None:
             return self._no_call()
@@ -162,7 +162,7 @@ class CallReader:
 
 
 def _call_of(text: str, names: frozenset[str]) -> tuple[str, str] | None:
-    """Return the name and the arguments of a call; None if the text is not a call of an offered function."""
+    """Return the name and the arguments in a call's JSON; None if the text is not a call of an offered function."""
     try:
         call: Any = json.loads(text)
     except (ValueError, RecursionError):

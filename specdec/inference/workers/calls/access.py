@@ -1,7 +1,7 @@
-"""Access rights of callers: the one decision for gRPC calls and HTTP requests alike.
+"""Access control: which caller may make which gRPC call or HTTP request.
 
-Without an auth file, every client of a port may do everything, except draft for others' prompts over a network. With
-one, a client may do only what the file allows.
+Without an auth file, every client may do everything, except draft for other clients' requests over a network. With an
+auth file, a client may do only what the file allows.
 """
 
 from __future__ import annotations
@@ -37,16 +37,19 @@ _PATHS = {
     "/ping": ALL_RIGHTS,
 }
 PAGE = "/"
-"""Path of the page, which needs no token: it has a form that asks for one, and shows nothing of the server."""
+"""Path of the page, which everybody may load: it shows nothing of the server, and has a field for the token."""
 
 
 def rights_of_call(method: str) -> frozenset[Right]:
-    """Return the rights of which the caller of a gRPC method needs at least one. Unlisted methods need OPS."""
+    """Return the rights of which the caller of a gRPC method needs at least one; OPS for a method without an entry."""
     return frozenset(_METHODS.get(method, {Right.OPS}))
 
 
 def rights_of_path(path: str) -> frozenset[Right] | None:
-    """Return the rights of which a caller of an HTTP path needs one; None if it needs none. Unlisted paths need OPS."""
+    """Return the rights of which the caller of an HTTP path needs at least one; None if no right is needed.
+
+    A path without an entry needs OPS.
+    """
     if path == PAGE:
         return None
     return frozenset(next((rights for name, rights in _PATHS.items() if path.startswith(name)), {Right.OPS}))
@@ -56,11 +59,11 @@ class Access:
     """Access control of one server.
 
     Args:
-        auth_file: file that names the callers; None admits all.
+        auth_file: file that names the callers and their rights; None: there is none, and everybody is admitted.
         on_loopback: True if only clients on this machine can reach the server.
 
     Raises:
-        UnusableError: the file is invalid at start; later, its last good version stays in use.
+        UnusableError: the file is not valid at start. If it becomes so later, its last valid version stays in use.
     """
 
     def __init__(self, auth_file: Path | None = None, *, on_loopback: bool = True) -> None:
@@ -76,7 +79,9 @@ class Access:
         return self._file.is_stale
 
     def by_token(self, authorization: str, rights: frozenset[Right]) -> Caller:
-        """Return the caller whose `Bearer TOKEN` stands in `authorization`; without an auth file, anybody.
+        """Return the caller that the header `authorization`, "Bearer TOKEN", identifies, if it has one of the rights.
+
+        Without an auth file, this is the same nameless caller for everybody.
 
         Raises:
             UnauthenticatedError: the token is unknown, or there is none.
@@ -93,7 +98,12 @@ class Access:
         return require_any(rights, who)
 
     def by_certificate(self, names: Sequence[str], authorization: str, rights: frozenset[Right]) -> Caller:
-        """Return the caller with one of the `names`, which stand in a certificate that the TLS handshake has verified.
+        """Return the caller that a client certificate, verified by the TLS handshake, identifies, if it has a right.
+
+        Args:
+            names: DNS names and URIs of the certificate.
+            authorization: the call's header; it must be empty.
+            rights: rights of which the caller must have one.
 
         Raises:
             UnauthenticatedError: the call has a token besides the certificate.

@@ -1,4 +1,4 @@
-"""Admission of gRPC calls: their callers and request ids, read from metadata here and passed on with calls."""
+"""Admission of gRPC calls: who calls, with which request id; and the headers that pass both on to other servers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ USER = "x-specdec-user"
 ASK_AGAIN_S = 5.0
 """Seconds between two checks that the caller of a running `Assist` stream is still allowed to make that call."""
 _NOTED = (ASSIST, DRAIN)
-"""Methods whose every call writes an audit line: `Assist` gets the prompts of all clients, `Drain` ends the server."""
+"""Methods of which every call is audited: `Assist` gets the prompts of all clients, `Drain` ends the server."""
 
 
 def admission(access: Access) -> Admit:
-    """Return the function that admits a call by `access`, and sets its caller while the call is served."""
+    """Return the function that admits gRPC calls by `access`, and makes each call's caller the current one."""
 
     def admit(
         method: str, headers: Mapping[str, str], names: Sequence[str] | None, peer: str
@@ -39,10 +39,10 @@ def admission(access: Access) -> Admit:
 
 
 def _for_user(who: Caller, user: str) -> Caller:
-    """Return the caller, with the user that it names if it may speak for others.
+    """Return the caller, charged to the account `user` if that is not empty and the caller may speak for others.
 
     Raises:
-        InvalidRequestError: an auth file could not have the name, such as one with a space.
+        InvalidRequestError: `user` is not valid as the name of an account, because it has a space for example.
     """
     if not who.speaks_for_others:
         return who
@@ -55,7 +55,7 @@ def _for_user(who: Caller, user: str) -> Caller:
 def _admitted(
     identify: Callable[[], Caller], user: str, id_: str, method: str, peer: str
 ) -> Generator[None, None, None]:
-    """Admit a call, and set its caller and request id while the block serves it.
+    """Admit a call, and make it the current request, with its caller and id, while the block serves it.
 
     Raises:
         UnauthenticatedError, ForbiddenError: the caller may not make this call.
@@ -73,7 +73,11 @@ def _admitted(
 
 @contextmanager
 def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
-    """Interrupt the block, which serves an endless call, when its caller is no longer admitted or has lost a right."""
+    """Interrupt the block, which serves an endless call, once its caller is no longer admitted or has lost a right.
+
+    Raises:
+        UnauthenticatedError, ForbiddenError: the reason of the interruption.
+    """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None
     timer: asyncio.TimerHandle
@@ -103,7 +107,7 @@ def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[Non
 
 @contextmanager
 def _audited(who: Caller, id_: str, method: str, peer: str) -> Generator[None, None, None]:
-    """Write an audit line if the call in the block fails or is one of `_NOTED`, unless the call has written its own."""
+    """Write an audit line if the call in the block fails or is of a method in `_NOTED`, unless it wrote one itself."""
     with request_context(who, id_, peer):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
         try:
@@ -126,9 +130,10 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
 
 
 def private_scope(peer: str) -> str:
-    """Return the prefix of a private worker's session names: its caller's name and its connection's address.
+    """Return the prefix for the session names of a client that drafts for its own requests.
 
-    It does not contain the user, since one private worker drafts for the requests of all users of its process.
+    It has the caller's name and the address of its connection, so that clients cannot draft for each other. It does not
+    have the user, since one draft worker drafts for the requests of all users of its process.
     """
     return f"{caller().name} {peer}/"
 

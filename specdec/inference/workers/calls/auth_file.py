@@ -48,22 +48,22 @@ class AuthFile:
     certificates: dict[str, Caller]
 
     def of_token(self, token: str) -> Caller | None:
-        """Return the caller that owns an access token; None if the file has no such token.
+        """Return the caller with this access token; None if there is none.
 
-        The time that this takes reveals nothing about valid tokens, since only hashes are compared.
+        How long this takes reveals nothing about valid tokens, since only hashes are compared.
         """
         return self.tokens.get(hashlib.sha256(token.encode()).digest())
 
     def of_certificate(self, names: Sequence[str]) -> Caller | None:
-        """Return the caller whose certificate has one of these names; None if the file has none of them."""
+        """Return the caller in the file that has one of these names of a certificate; None if none has."""
         return next((self.certificates[name] for name in names if name in self.certificates), None)
 
 
 def read_auth_file(path: Path) -> AuthFile:
-    """Read the auth file; return the callers that it names.
+    """Read an auth file; return the callers that it names.
 
     Raises:
-        UnusableError: the file is invalid; nothing of a half-written file is used.
+        UnusableError: the file is not valid; no part of it is used then, since it may be half written.
     """
     try:
         return _parsed(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -104,7 +104,7 @@ def _caller(entry: dict[str, Any], key: str, groups: Mapping[str, str]) -> Calle
 
 
 def _successor(role: Any, name: str) -> Any:
-    """Return the role "client" for version 1's "draft", and log a warning; return any other value as it is."""
+    """Return a role as it is; but for "draft", a role of earlier versions, return "client" and log a warning."""
     if role != "draft":
         return role
     logger.warning('%s: role "draft" counts as "client", which may draft for its own requests', name)
@@ -118,9 +118,10 @@ def _name(value: Any, what: str) -> str:
 
 
 def _prefix_groups(entries: Any, callers: Sequence[Caller]) -> dict[str, str]:
-    """Return the prefix group of each account that belongs to one.
+    """Return the name of the prefix group of each account that belongs to one.
 
-    An account that is no caller of the file is refused, unless some caller speaks for others, whose user it may be.
+    Each account must be the name of a caller in the file, unless some caller speaks for others: then it may be a user
+    that this caller names.
 
     Raises:
         ValueError: an entry is malformed, or an account is refused or belongs to two groups.

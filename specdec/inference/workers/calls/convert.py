@@ -1,4 +1,4 @@
-"""The only conversion of protobuf messages to dataclasses and back; unset fields get their meaning here."""
+"""Conversion of protobuf messages to dataclasses and back, all of it; unset fields get their meaning here."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _Assist = TypeVar("_Assist", pb.AssistRequest, pb.AssistResponse)
 PROTOCOL_VERSION = 2
 
 PAD_BYTES = 32
-"""The lengths of proposals and commits are multiples of it."""
+"""Number of bytes of which the length of every proposal and commit is a multiple."""
 MAX_BRANCHES_OF_MESSAGE = 1024
-"""Most branches of one Propose, far more than a draft needs; each is kept until its place in the tree is decided."""
+"""Most branches of one Propose, far more than a draft needs; each is held until it is added to the draft tree."""
 MAX_TOKENS_OF_MESSAGE = 4096
 """Most draft tokens of one Propose, over all its branches."""
 MAX_TOKENS_OF_PASS = MAX_TREE_TOKENS + 1
@@ -70,9 +70,9 @@ MAX_NAME_CHARACTERS = 256
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
-    """Return the protobuf number of each enum member, whose name there is `prefix`, an underscore and its own name.
+    """Return the number that stands for each member of an enum in protobuf messages.
 
-    A member that has no name there is what an unset field means: 0.
+    Its name there is PREFIX_MEMBER. A member that has no such name gets 0, the number of an unset field.
     """
     return {each: getattr(pb, f"{prefix}_{each.name}", 0) for each in kind}
 
@@ -108,36 +108,40 @@ def _to_message(values: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _from_message(message: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return a message's fields by name; an unset field with presence becomes None, since 0 is a value of it."""
+    """Return the named fields of a message; an `optional` field that is not set becomes None."""
     known = message.DESCRIPTOR.fields_by_name
     unset = {name for name in names if known[name].has_presence and not message.HasField(name)}
     return {name: None if name in unset else getattr(message, name) for name in names}
 
 
 def _check_count(values: Sized, limit: int, field: str) -> None:
-    """Check a number of elements before any is read, since each becomes a Python object.
+    """Check how many elements a field has before any of them is read, since each becomes a Python object.
 
     Raises:
-        InvalidRequestError: there are more than the limit; the message names both.
+        InvalidRequestError: there are more than `limit`; the message names field, number and limit.
     """
     if len(values) > limit:
         raise InvalidRequestError(f"{field} has {len(values)} elements, the limit is {limit}", field=field)
 
 
 async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-    """Return `convert(item)`; call it in a thread if there are `scores`, since thousands take 0.1 s or more.
+    """Return `convert(item)`, called in a thread if `scores` is not empty, since thousands of them take 0.1 s or more.
 
     Args:
-        scores: log-probabilities of a prompt that the item contains.
+        scores: the log-probabilities of a prompt that the item contains; empty if it has none.
     """
     return await asyncio.to_thread(convert, item) if scores else convert(item)
 
 
 def _known(numbers: dict[Any, Any], number: int, what: str, field: str | None = None) -> Any:
-    """Return the first enum member with a number on the wire.
+    """Return the enum member that a number of a message stands for, by a table of `_numbers`.
+
+    Args:
+        what: name of the value in the error's message.
+        field: field of the request that the error names.
 
     Raises:
-        InvalidRequestError: the number is unknown; a newer peer may have sent it.
+        InvalidRequestError: no member has the number, which a newer peer may have sent.
     """
     for each, its in numbers.items():
         if its == number:
@@ -156,21 +160,21 @@ def noise_to_message(noise: Noise) -> pb.Noise:
 
 
 def noise_from_message(number: pb.Noise) -> Noise:
-    """Return the rule for random numbers that a message names; for an unknown number, this project's own rule."""
+    """Return the rule for random numbers that a message names; SPECDEC for an unknown number."""
     return next((noise for noise, each in _NOISES.items() if each == number), Noise.SPECDEC)
 
 
 def sampling_to_message(
     sampling: SamplingParams, seed: int | None, unsaid: frozenset[str] = frozenset()
 ) -> pb.SamplingParams:
-    """Return a message with all fields except those in `unsaid`, for which the receiver uses its defaults."""
+    """Return the message for sampling parameters; the fields in `unsaid` stay unset, for the receiver's defaults."""
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
     given = [name for name in _SAMPLING_NAMES if name not in unsaid]
     return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, given))
 
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
-    """Return sampling parameters; fields correspond by name, and unset ones get the dataclass's defaults."""
+    """Return the sampling parameters in a message; fields that are not set get the defaults of `SamplingParams`."""
     _check_count(message.logit_bias, MAX_LOGIT_BIASES, "logit_bias")
     values = {field.name: value for field, value in message.ListFields() if field.name != "logit_bias"}
     return SamplingParams(**values, logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias))
@@ -221,7 +225,7 @@ def _timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
 
 
 def _pass_to_message(piece: Commit) -> dict[str, Any]:
-    """Return a commit's fields that pb.Commit and pb.Delta both have."""
+    """Return the values of the fields that pb.Commit and pb.Delta both have, taken from a commit."""
     return {
         "position": piece.position if piece.position >= 0 else None,
         "token_ids": piece.token_ids,
@@ -238,10 +242,12 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
 
 
 def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
-    """Return the fields that `Commit` and `Delta` both have, after a check of their sizes and counts.
+    """Return the values of the fields that `Commit` and `Delta` both have, taken from a message.
+
+    Counts that contradict each other are lowered.
 
     Raises:
-        InvalidRequestError: a field is too large; the message names its size and the limit.
+        InvalidRequestError: the message has too many tokens, or an unknown finish reason.
     """
     token_ids, timings = message.token_ids, message.timings
     _check_count(token_ids, MAX_TOKENS_OF_PASS, "token_ids")
@@ -478,7 +484,7 @@ def commit_to_message(commit: Commit) -> pb.Commit:
 
 
 def padded(message: _Assist) -> _Assist:
-    """Lengthen a message to a multiple of PAD_BYTES, since its length tells of its tokens (arXiv 2411.01076)."""
+    """Lengthen a message to a multiple of PAD_BYTES; else its length could reveal its tokens (arXiv 2411.01076)."""
     missing = -(message.ByteSize() + 2) % PAD_BYTES  # the field itself takes two bytes
     message.padding = bytes(missing or PAD_BYTES)
     return message

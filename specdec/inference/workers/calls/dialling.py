@@ -1,4 +1,4 @@
-"""Credentials with which a process dials servers, and its check of their certificates, made from the configuration."""
+"""Credentials with which a process dials servers, made from its configuration, and a check of servers' certificates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def credentials_of(security: DialSecurity) -> Credentials | None:
 
 
 def web_credentials(security: DialSecurity) -> tuple[dict[str, str], ssl.SSLContext]:
-    """Return headers with the access token, and a TLS context, for HTTP; without a CA, the system's CAs are trusted.
+    """Return the HTTP headers and the TLS context of a client: its access token, certificate and trusted CAs.
+
+    If the settings name no CA, those of the system are trusted.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.
@@ -53,7 +55,10 @@ def web_credentials(security: DialSecurity) -> tuple[dict[str, str], ssl.SSLCont
 
 
 def named(security: DialSecurity, name: str | None) -> DialSecurity:
-    """Return the security for a server that was found by a DNS name: its certificate must have that name."""
+    """Return the settings for a server found by the DNS name `name`, which its certificate then must have.
+
+    They stay as they are if `name` is None, there is no TLS, or they name another server name.
+    """
     if security.ca is None or name is None:
         return security
     return replace(security, server_name=security.server_name or name)
@@ -66,10 +71,10 @@ def _tls_of(security: DialSecurity) -> ClientTls | None:
 
 
 async def check_link(address: str, security: DialSecurity) -> None:
-    """Check a server after a lost connection: raise if it can be reached but not trusted, return if it is gone.
+    """Check whether a server whose connection was lost can be trusted; do nothing if it cannot be reached.
 
     Raises:
-        HandshakeError: the TLS handshake fails; the message names the reason.
+        HandshakeError: it can be reached, and the TLS handshake fails; the message names the reason.
     """
     tls = _tls_of(security)
     if tls is not None:

@@ -1,7 +1,7 @@
-"""Fleet of the servers of one model that a process dials; it owns their channels.
+"""Fleet: the servers of one model that a process dials, with a channel and a health watch for each.
 
-Each server has its own channel and health watch, so that a request can use one server and avoid another. The choice is
-made in `inference/scheduling/replicas.py`. The fleet knows no requests.
+So a request can use one server and avoid another; `inference/scheduling/replicas.py` chooses. The fleet knows nothing
+of the requests but how long each used a server, and how it ended.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ from specdec.inference.workers.calls.status import calls_to
 logger = logging.getLogger(__name__)
 
 LATELY_S = 8.0
-"""Seconds in which a lost server may have recovered unnoticed: a channel redials after 5 s and some jitter."""
+"""Seconds within which a server that was lost may be back unnoticed: a channel redials after 5 s and some jitter."""
 LOOK_AGAIN_S = 5.0
 ATTEMPT_S, RETRY_S = 10.0, 1.0
 """Most seconds of an attempt to connect at start, and seconds between attempts."""
 REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
-"""Errors by which a server refuses every request of this process.
+"""Errors of a server that refuses every request of this process.
 
-They count as failures of the server: its refusals come so fast that it would seem the least loaded.
+They count as failures of the server. Else it would seem the least loaded one, since its refusals come so fast.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One server of a fleet.
+    """Server of a fleet, and figures of the requests that this process has sent there.
 
     Attributes:
+        address: HOST:PORT of the server.
         channel: channel to the server; the fleet closes it.
         security: credentials for the server, and the name that its certificate must have.
         following: task that follows the server's health.
-        num_leases: requests of this process that the server answers now.
-        released: event that is set whenever such a request ends.
+        num_leases: requests of this process that the server is answering.
+        released: event that is set whenever one of these requests ends.
         num_ended, num_failed: requests that have ended, and those of them that the server failed.
         busy_s: sum of the times of these requests at the server, in seconds.
         num_tokens: output tokens that the server sent.
@@ -79,12 +80,12 @@ class Replica:
 
 
 class Fleet:
-    """Servers of one model, by address. Enter it as a context manager, inside a running event loop.
+    """Servers of one model. A context manager that has to be entered in a running event loop.
 
     Args:
         targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for the servers of a list.
-        security: credentials of this process, and authorities that it trusts.
-        headers: function that returns further headers of a call, such as the trace's.
+        security: credentials of this process, and certificate authorities that it trusts.
+        headers: function that returns further headers for each call, such as those of a trace.
     """
 
     def __init__(self, targets: Sequence[str], security: DialSecurity = PLAIN, headers: Headers = dict) -> None:
@@ -92,7 +93,7 @@ class Fleet:
         self._security = security
         self._headers = headers
         self.budget = RetryBudget()
-        """Budget of resumes that all requests share."""
+        """Budget of further attempts after a lost server; all requests of the process share it."""
         self._policy = Replicas()
         self._replicas: dict[str, Replica] = {}
         self._served_at = -math.inf
@@ -119,7 +120,7 @@ class Fleet:
             await _close(replica)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task until the fleet closes; keep a reference to it, since an event loop keeps none."""
+        """Run a task that ends with the fleet at the latest; keep a reference to it, since an event loop keeps none."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -138,10 +139,10 @@ class Fleet:
         return tuple(self._replicas)
 
     async def until_one_answers(self, timeout_s: float) -> None:
-        """Wait until one server is connected; for start-up only.
+        """Wait, at start, until this process is connected to one of the servers.
 
         Raises:
-            UnreachableError: no server is connected in time, or every address has failed for good.
+            UnreachableError: no server is connected in time, or none of the connections can ever succeed.
         """
         waiting = {asyncio.create_task(self._until_ready(each, timeout_s)) for each in self._replicas.values()}
         try:
@@ -166,7 +167,10 @@ class Fleet:
     def lease(
         self, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
     ) -> Generator[Replica, None, None]:
-        """Choose a server for a request, and count the request at it until the block ends; see `Replicas.choose`.
+        """Choose a server for a request, and count the request there until the block ends.
+
+        Args:
+            prefix, failed, unfit: as for `Replicas.choose`.
 
         Raises:
             UnavailableError: every server is in `unfit`.
@@ -193,7 +197,7 @@ class Fleet:
             self._policy.ended(address, now, failed=has_failed)
 
     def has_other(self, *than: str) -> bool:
-        """Return whether a server other than those in `than` could take a request at once."""
+        """Return whether there is a server, besides those with an address in `than`, that is ready and not paused."""
         return self._policy.has_other(time.monotonic(), than=than)
 
     def is_ready(self, replica: Replica) -> bool:
@@ -207,24 +211,24 @@ class Fleet:
 
     @property
     def has_served_lately(self) -> bool:
-        """Return whether a server is ready, or was in the last `LATELY_S` seconds, so that it may soon be again."""
+        """Return whether any server is ready, or was within the last `LATELY_S` seconds and so may soon be again."""
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:
-        """Yield whether any server is ready: now, and at each report of a change; never end."""
+        """Yield without end whether any server is ready: at once, and whenever that may have changed."""
         while True:
             changed = self._changed
             yield self._serves
             await changed.wait()
 
     def look_again(self) -> None:
-        """Make `serves` yield again after `LOOK_AGAIN_S`, for a caller that could not reach a server."""
+        """Make `serves` yield again after `LOOK_AGAIN_S` seconds, for a reader whose own call to a server failed."""
         if self._looking is not None:
             self._looking.cancel()
         self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._notify_watchers)
 
     async def is_serving(self) -> bool:
-        """Ask all servers for their health at once; return True at the first that serves."""
+        """Ask all servers for their health; return whether one of them serves, without waiting for the rest."""
         asking = [asyncio.create_task(self._is_serving(replica)) for replica in self._replicas.values()]
         try:
             for answer in asyncio.as_completed(asking):
@@ -236,7 +240,7 @@ class Fleet:
                 task.cancel()
 
     async def _is_serving(self, replica: Replica) -> bool:
-        """Ask a server for its health; if it may accept no further stream, use its latest report instead."""
+        """Ask a server whether it serves; if half of its streams are in use, take its latest report instead."""
         if replica.num_leases >= MAX_STREAMS_PER_CONNECTION // 2:
             return self.is_ready(replica)
         return await is_serving(replica.channel)
@@ -246,7 +250,7 @@ class Fleet:
             self._take(addresses)
 
     def _take(self, addresses: Addresses) -> None:
-        """Replace the set of servers. Removed ones close after their running requests."""
+        """Make the fleet consist of the servers at `addresses`; channels to others close once their requests end."""
         for address in set(self._replicas) - set(addresses):
             self._background(_leave(self._replicas.pop(address)))
         for address, name in addresses.items():
@@ -293,9 +297,9 @@ async def _close(replica: Replica) -> None:
 
 @asynccontextmanager
 async def connected(connection: ConnectionConfig, headers: Headers = dict) -> AsyncGenerator[Fleet, None]:
-    """Open the fleet of a connection once one of its servers answers.
+    """Yield the fleet of a connection, once one of its servers answers.
 
-    Before a server starts, its name may be unknown or lead to another server, so names are looked up at each attempt.
+    It is opened anew for each attempt: before a server has started, its name may be unknown, or lead elsewhere.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.

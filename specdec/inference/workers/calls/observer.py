@@ -1,4 +1,4 @@
-"""Observer of requests: it writes metrics and an audit line for each, and profile and trace attributes if wanted."""
+"""Observer of requests: writes each one's metrics and audit line, and its part of profile and trace if wanted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from specdec.inference.observe.stats import RequestStats
 from specdec.inference.workers.calls.status import code_name
 
 CLOCK_MARGIN_S = 0.01
-"""Seconds by which gRPC's clock, which ends a call, may be ahead of the event loop's."""
+"""Seconds by which gRPC may end a call before its deadline by the event loop's clock."""
 Annotate: TypeAlias = Callable[[RequestStats], None]
-"""Function that writes the cost of a request into its trace span; the request's task calls it at the request's end."""
+"""Function that writes a request's figures into its trace span; it is called in the request's task when that ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Record of one request; `stats` is None unless a profile or a trace span needs statistics."""
+    """Metrics of one request, and its statistics; `stats` is None unless a profile or a trace span needs them."""
 
     stats: RequestStats | None
     metrics: RequestMetrics
@@ -41,7 +41,7 @@ class Observer:
 
     Attributes:
         metrics: metrics in which every request is counted.
-        profile: collection of a record per request; None: no records are kept.
+        profile: profile to which each request's statistics are added; None: there is none.
     """
 
     metrics: Metrics
@@ -51,9 +51,13 @@ class Observer:
     def request(
         self, deadline: float | None = None, annotate: Annotate | None = None
     ) -> Generator[Observation, None, None]:
-        """Observe the current request; the profile names it by its id.
+        """Yield the record of the current request, and complete it at the end of the block.
 
-        A request that has neither finished nor failed by the block's end counts as cancelled, or late after `deadline`.
+        A request that has neither finished nor failed by then counts as late if `deadline`, a time of the event loop,
+        has passed, else as cancelled.
+
+        Args:
+            annotate: function to call at the end; None: nothing is traced.
         """
         stats = None if self.profile is None and annotate is None else RequestStats()
         observation = Observation(stats, self.metrics.request())

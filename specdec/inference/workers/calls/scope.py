@@ -1,4 +1,4 @@
-"""Request scope: everything that a process does around a request, entered once per request and process.
+"""Request scope: everything that a process does around a request, whichever way it came.
 
 The parts nest in this order, outermost first: the request's span; metrics, profile and audit line; the limits of its
 caller; its deadline and the drain of the process. Only `SupervisedCompleter` fixes this order.
@@ -37,15 +37,18 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class RequestScope:
-    """Time limit of one request in this process; a context manager around each wait for the request's next event.
+    """One request in this process, which its deadline or a drain ends: a context manager around each wait for an event.
 
-    `end` interrupts only these waits, never what the reader of the events awaits between them. One timer serves all
-    waits of a request: `asyncio.timeout` around each event would cost 3 us per token.
+    Only these waits are interrupted, never what the reader of the events awaits between them. A single timer serves all
+    of them, since `asyncio.timeout` around each would cost 3 us per token.
 
     Args:
-        deadline: event-loop time at which the request ends with DeadlineError; None sets none.
-        observation: counter of the request's events; None counts none.
-        span: span that is current during each wait; None traces nothing.
+        deadline: event-loop time at which the request ends with DeadlineError; None: there is no limit.
+        observation: record in which the request's events are counted; None: they are not.
+        span: trace span that is the current one during each wait; None: nothing is traced.
+
+    Attributes:
+        has_started: True once the answer has begun.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class RequestScope:
         self._timer = None if deadline is None else loop.call_at(deadline, self.end, late)
 
     def take(self, event: TextEvent) -> None:
-        """Record an event before it is passed on."""
+        """Count an event, before it is passed on to the reader."""
         self.has_started = self.has_started or isinstance(event, Started)
         if self._observation is not None:
             self._observation.take(event)
@@ -74,7 +77,7 @@ class RequestScope:
             self._span.finished(event.reason.value)
 
     def end(self, error: SpecDecError) -> None:
-        """Raise `error` from the current wait and all later ones; only the first error counts."""
+        """End the request: raise `error` from the present wait and all later ones. A second call changes nothing."""
         if self._error is not None:
             return
         self._error = error
@@ -110,14 +113,14 @@ class RequestScope:
 
 
 class SupervisedCompleter:
-    """Completer of a process, which passes every request through one `RequestScope`.
+    """Completer that puts a `RequestScope` around each request to another completer of the process.
 
-    A gateway's host drains this completer as its `Work` (inference/serving/host.py), since other servers compute the
-    gateway's requests.
+    In a gateway it is also the `Work` that the host drains (inference/serving/host.py): no engine runs there.
 
     Args:
+        completer: completer that answers.
         observer: observer of every request.
-        spans: source of a span for every request; None makes none.
+        spans: source of a trace span for every request; None: nothing is traced.
         model: name of the model, for spans.
     """
 
@@ -138,22 +141,22 @@ class SupervisedCompleter:
 
     @property
     def num_running(self) -> int:
-        """Return the number of requests that have begun to get an answer."""
+        """Return the number of requests whose answer has begun and not ended."""
         return sum(scope.has_started for scope in self._scopes)
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of requests that still wait for the beginning of their answer."""
+        """Return the number of requests whose answer has not begun."""
         return len(self._scopes) - self.num_running
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of an answer, one Started first, within the limits of the caller.
+        """Yield the events of the answer to a request; see `Completer.complete`. The caller's limits are checked first.
 
         Raises:
             CapacityError: the caller has as many requests in flight as it may.
             InvalidRequestError: a value is above the caller's limit.
             DeadlineError: the request is not finished at its deadline.
-            UnavailableError: the process has drained.
+            UnavailableError: the process is at the end of its drain.
         """
         with self._scope(request) as scope:
             async with aclosing(self._completer.complete(request)) as events:
@@ -199,7 +202,7 @@ class SupervisedCompleter:
         return self._spans.generation(attributes)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Let requests finish for `grace_s` seconds; fail any that do not, and all after them."""
+        """Let running requests finish for `grace_s` seconds; then fail those that still run, and all later ones."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._scopes:
@@ -211,7 +214,7 @@ class SupervisedCompleter:
 
 
 class InFlight:
-    """Requests in flight per caller, within the auth file's limits; an HTTP request counts once per choice it wants."""
+    """Number of requests in flight for each caller that has limits; an HTTP request counts once for each choice."""
 
     def __init__(self) -> None:
         self._num: Counter[str] = Counter()
@@ -219,7 +222,7 @@ class InFlight:
 
     @contextmanager
     def held(self, who: Caller, request: CompletionRequest) -> Generator[None, None, None]:
-        """Count a request as in flight for its caller during the block.
+        """Check a request against its caller's limits, and count it as in flight for this caller during the block.
 
         Raises:
             CapacityError: the caller has as many requests in flight as it may.
@@ -245,7 +248,10 @@ class InFlight:
 
 
 def _check(request: CompletionRequest, who: Caller) -> None:
-    """Raise InvalidRequestError if a value exceeds the caller's limit; `CompletionRequest.resolved` caps the others."""
+    """Raise InvalidRequestError if a value that the request sets exceeds its caller's limit.
+
+    A number of tokens that it leaves open is lowered to the limit later, by `CompletionRequest.resolved`.
+    """
     limits = who.limits
     asked = {
         "max_new_tokens": (request.max_new_tokens, limits.max_tokens),

@@ -1,4 +1,4 @@
-"""Conversion of this project's exceptions to gRPC statuses and back, by one table."""
+"""Conversion of this project's exceptions to gRPC statuses and back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import grpc
 
@@ -15,6 +16,7 @@ from specdec.inference import errors
 
 logger = logging.getLogger(__name__)
 
+ErrorT = TypeVar("ErrorT", bound=Exception)
 _CODES: dict[type[errors.SpecDecError], grpc.StatusCode] = {
     errors.ContextLengthError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -33,13 +35,12 @@ _ERRORS = {code: error for error, code in _CODES.items()}  # of several with one
 _REASONS: dict[type[errors.SpecDecError], str] = {errors.ContextLengthError: "CONTEXT_LENGTH_EXCEEDED"}
 _BREAKS_SERVERS = "BREAKS_SERVERS"
 _INVALID = {"CONTEXT_LENGTH_EXCEEDED": errors.ContextLengthError}
-REFUSED_UPSTREAM = "the upstream server does not take its credentials"
 _OF_A_PROXY = "http2 header with status"  # gRPC's words for HTTP's own 404; a gRPC server answers 200 and a grpc-status
 _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that the connection did not take
 _NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's message, which ends with OpenSSL's
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
-"""Bounds in seconds of the delay that a peer may request; a peer may send any value."""
+"""Least and greatest delay in seconds that a peer's refusal can ask for; a peer may send any number."""
 _TOO_LONG = "message larger than max"  # gRPC's own refusal; no retry makes the message shorter
 _ANSWER_TOO_LONG = "CLIENT: Received message larger than max"  # it names the side that refuses
 
@@ -57,23 +58,26 @@ def to_status(error: Exception) -> Status | None:
     return Status(code, error.message, retry_after_s, field, error.address, reason)
 
 
-def client_status(error: Exception) -> Status | None:
-    """Return the status that a client gets; it is UNAVAILABLE if an upstream refuses this server's credentials."""
+def for_client(error: ErrorT) -> ErrorT | errors.UnavailableError:
+    """Return the exception to report to a client: `error`, unless another server refuses this one's credentials.
+
+    For that the client is not to blame, so it gets an UnavailableError, and the log has the reason.
+    """
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)
-        return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_UPSTREAM)
-    return to_status(error)
+        return errors.UnavailableError("the upstream server does not take its credentials")
+    return error
 
 
 def code_name(error: Exception) -> str:
-    """Return the status name of an exception, as JSON output shows it."""
+    """Return the name of an exception's gRPC status, such as "UNAVAILABLE"; INTERNAL if it has none."""
     status = to_status(error)
     return "INTERNAL" if status is None else status.code.name
 
 
 @contextmanager
 def calls_to(address: str) -> Generator[None, None, None]:
-    """Turn failures of gRPC calls to HOST:PORT inside the block into this project's exceptions."""
+    """Turn failures of the block's gRPC calls to the server at `address`, HOST:PORT, into this project's exceptions."""
     try:
         yield
     except grpc.aio.AioRpcError as exc:
@@ -89,7 +93,7 @@ def calls_to(address: str) -> Generator[None, None, None]:
 
 
 def from_rpc_error(error: grpc.RpcError, address: str) -> errors.SpecDecError:
-    """Return the exception for a failed call to `address`."""
+    """Return this project's exception for a failed gRPC call to the server at `address`."""
     status = status_of(error)
     found = _from_status(status, address)
     found.is_final = status.reason == _BREAKS_SERVERS

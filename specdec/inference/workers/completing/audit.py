@@ -1,7 +1,7 @@
-"""Audit of an output: is each of its tokens the choice of this model, with these parameters and this seed?
+"""Audit of an output: whether each of its tokens is the choice of this model, with these parameters and this seed.
 
-The target reads prompt and output once, as a prompt, and chooses its own token after each prefix of the output. So a
-client can audit one server with another replica.
+The target reads prompt and output in one go, as it reads a prompt, and chooses its own token after each prefix of the
+output. So a client can check what one server wrote by asking another server of the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from specdec.inference.errors import InvalidRequestError
 from specdec.inference.workers.completion import Codec, Completer, CompletionRequest
 
 NEAR_TIE = 1e-3
-"""Largest margin of a near-tie. Passes of other widths move float32 logits by up to 3e-5 (docs/speculation.md)."""
+"""Largest margin, in logits, of a choice that rounding may have decided otherwise (a near-tie).
+
+Passes over other numbers of tokens move float32 logits by up to 3e-5 (docs/speculation.md).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,9 @@ class Audit:
     """Result of an audit.
 
     Attributes:
-        tokens: comparison of each token; a token that the grammar refuses is the last.
+        tokens: comparison of each token of the output, up to a token that the grammar refuses.
         num_tokens: number of tokens of the output.
-        seed: seed of the request; None for greedy choice.
+        seed: seed of the request; None if tokens are chosen greedily.
         near_tie: margin up to which rounding may have decided between a token and the choice.
     """
 
@@ -42,12 +45,12 @@ class Audit:
 
     @property
     def num_near_ties(self) -> int:
-        """Return the number of tokens that are not the choice, by a margin that rounding may explain."""
+        """Return the number of tokens that are not the model's choice, but by no more than the margin of a near-tie."""
         return sum(not each.is_choice and each.margin <= self.near_tie for each in self.tokens)
 
     @property
     def first_other(self) -> int | None:
-        """Return the index of the first token that is not the choice and no near-tie; None if there is none."""
+        """Return the index of the first token that is neither the model's choice nor a near-tie; None without any."""
         others = (i for i, each in enumerate(self.tokens) if not each.is_choice and each.margin > self.near_tie)
         return next(others, None)
 
@@ -67,7 +70,7 @@ class Audit:
         return f"all {self.num_tokens} tokens are this model's choice {law}{ties}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result for JSON, in which an infinite margin is null."""
+        """Return the result as a dictionary for JSON, in which an infinite margin is null."""
         counts = {"num_tokens": self.num_tokens, "num_choices": self.num_choices, "num_near_ties": self.num_near_ties}
         summary = {"holds": self.holds, "verdict": self.verdict, **counts, "first_other": self.first_other}
         return {**summary, "tokens": [_as_json(each) for each in self.tokens]}
@@ -85,10 +88,16 @@ async def audited(
     output: str | Sequence[int],
     near_tie: float = NEAR_TIE,
 ) -> Audit:
-    """Audit an output; `request` has the prompt, parameters and seed that it came from.
+    """Compare an output with the choices of the model behind `completer`, token by token.
 
-    A text may have been written with other tokens than those that it is read as. So where a token is not the model's
-    choice, but the text goes on with that choice, it is read again with the choice.
+    The model may have written a text with other tokens than the tokenizer makes of it. So where a token is not the
+    model's choice, but the text continues with the text of that choice, the rest is tokenized again behind the choice.
+
+    Args:
+        codec: tokenizer of the model; needed if the output is a text.
+        request: prompt, parameters and seed with which the output was made.
+        output: text, or token ids.
+        near_tie: margin up to which rounding may have decided.
 
     Raises:
         InvalidRequestError: the output has no token or does not fit, a sampled output has no seed, or the server knows

@@ -1,10 +1,10 @@
-"""Completions from a fleet of servers: if one server is lost, another completes the answer with the same tokens."""
+"""Completer over a fleet: if a server is lost, another one completes its answer, with the same tokens."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeAlias
 
 from specdec.inference.commit import TextEvent
 from specdec.inference.config import ConnectionConfig
@@ -15,46 +15,42 @@ from specdec.inference.workers.completing.resuming import Progress, Resuming
 from specdec.inference.workers.completion import CompletionRequest
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
-"""Length of the prompt's beginning whose hash finds the server that may have computed that beginning already."""
+"""Tokens, or characters, of a prompt's beginning that `prefix_of` hashes."""
 
 
-class Drafter(Protocol):
-    """Draft worker that runs in the same process as a client."""
-
-    def complete(
-        self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
-    ) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of a request at one server, and draft for it meanwhile; see `Completer.complete`."""
+Complete: TypeAlias = Callable[[RemoteCompleter, Replica, CompletionRequest], AsyncGenerator[TextEvent, None]]
+"""Function that yields the completer's answer to a request, and drafts for it meanwhile at the same server."""
 
 
 class FailoverCompleter:
-    """`Completer` and `Codec` over the servers of a fleet.
+    """`Completer` and `Codec` that use any of a fleet's servers.
 
     Args:
         fleet: servers of one model.
-        connection: limits of a request's time, and of its time without a server.
-        drafter: draft worker of this process, which drafts for the requests; None leaves drafting to the servers.
+        connection: settings with the longest time of a request, and its longest time without a server.
+        drafted: function of this process's draft worker, which drafts for the requests; None leaves drafting to the
+            servers.
     """
 
-    def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafter: Drafter | None = None) -> None:
-        self._drafter = drafter
+    def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafted: Complete | None = None) -> None:
+        self._drafted = drafted
         self._fleet = fleet
         self._connection = connection
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Answer a request, see `Completer`.
+        """Yield the events of an answer; see `Completer.complete`.
 
-        A request that has lost its server waits for another one. A new request waits for a first one only if there is a
-        drafter; see `Resuming`.
+        A request that has lost its server waits for another one. While no server is ready, a new request waits only if
+        this process drafts; otherwise it fails at once, as `Resuming` describes.
         """
         answer = Progress(request)
-        waits = self._drafter is not None
+        waits = self._drafted is not None
         resuming = Resuming(answer, self._fleet, self._connection, waits_to_begin=waits)
 
         def attempt(replica: Replica) -> AsyncGenerator[TextEvent, None]:
             answer.answered = self._fleet.is_ready(replica)
             at, rest = self._at(replica, deadline_s=resuming.left_s), answer.rest()
-            return at.complete(rest) if self._drafter is None else self._drafter.complete(at, replica, rest)
+            return at.complete(rest) if self._drafted is None else self._drafted(at, replica, rest)
 
         return resuming.events(attempt, prefix_of(request.prompt))
 
@@ -75,7 +71,7 @@ class FailoverCompleter:
 
 
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:
-    """Return a hash of the prompt's beginning; the fleet sends prompts with equal hashes to the same server.
+    """Return a hash of a prompt's beginning. Prompts with equal hashes go to the same server, which may have it cached.
 
     The beginning of a chat ends with the user's first message, which all later turns repeat.
     """

@@ -1,4 +1,4 @@
-"""GenerationService, the public gRPC API of every topology: it answers from any completer, and drains its server."""
+"""GenerationService, the gRPC API for clients: completions, tokenization, and load and drain of the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specdec.inference.workers.completion import Codec, Completer, ModelCard
 
 
 class Operation:
-    """Operation of one server: its load, and calls that drain it.
+    """What clients can learn and change of a server's operation: its load, and when it ends.
 
     Args:
         load: load of the server.
@@ -41,7 +41,7 @@ class Operation:
         self._asked = asyncio.Event()
 
     def drain(self) -> None:
-        """Begin to drain, as on SIGTERM.
+        """Make the server drain and end, as SIGTERM does.
 
         Raises:
             ForbiddenError: calls may not drain this server, since without an auth file every client could end it.
@@ -51,17 +51,17 @@ class Operation:
         self._asked.set()
 
     async def until_drain(self) -> None:
-        """Wait until a call requests the drain."""
+        """Wait until a call of `drain`."""
         await self._asked.wait()
 
 
 MAX_UNREAD_SCORES = 1_000_000
-"""Limit of unread scores of all calls together. One takes about 250 bytes, as object, message and bytes."""
+"""Most log-probabilities of prompts that may wait to be read, in all calls together; each takes some 250 bytes."""
 RETRY_AFTER_S = 5.0
 
 
 class ScoreWriter:
-    """Writer of answers' messages, which limits the memory of prompts' log-probabilities ("scores") not yet read.
+    """Writer of answers' messages, which limits how many log-probabilities of prompts ("scores") wait to be read.
 
     The scores of 2000 prompt tokens, with the 20 best tokens at each, take 10 MB until the peer has read them. A call
     for one output token holds no slot meanwhile, so slots do not limit the number of such calls.
@@ -71,10 +71,11 @@ class ScoreWriter:
         self._num_unread = 0
 
     async def write(self, call: Call, event: TextEvent) -> None:
-        """Write an event as a message; return when the peer has taken it, as far as gRPC knows.
+        """Write an event as a message of a call; return once gRPC has taken it.
 
         Raises:
-            CapacityError: with its scores, more than `MAX_UNREAD_SCORES` would wait. They always fit if none waits.
+            CapacityError: with the event's scores, more than `MAX_UNREAD_SCORES` would wait. While no others wait, an
+                event may have any number.
         """
         if not (scores := getattr(event, "prompt_logprobs", ())):
             return await call.write(event_to_message(event))
@@ -90,10 +91,12 @@ class ScoreWriter:
 
 
 class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
-    """Translator between GenerationService and a completer; owns no algorithm.
+    """Implementation of GenerationService: it translates each call into one of a completer, and the answer back.
 
     Args:
-        codec: codec of the model's tokenizer; without it the server does not tokenize for clients.
+        completer: completer that answers.
+        card: description of the served model, which GetModel answers.
+        codec: converter of texts and token ids; without it, the server does not tokenize for clients.
         operation: load and drain of the server; without it, no call reports its load or ends it.
     """
 
@@ -114,7 +117,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         return max_request_bytes(self.card.max_length)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register with a server that has not started."""
+        """Register this service with a gRPC server, which must not have started yet."""
         rpc.add_GenerationServiceServicer_to_server(self, server)
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:

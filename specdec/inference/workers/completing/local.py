@@ -1,4 +1,4 @@
-"""Completer over a tokenizer and a generator of this process."""
+"""Completer that answers by an engine of this process: it makes token ids of prompts, and text of tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from specdec.inference.workers.completion import CompletionRequest
 logger = logging.getLogger(__name__)
 
 SCORED_TOKENS = 32
-"""Number of prompt tokens whose log-probabilities get their texts in one go; then other requests have a turn."""
+"""Number of prompt tokens whose log-probabilities get their texts before other requests have a turn."""
 
 
 MAX_NAME = 200
@@ -43,10 +43,12 @@ MAX_NAME = 200
 
 
 class LocalCompleter:
-    """`Completer` over a tokenizer and a generator.
+    """`Completer` over a tokenizer, and a source of tokens such as an engine.
 
     Args:
-        defaults: values for what requests leave open.
+        generator: source of tokens.
+        tokenizer: tokenizer of its model.
+        defaults: values for parameters that requests leave open.
         model_id: id of the target; if it is empty (unknown), no other server can continue the answers.
         adapters: digests of the model's adapters, by name.
     """
@@ -70,7 +72,7 @@ class LocalCompleter:
         self.codec = self._reader.codec
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request."""
+        """Yield one Started, one Delta per commit, and one Finished; closing the iterator cancels the request."""
         request, generation, started = await self._prepared(request)
         wants_tokens = request.max_new_tokens != 0
         if not wants_tokens and request.prompt_logprobs is None and request.audit is None:  # no pass is needed
@@ -119,7 +121,7 @@ class LocalCompleter:
     def _started(
         self, request: CompletionRequest, generation: GenerationRequest, defaults: RequestDefaults | None
     ) -> Started:
-        """Return the answer's beginning, with the server's defaults if the request left something open."""
+        """Return the answer's first event; `defaults` is None unless the request left a parameter open."""
         token_ids, text, has_grammar = generation.prompt_token_ids, "", request.grammar is not None
         if request.echo:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
@@ -144,10 +146,13 @@ class LocalCompleter:
         )
 
     def _rest(self, generation: GenerationRequest, request: CompletionRequest) -> GenerationRequest:
-        """Return the request, or its rest after the tokens of another server, or of the output to audit.
+        """Return what is left to generate of a request.
+
+        That is all of a new one; the rest of a resumed one, behind the tokens that another server committed; and of an
+        audit what follows the output, whose tokens are compared.
 
         Raises:
-            IncompatibleDraftError: this server would continue with other tokens.
+            IncompatibleDraftError: this server would continue the answer with other tokens.
             InvalidRequestError: nothing is left to generate.
         """
         if request.audit is not None:
@@ -162,15 +167,15 @@ class LocalCompleter:
         return generation.resumed(resume.token_ids)
 
     async def _opened(self, started: Started, generation: GenerationRequest, opened: Opened) -> Started:
-        """Return the Started event, completed with the Opened event's facts about the first pass."""
+        """Return the Started event with what the engine's Opened adds: cached tokens, prompt scores and audits."""
         scores = () if generation.prompt_logprobs is None else await self._of_prompt(generation, opened)
         num_cached = opened.num_cached_tokens
         return replace(started, prompt_logprobs=scores, num_cached_tokens=num_cached, audits=opened.audits)
 
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
-        """Return the prompt tokens' log-probabilities, with texts; the first token, which follows none, gets 0.
+        """Return the log-probabilities of all prompt tokens with texts; the first token, which follows none, gets 0.
 
-        It lets the event loop run meanwhile, since 2000 tokens with 20 best ones each take 0.1 s.
+        Other tasks run in between, since 2000 tokens with the 20 best ones at each take 0.1 s.
         """
         first = generation.prompt_token_ids[0]
         stream = self._tokenizer.stream()

@@ -1,4 +1,4 @@
-"""Output of one server, checked message by message for gaps and surplus.
+"""Check of the messages in which a server's answer comes: none may be missing, and there may not be too many.
 
 TCP loses nothing, but proxies have dropped whole HTTP/2 frames. A faulty or hostile server may also send without end.
 """
@@ -18,12 +18,12 @@ _Out = TypeVar("_Out")
 
 
 class Output:
-    """The part of an answer that comes from one server.
+    """Check of the events that one server sends for an answer, or for the rest of one.
 
     Args:
         address: HOST:PORT of the server.
-        limit: most tokens of the output; None takes the limit of the server's defaults, from Started.
-        num_committed: output tokens that other servers committed before.
+        limit: most tokens of the whole output; None: the server's own default, which its Started event names.
+        num_committed: output tokens that came from other servers before.
     """
 
     def __init__(self, address: str, *, limit: int | None, num_committed: int = 0) -> None:
@@ -35,10 +35,10 @@ class Output:
         self._ended = False
 
     async def converted(self, convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-        """Convert a message of the server by `convert`; see `convert.converted`.
+        """Return `convert(item)` for a message of the server; see `converted` in calls/convert.py.
 
         Raises:
-            UnavailableError: the message is malformed or oversized, which is the server's fault, not the request's.
+            UnavailableError: the message is not valid or too large, which is the fault of the server.
         """
         try:
             return await converted(convert, item, scores)
@@ -46,10 +46,10 @@ class Output:
             raise self._broken(exc.message) from exc
 
     def check(self, event: TextEvent) -> None:
-        """Check the next event, and count its tokens.
+        """Check the server's next event, and count its tokens.
 
         Raises:
-            UnavailableError: an event before this one is missing, or there are more tokens than were requested.
+            UnavailableError: events or tokens before this one are missing, or more came than were asked for.
         """
         if self._ended:
             raise self._broken("the answer goes on after its end")
@@ -74,10 +74,11 @@ class Output:
     def take(self, piece: Commit) -> None:
         """Check and count the tokens of the next commit.
 
-        A commit without tokens counts as one token; a full output may end with one such commit.
+        A commit without tokens counts as one token, so that no server can send them without end; but the last one may
+        be empty although the limit is reached.
 
         Raises:
-            UnavailableError: tokens before these are missing, or there are more than the limit, or the limit is reached
+            UnavailableError: tokens before these are missing, there are more than the limit, or the limit is reached
                 and the answer does not end.
         """
         if piece.position != self._position:
@@ -93,7 +94,7 @@ class Output:
             self._limit = min(limit, count)  # nothing may follow
 
     def check_end(self) -> None:
-        """Check the answer of a stream that has ended without an error.
+        """Check that the answer is complete, after the server has ended its stream without an error.
 
         Raises:
             UnavailableError: the answer has not ended.

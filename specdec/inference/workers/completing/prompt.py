@@ -1,4 +1,4 @@
-"""Conversion of prompts to token ids and back, with limits that are checked before the work. Knows no requests."""
+"""Conversion of prompts to token ids and back in this process, with limits that are checked before the work."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from specdec.inference.text.chat import Chat
 from specdec.inference.text.tokenizer import Tokenizer
 
 MAX_INLINE_CHARACTERS = 20_000
-"""Longest prompt that the event loop tokenizes; others go to a thread, since megabytes take seconds."""
+"""Longest prompt, in characters, that is tokenized on the event loop; longer ones go to a thread."""
 MAX_INLINE_IDS = 4096
 """Most token ids that the event loop decodes; more go to a thread."""
 MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
-"""Prompt lengths that are accepted whatever the context here, since a draft's may be shorter than its target's."""
+"""Lengths up to which a prompt is read whatever the model's context: a draft's may be shorter than its target's."""
 NUM_THREADS = 2
 MAX_READING = 16
-"""Limit of long prompts being read or waiting for it: each takes up to 150 times its length in memory."""
+"""Most long prompts that are being read or wait for it, since each takes up to 150 times its length in memory."""
 Ids = TypeVar("Ids", bound=Sequence[int])
 
 
 class LocalCodec:
-    """A `Codec` over a tokenizer of this process.
+    """`Codec` over a tokenizer of this process.
 
     Args:
-        tokenizer: tokenizer of the model; one with the same vocabulary and another chat template may replace it.
-        vocab_size: number of token ids; ids from it on are refused. May be replaced by another size of the same
-            vocabulary.
-        max_length: tokens of the context. A text longer than `MIN_CHARACTERS`, and than so many of the longest token,
-            is refused unread.
+        tokenizer: tokenizer of the model.
+        vocab_size: number of token ids; greater ids are refused.
+        max_length: tokens of the model's context. A text that is longer than `MIN_CHARACTERS`, and than `max_length`
+            times the longest token, is refused unread.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
@@ -64,7 +63,7 @@ class LocalCodec:
             return self._read(prompt, special)
 
     def checked(self, token_ids: Ids) -> Ids:
-        """Return the token ids; raise ContextLengthError if they exceed both `MIN_IDS` and the context's length."""
+        """Return the token ids; raise ContextLengthError if they are more than `MIN_IDS` and more than the context."""
         if len(token_ids) > self._max_ids:
             message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"
             raise ContextLengthError(message, field="prompt")

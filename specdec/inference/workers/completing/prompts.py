@@ -1,4 +1,4 @@
-"""Completion of one prompt into a result; the request is sent again while the server is full."""
+"""Completion of one prompt of a program or a command, which is sent again while the server is full."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ async def run_prompt(
     *,
     deadline_s: float = math.inf,
 ) -> None:
-    """Complete a request into `result`, which takes its error too; while the server is full, try for `deadline_s`.
+    """Complete a request, and put the answer, or the error that ended it, into `result`.
 
     Args:
-        places: semaphore of the requests that run at once.
-        queue: queue of the answer's parts, which ends with an entry None; no queue if nobody reads the parts.
+        places: semaphore that limits how many requests run at once.
+        queue: queue that gets each part of the answer, and None at its end; None if nobody reads the parts.
+        deadline_s: seconds for which the request is sent again while the server refuses it because it is full.
     """
     queue = asyncio.Queue() if queue is None else queue
     async with places:
@@ -55,7 +56,7 @@ async def run_prompt(
 async def _attempt(
     completer: Completer, request: CompletionRequest, result: Result, queue: Deltas
 ) -> CapacityError | None:
-    """Complete one request; return the error if the server was full, else None."""
+    """Send a request, and put its answer into `result`; return the error if the server was full, else None."""
     result.stats = RequestStats()  # the clock starts when the request is sent
     try:
         async with aclosing(completer.complete(request)) as events:

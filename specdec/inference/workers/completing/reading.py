@@ -1,4 +1,4 @@
-"""Reading of completion requests: prompt to token ids, defaults, seed, grammar. Knows no model that computes."""
+"""Translation of a client's request, which has a text, to an engine's, which has token ids, a seed and a grammar."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from specdec.inference.workers.completing.prompt import LocalCodec
 from specdec.inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 
 _END_TOKENS = 16
-"""Number of a prompt's last tokens that may show where a reasoning begins or ends."""
+"""Number of a prompt's last tokens in which a mark is looked for that begins or ends a reasoning."""
 
 
 class Reader:
-    """Reader of requests for one model, at the server that answers them, or at a draft worker beside their client.
+    """Reader of requests for one model. A draft worker beside a client reads them just as the server that answers does.
 
     Args:
         tokenizer: tokenizer of the model, with its chat template.
         max_length: most tokens of prompt and output together.
         vocab_size: number of token ids.
-        defaults: values for what requests leave open.
+        defaults: values for parameters that requests leave open.
     """
 
     def __init__(
@@ -48,10 +48,11 @@ class Reader:
         self.codec = LocalCodec(tokenizer, vocab_size=vocab_size, max_length=max_length)
 
     async def read(self, request: CompletionRequest) -> GenerationRequest:
-        """Return a request as the model computes it, from its beginning; `seed_of` gives a missing seed.
+        """Return the engine's form of a request, whole, even if another server has computed a part of its answer.
 
         Args:
-            request: request with nothing left open; see `CompletionRequest.resolved`.
+            request: request that leaves no parameter open, as `CompletionRequest.resolved` returns it. Only its seed
+                may be missing; then `seed_of` gives one.
 
         Raises:
             InvalidRequestError: a text is too long, the prompt is empty, or logit_bias has an unknown id.
@@ -87,9 +88,9 @@ class Reader:
             raise InvalidRequestError(f"prediction: {exc.message}", field="prediction") from exc
 
     def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
-        """Return the grammar with the preamble that is left: the prompt may have begun the reasoning, or ended it.
+        """Return the grammar for what follows the prompt, which may have begun a reasoning already, or ended it.
 
-        The result depends on nothing but the grammar and the prompt.
+        The result depends on nothing but the grammar and the prompt, so that every process gets the same.
         """
         if grammar is None or grammar.preamble is Preamble.NONE:
             return grammar
@@ -105,7 +106,10 @@ def digest(token_ids: Sequence[int]) -> str:
 
 
 def seed_of(request: CompletionRequest) -> int:
-    """Return a request's seed; else the one that its draft session's name gives at every server, else a random one."""
+    """Return a request's seed, or one made from the name of its draft session, or else a random one.
+
+    The name gives the same seed in every process.
+    """
     if request.seed is not None:
         return request.seed
     if not request.draft_session:

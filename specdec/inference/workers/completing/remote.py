@@ -1,4 +1,4 @@
-"""Thin client: it gets completions from any GenerationService, and needs neither a model nor torch."""
+"""Completer that asks one server by gRPC, and the model cards of servers. Needs neither a model nor torch."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 CARD_TIMEOUT_S = 5.0
 TARGET, FUSED, DISTRIBUTED, GATEWAY = "target", "fused", "distributed", "gateway"
-"""Values of `ModelCard.topology`: a server that draft workers can help, a target with its draft, a draft worker that
-serves clients, and a process that passes requests on."""
+"""Values of `ModelCard.topology`: a target that draft workers can help, a server with target and draft, a draft worker
+that serves clients, and a process that passes requests on."""
 MAX_DEADLINE_S = 1e8
-"""Longest deadline in seconds; gRPC takes much longer ones for times in the past."""
+"""Longest time limit of a call in seconds; gRPC takes much longer ones for times in the past."""
 
 
 class RemoteCompleter:
-    """`Completer` and `Codec` at one server.
+    """`Completer` and `Codec` that pass everything on to one server.
 
     Args:
-        channel: channel to the server; stays open.
+        channel: channel to the server; its owner closes it.
         address: HOST:PORT, for messages.
         deadline_s: seconds that a request may take.
-        can_move: True if the caller could continue an answer at another server.
+        can_move: True to let a server that drains end the call, because the caller can continue the answer elsewhere.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float, can_move: bool = False) -> None:
@@ -50,7 +50,7 @@ class RemoteCompleter:
         self._num_bytes = 0
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of the server's answer, one Started first; closing the iterator cancels the request."""
+        """Yield the events of the server's answer, see `Completer.complete`; closing the iterator cancels the call."""
         message, timeout_s = completion_to_message(request), self._timeout_s(request)
         call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)
         num_committed = 0 if request.resume is None else len(request.resume.token_ids)
@@ -73,7 +73,12 @@ class RemoteCompleter:
             call.cancel()
 
     def _check_started(self, request: CompletionRequest, started: Started) -> None:
-        """Raise an error if the server ignores the request's grammar or adapter, or would resume another output."""
+        """Check that the server keeps to the request's grammar and adapter, and resumes the answer of the same model.
+
+        Raises:
+            InvalidRequestError: the server knows no grammars, or no adapters.
+            IncompatibleDraftError: it would continue the answer with other tokens.
+        """
         ignored = "grammar" if request.grammar is not None and not started.has_grammar else ""
         if ignored or started.adapter != request.adapter:
             ignored = ignored or "adapter"
@@ -83,7 +88,7 @@ class RemoteCompleter:
             request.resume.provenance.require_same(started.provenance)
 
     def take_bytes(self) -> int:
-        """Return the number of bytes received since the last call of this method, without HTTP/2 framing."""
+        """Return the bytes of messages received since the last call of this method, without HTTP/2's framing."""
         num_bytes, self._num_bytes = self._num_bytes, 0
         return num_bytes
 
@@ -116,7 +121,7 @@ class RemoteCompleter:
 
 
 async def card_of(fleet: Fleet) -> ModelCard:
-    """Return the model card of one of a fleet's servers.
+    """Return the card of a fleet's model, as one of its servers describes it.
 
     Raises:
         SpecDecError: the call failed.
@@ -126,11 +131,11 @@ async def card_of(fleet: Fleet) -> ModelCard:
 
 
 async def card_of_target(fleet: Fleet) -> ModelCard:
-    """Return the model card of a fleet's target.
+    """Return the card of a fleet's model, and check that the server that describes it is a target.
 
     Raises:
         SpecDecError: the call failed.
-        IncompatibleDraftError: the server is no target but a server that has a draft already, or a gateway.
+        IncompatibleDraftError: draft workers cannot help the server: it has a draft already, or is a gateway.
     """
     card = await card_of(fleet)
     if card.topology != TARGET:

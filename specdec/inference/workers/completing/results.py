@@ -1,4 +1,4 @@
-"""Result of one prompt, and comparison of results with a draft and without; both show themselves in notebooks."""
+"""Result of one prompt, and comparison of results with and without a draft; notebooks show both with colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, TokenLogprobs
-from specdec.inference.errors import SpecDecError
+from specdec.inference.errors import SpecDecError, cut
 from specdec.inference.observe.host_load import HostLoad
 from specdec.inference.observe.stats import RequestStats
 from specdec.inference.workers.calls.status import code_name
@@ -18,17 +18,17 @@ DRAFTED = "background: rgba(46, 160, 67, 0.25)"
 """Style of accepted draft tokens."""
 MAX_SHOWN_CHARACTERS = 40
 NUM_PAIRS = 4
-"""Pairs of a comparison: a run with the draft, and one without."""
+"""Number of pairs of runs in a comparison: one with the draft, and one without."""
 
 
 @dataclass(slots=True, repr=False)
 class Result:
-    """Result of one completion, which grows with its events.
+    """Result of one completion, which grows as its events arrive.
 
     Attributes:
         prompt: text; from a program also token ids, or a `Chat`.
-        stats: its figures: times, tokens, acceptance.
-        error: its failure; None if it has none.
+        stats: figures of the completion: times, tokens, acceptance.
+        error: error that ended the completion; None if there was none.
         pieces: parts of the text, each with True if it comes from an accepted draft token.
     """
 
@@ -43,7 +43,7 @@ class Result:
     pieces: list[tuple[str, bool]] = field(default_factory=list)
 
     def record(self, event: TextEvent) -> None:
-        """Add an event that has just arrived."""
+        """Add an event of the answer, which has just arrived."""
         self.stats.take(event)
         if isinstance(event, Started):
             self.seed = event.seed
@@ -76,7 +76,7 @@ class Result:
 
     def __repr__(self) -> str:
         reason = self.finish_reason.value if self.finish_reason else "unfinished"
-        shown = f"{_cut(self.prompt)} -> {_cut(self.text)}"
+        shown = " -> ".join(cut(repr(each), MAX_SHOWN_CHARACTERS) for each in (self.prompt, self.text))
         return f"Result({shown}, {len(self.token_ids)} tokens, {', '.join(self._figures())}, {reason})"
 
     def _repr_html_(self) -> str:
@@ -97,10 +97,11 @@ class Result:
 
 @dataclass(slots=True, repr=False)
 class Comparison:
-    """Runs of one prompt with a draft and by the target alone, each pair made one after the other.
+    """Results of one prompt with a draft and by the target alone, made in pairs, one run after the other.
 
     Attributes:
-        load: load of this host meanwhile; None if it was not measured.
+        drafted, alone: results with the draft and without it; those at the same place are a pair.
+        load: load of this machine during the runs; None if it was not measured.
     """
 
     drafted: list[Result] = field(default_factory=list)
@@ -109,9 +110,12 @@ class Comparison:
 
     @classmethod
     async def of(cls, run: Callable[[bool], Awaitable[Result]]) -> Comparison:
-        """Make `NUM_PAIRS` pairs of runs: alone, drafted, drafted, alone, and so on; `run(True)` drafts.
+        """Return the comparison of `NUM_PAIRS` pairs of runs, in the order alone, drafted, drafted, alone, and so on.
 
-        What grows slowly, such as the heat of a processor or another program's load, then slows both alike.
+        In this order, what grows slowly, such as the heat of a processor or another program's load, slows both alike.
+
+        Args:
+            run: function that completes the prompt, with the draft if its argument is True.
         """
         comparison = cls()
         for number in range(2 * NUM_PAIRS):
@@ -126,13 +130,13 @@ class Comparison:
 
     @property
     def speed_ups(self) -> list[float]:
-        """Return the time alone divided by the time drafted, per pair."""
+        """Return for each pair the time of the run without the draft, divided by the time of the run with it."""
         pairs = zip(self.drafted, self.alone, strict=True)
         return [alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs]
 
     @property
     def speed_up(self) -> float:
-        """Return the median of the speed-ups, which says little if `load` was high."""
+        """Return the median of `speed_ups`, which says little if `load` was high."""
         return statistics.median(self.speed_ups)
 
     def __repr__(self) -> str:
@@ -154,10 +158,5 @@ class Comparison:
 
 
 def span_of(values: Sequence[float], joint: str) -> str:
-    """Return the least and the greatest of some figures, with one decimal; one figure if these are equal."""
+    """Return the least and the greatest value as text with one decimal, with `joint` between; one if both are equal."""
     return joint.join(dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values))))
-
-
-def _cut(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= MAX_SHOWN_CHARACTERS else f"{shown[:MAX_SHOWN_CHARACTERS]}..."

@@ -1,7 +1,7 @@
-"""Resume loop of one request, which several servers in turn may answer.
+"""Resume of an answer: the loop that asks one server after another until a request is answered.
 
-Gateways, clients and draft workers run it. After the loss of a server it decides whether to request the rest of the
-answer, when, and from which server. The caller's `attempt` sends the request to one server and checks its events.
+Every process that sends requests to a fleet runs it. After the loss of a server it decides whether to request the rest
+of the answer, when, and from which server. The caller's function `attempt` sends the request and checks the events.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ MAX_REDIAL_S = 2.0
 The wait is random so that the requests of a lost server do not all dial at the same moment.
 """
 MAX_BARREN_RESUMES = 3
-"""Streams in a row that may break without a token; then the request ends, since it may break servers itself."""
+"""Number of attempts in a row that break without a token, after which the request fails: it may break servers."""
 
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
 
 class Progress:
-    """Answer of one request so far, from all servers that gave a part of it.
+    """One request, and its answer so far from all servers that gave a part of it.
 
     Attributes:
-        deadline: event-loop time at which the request ends, if that is earlier than the connection's limit.
-        answered: True if the latest server was ready when it was chosen.
+        deadline: event-loop time at which the client stops waiting; None: never.
+        answered: True if the server of the latest attempt was ready when it was chosen.
         reason: reason why the answer ended; None while it goes on.
     """
 
@@ -71,7 +71,10 @@ class Progress:
         return self._started is not None
 
     def take(self, event: TextEvent) -> bool:
-        """Record an event; return True to pass it on, False for any Finished and for a later server's Started."""
+        """Record an event of a server; return whether the client gets it.
+
+        It gets neither the Started of a second server, nor a Finished, which the loop yields itself at the end.
+        """
         if isinstance(event, Started):
             is_news, self._started = self._started is None, self._started or event
             return is_news
@@ -83,7 +86,7 @@ class Progress:
         return True
 
     def lost(self, exc: SpecDecError) -> None:
-        """Record that the latest server was lost.
+        """Check that another server can go on, after the latest one was lost by the error `exc`.
 
         Raises:
             UnavailableError: the answer has begun, and no other server can continue it.
@@ -93,7 +96,7 @@ class Progress:
             raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
 
     def rest(self) -> CompletionRequest:
-        """Return the request for the rest of the answer, with the parameters that the first server filled in."""
+        """Return the request to send next: for the rest of the answer, with the first server's choice of parameters."""
         if self._started is None:
             return self._request
         defaults = self._started.defaults
@@ -107,11 +110,11 @@ class Resuming:
     """Loop of attempts to complete one request, at one server after another.
 
     Args:
-        progress: answer so far.
+        progress: request, and answer so far.
         fleet: servers that may take the request.
-        connection: limits of the request's total time, and of its time without a server.
-        waits_to_begin: True if a new request waits until a server is ready. If False, it fails at once, unless a server
-            was ready a few seconds ago.
+        connection: settings with the longest time of a request, and its longest time without a server.
+        waits_to_begin: True if a new request waits while no server is ready. If False, it then fails at once, unless a
+            server was ready a few seconds ago.
     """
 
     def __init__(self, progress: Progress, fleet: Fleet, connection: ConnectionConfig, *, waits_to_begin: bool) -> None:
@@ -139,20 +142,20 @@ class Resuming:
 
     @property
     def _other_is_ready(self) -> bool:
-        """Return whether a server is ready at which the request has not failed since its latest token."""
+        """Return whether there is a ready server at which no attempt has failed since the latest token."""
         return self._fleet.has_other(*self._failed, *self._unfit)
 
     async def events(
         self, attempt: Callable[[Replica], AsyncGenerator[TextEvent, None]], prefix: str
     ) -> AsyncGenerator[TextEvent, None]:
-        """Yield the answer's events to the last one, from one server after another if need be.
+        """Yield all events of the answer, from one server after another if need be.
 
         Args:
             attempt: function that requests the rest of the answer from one server, and yields its events.
-            prefix: hash of the prompt's beginning; a server that has computed an equal one is preferred.
+            prefix: hash of the prompt's beginning; a server that got an equal one before is preferred.
 
         Raises:
-            SpecDecError: a server refuses, none can go on, or the time is over.
+            SpecDecError: a server refuses the request, none can go on, or the time is over.
         """
         while self._progress.reason is None:
             try:
@@ -172,9 +175,10 @@ class Resuming:
 
     @contextmanager
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
-        """Hold a lease on the next server during the block.
+        """Choose a server for the next attempt, and count the request there during the block.
 
-        A failure is raised as one of RESUMABLE if another server may succeed.
+        Raises:
+            SpecDecError: the block failed; the error is one of RESUMABLE if another attempt may succeed.
         """
         replica: Replica | None = None
         self._latest = None
@@ -193,7 +197,7 @@ class Resuming:
             raise
 
     def _progressed(self) -> None:
-        """Record that a token has arrived, and forget the failures before it."""
+        """Record that a token has arrived; failures before it count no more."""
         self._has_tokens = True
         if self._lost_at is not None:
             logger.info("a request goes on after %.1f s", time.monotonic() - self._lost_at)
@@ -203,10 +207,10 @@ class Resuming:
         self._failed.clear()
 
     async def _pause(self, exc: SpecDecError) -> None:
-        """Wait before the next attempt; if another server is ready, only the retry budget can delay it.
+        """Wait before the next attempt, after one has failed by `exc`; if another server is ready, only for the budget.
 
         Raises:
-            SpecDecError: another attempt cannot succeed, or the request has been without a server for too long.
+            SpecDecError: no further attempt is made; this is the error that the client gets.
         """
         is_news = self._lost_at is None
         self._check_can_resume(exc)
@@ -226,7 +230,7 @@ class Resuming:
             await asyncio.sleep(random.uniform(0.0, 4 * REDIAL_S))
 
     def _check_can_resume(self, exc: SpecDecError) -> None:
-        """Record a loss; raise the error that ends the request if another attempt is useless or not allowed."""
+        """Record that an attempt failed by `exc`; raise the error for the client if no other attempt is to be made."""
         if isinstance(exc, DeadlineError) and not self.left_s:
             raise exc
         if self._lost_at is None:
@@ -247,10 +251,10 @@ class Resuming:
         self._check_patience(exc)
 
     async def _check_trust(self, exc: SpecDecError) -> None:
-        """Exclude the latest server if it can be reached, but fails the TLS handshake.
+        """Exclude the latest server if it can be reached but its certificate cannot be trusted.
 
         Raises:
-            HandshakeError: no other server is left.
+            HandshakeError: that is so, and no other server is left.
         """
         if self._latest is None or not isinstance(exc, UnavailableError):
             return
@@ -260,17 +264,20 @@ class Resuming:
             self._exclude(self._latest, fault)
 
     def _exclude(self, replica: Replica, exc: SpecDecError) -> None:
-        """Exclude a server from further attempts; raise `exc` if no other server is left."""
+        """Make no further attempt at this server; raise `exc` if no other one is left."""
         self._unfit.add(replica.address)
         if self._unfit.issuperset(self._fleet.addresses):
             raise exc
 
     def _check_patience(self, exc: SpecDecError) -> None:
-        """Raise the client's error if the request has been without a server for too long."""
+        """Raise the error for the client if the request has been without a server for too long."""
         if self._lost_at is not None and time.monotonic() - self._lost_at > self._patience_s:
             raise _last(exc, f"; no server went on within {self._patience_s:g} s")
 
 
 def _last(exc: SpecDecError, note: str = "") -> SpecDecError:
-    """Return the error that the client gets: an InternalError unchanged, any other as UnavailableError with a note."""
+    """Return the error for the client of a request whose attempts failed: `exc` if it is an InternalError.
+
+    Any other becomes an UnavailableError, with `note` behind its message.
+    """
     return exc if isinstance(exc, InternalError) else UnavailableError(exc.message + note, address=exc.address)

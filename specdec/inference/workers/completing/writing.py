@@ -1,4 +1,4 @@
-"""Writing of answers: the text of committed tokens, at the server of a model or at a draft worker beside the client."""
+"""Text of an answer's tokens, made by the model's server, or by a draft worker beside the client."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completion import Completer, CompletionRequest, Resume
 
 REPLAY_TOKENS = 256
-"""Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""
+"""Tokens of a resumed output that are detokenized before other tasks have a turn: a few milliseconds' work."""
 _fields_of = attrgetter(*(each.name for each in fields(Commit)))  # with which a Delta begins, too
 
 
 class TextCompleter:
-    """`Completer` that adds text to the token ids of another completer, so that the target need not make the text.
+    """`Completer` that asks another one for token ids alone, and makes their text, which the target then need not do.
 
-    The target makes it where no tokenizer here writes as the target's does.
+    The target makes the text if this process has no tokenizer that would make the same.
 
     Args:
         completer: completer that gives the token ids.
-        tokenizer: function that returns a tokenizer that writes as that of the model that is served now; None if there
-            is none.
+        tokenizer: function that returns a tokenizer that makes the same text of token ids as that of the model that is
+            served now; it returns None if there is no such tokenizer.
     """
 
     def __init__(self, completer: Completer, tokenizer: Callable[[], Tokenizer | None]) -> None:
@@ -37,9 +37,9 @@ class TextCompleter:
         self._tokenizer = tokenizer
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of the inner answer with the text that its tokens make.
+        """Yield the events of the other completer's answer, with the text of their tokens.
 
-        A stop string ends both answers, and so cancels the request.
+        If a stop string ends the text, the request to the other completer is cancelled.
         """
         tokenizer = self._tokenizer()
         if tokenizer is None or request.ids_only or request.max_new_tokens == 0:
@@ -61,9 +61,9 @@ class TextCompleter:
 
 
 class Text:
-    """Text of one request's output: detokenized, cut at stop strings, with the texts of log-probabilities.
+    """Text of one request's output so far: detokenized, and cut at the first stop string.
 
-    It stays empty if the request wants ids only.
+    A request that wants token ids alone gets no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
@@ -74,10 +74,10 @@ class Text:
         self._is_empty = request.ids_only
 
     async def replay(self, resume: Resume | None) -> None:
-        """Read the tokens that another server committed, so that their text can go on; the event loop runs meanwhile.
+        """Detokenize what another server committed, so that the text can go on; other tasks run in between.
 
         Raises:
-            InvalidRequestError: a stop string is complete, so that nothing can follow.
+            InvalidRequestError: a stop string is among these tokens, so that nothing can follow.
         """
         if resume is None or self._is_empty:
             return
@@ -87,7 +87,10 @@ class Text:
         check_rest(resume, "a stop string is among them" if self._stops.found else "")
 
     def delta(self, commit: Commit) -> Delta:
-        """Return the commit with text; tokens end with a stop string, the text before it."""
+        """Return a commit with the text of its tokens.
+
+        If a stop string is completed, the tokens after it are dropped, and the text ends before it.
+        """
         if self._is_empty:
             return Delta(*_fields_of(commit))
         pieces, lengths = self._pieces(commit.token_ids)
@@ -108,10 +111,10 @@ class Text:
         return Delta(*(*_fields_of(commit), *written))
 
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
-        """Return the text that each token adds, up to the token that completes a stop string.
+        """Return the text that each token adds, and the number of characters that each token adds.
 
-        The second list has the number of characters that each token adds, including those held back as the possible
-        beginning of a stop string.
+        Both lists end with the token that completes a stop string. The numbers include characters that are held back,
+        since they may begin a stop string; the texts have these later, when that is decided.
         """
         pieces: list[str] = []
         lengths: list[int] = []
@@ -124,14 +127,14 @@ class Text:
         return pieces, lengths
 
     def _rest(self) -> str:
-        """Return the text that was held back, now that no further token can complete a character or a stop string."""
+        """Return the text that is held back still, at the end of the output, where nothing can complete it any more."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
 
 
 def _first(commit: Commit, num_tokens: int) -> Commit:
-    """Return the commit with its first tokens alone.
+    """Return a commit cut to its first `num_tokens` tokens.
 
-    There is no place for draft tokens after them, as after a stop token, so those count neither way.
+    Draft tokens behind the cut count neither as accepted nor as rejected, as those behind a stop token.
     """
     return replace(
         commit,
@@ -144,12 +147,12 @@ def _first(commit: Commit, num_tokens: int) -> Commit:
 
 
 def with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
-    """Return the log-probabilities with the texts of their tokens."""
+    """Return the log-probabilities of a position with its tokens' bytes, and with the text's number of characters."""
     return replace(logprobs, texts=tuple(map(tokenizer.token_bytes, logprobs.token_ids)), num_characters=num_characters)
 
 
 def check_rest(resume: Resume, why_none: str) -> None:
-    """Raise InvalidRequestError unless `why_none`, the reason why nothing can follow a resumed output, is empty."""
+    """Raise InvalidRequestError with the reason `why_none` if nothing can follow a resumed output; empty: it can."""
     if why_none:
         message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
         raise InvalidRequestError(message, field="committed_token_ids")

@@ -1,4 +1,4 @@
-"""Both ends of the Assist stream: draft workers, for a pool or for their own process, and the target's service.
+"""Both ends of the gRPC stream Assist: draft workers, for a target's pool or their own process; the target's service.
 
 Does not know: how chains and branches are made (engine/draft_session.py), when they pay (scheduling/pacing.py), or
 which worker helps a session (engine/pool.py).

@@ -1,4 +1,4 @@
-"""Draft worker of a pool, which drafts for the sessions that its targets assign to it."""
+"""Draft worker in the pools of targets, which drafts for the sessions (requests) that they assign to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftWork:
-    """Base of the `Work` of a drafting process (inference/serving/host.py): its state is that of the draft engine."""
+    """Base class for the `Work` (inference/serving/host.py) of a process that drafts; it reports its engine's state."""
 
     def __init__(self, engine: DraftEngine) -> None:
         self._engine = engine
@@ -43,12 +43,14 @@ class DraftWork:
 
 
 class PoolWorker(DraftWork):
-    """Draft worker of several targets, each with an equal share of the slots. Start it inside a running event loop.
+    """Draft worker of several targets, each of which gets an equal share of the draft's slots.
+
+    It begins to dial as soon as it is made, inside a running event loop.
 
     Args:
-        engine: draft engine.
+        engine: engine of the draft model.
         targets: HOST:PORT, dns:///NAME:PORT for all targets of a name, or file:///PATH for the targets of a list.
-        offer: offer to all targets together; each gets a share of its slots.
+        offer: what the worker offers to all targets together.
         metrics: metrics in which the sessions are counted.
     """
 
@@ -67,20 +69,20 @@ class PoolWorker(DraftWork):
 
     @property
     def vocabulary_share(self) -> float:
-        """Return the share of a target's token ids that the draft can propose; the lowest one of all targets."""
+        """Return the share (0 to 1) of the target's token ids that the draft can propose; of several, the least."""
         return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
 
     async def refused(self) -> None:
-        """Wait until all targets refuse this worker, then raise; never return.
+        """Wait until every target has refused this worker, and then raise the last refusal; never return.
 
         Raises:
-            RequestError: refusal of the last target.
-            HandshakeError: the last target is not trusted.
+            RequestError: a target refused the worker.
+            HandshakeError: a target cannot be trusted.
         """
         await asyncio.shield(self._task)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Leave at once, without a grace period: the sessions continue at their targets."""
+        """Leave the targets at once; `grace_s` is ignored, since requests go on there without drafts."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -94,7 +96,7 @@ class PoolWorker(DraftWork):
             raise failures.exceptions[0] from None  # the first failure cancels the other streams
 
     def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
-        """Draft from now on for the targets at `addresses`, and no others, each with an equal share of the slots."""
+        """Draft from now on for the targets at `addresses` alone, each with an equal share of the slots."""
         for address in self._streams.keys() - addresses.keys():
             self._streams.pop(address)[1].cancel()
         share = max(1, self._offer.num_slots // max(1, len(addresses)))
@@ -107,7 +109,7 @@ class PoolWorker(DraftWork):
             self._streams[address] = stream, group.create_task(self._run(stream, security))
 
     async def _run(self, stream: AssistStream, security: DialSecurity) -> None:
-        """Draft for one target until all refuse this worker."""
+        """Draft for one target, until every target has refused this worker."""
         await stream.serve(
             lambda: open_channel(stream.address, credentials_of(security), options=WORKER_OPTIONS),
             lambda: not all(each.is_refused for each, _ in self._streams.values()),

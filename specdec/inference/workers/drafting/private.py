@@ -1,8 +1,7 @@
-"""Private draft worker: it drafts for the requests that its own process sends, on the same connections.
+"""Private draft worker: a draft worker that drafts for the requests of its own process, on the same connections.
 
-It begins to draft before the request reaches the target. Drafts and request have the same session name
-(`draft_session`), and the first draft tokens arrive with the request or soon after. The worker takes the committed
-tokens from the answer.
+It begins to draft before a request has reached the target. The target knows by a name, `draft_session`, which draft
+tokens are for which request. What the target committed the worker reads in the request's answer.
 """
 
 from __future__ import annotations
@@ -36,16 +35,18 @@ ATTACH_S = 2.0
 
 
 class PrivateWorker:
-    """Draft worker of a `FailoverCompleter`, with a stream to each server of its fleet. Start it in a running loop.
+    """Draft worker for the requests of a `FailoverCompleter`, with an Assist stream to each server of its fleet.
+
+    It begins to attach as soon as it is made, inside a running event loop.
 
     Args:
-        engine: draft engine.
+        engine: engine of the draft model.
         fleet: targets; drafts and requests use the same channels.
-        config: schedule and gamma of requests that set none.
+        config: settings with the schedule and gamma of requests that set none.
         vocabulary: vocabulary of the draft.
 
     Attributes:
-        reader: reader of requests that works as the targets' does; the owner replaces it when their model changes.
+        reader: reader of requests that reads them as the targets do; its owner replaces it when their model changes.
         num_undrafted: number of requests that asked for drafts, but of which no draft token reached the target.
     """
 
@@ -63,7 +64,7 @@ class PrivateWorker:
         self._following = asyncio.create_task(self._follow(fleet))
 
     async def until_attached(self) -> None:
-        """Wait, at most `ATTACH_S` seconds, until a target has accepted this worker, to draft for the first request."""
+        """Wait until a target has accepted this worker, but at most `ATTACH_S` seconds."""
         waiting = [asyncio.create_task(stream.attached.wait()) for stream, _ in self._streams.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
@@ -72,18 +73,18 @@ class PrivateWorker:
 
     @property
     def vocabulary_share(self) -> float:
-        """Return the share of the target's ids that the draft can propose."""
+        """Return the share (0 to 1) of the target's token ids that the draft can propose."""
         return self._vocabulary.share_of(self.reader.vocab_size)
 
     async def stop(self) -> None:
-        """Leave the targets; running requests go on without drafts."""
+        """End the streams to the targets; requests that run there go on without drafts."""
         tasks = [self._following, *(task for _, task in self._streams.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, fleet: Fleet) -> None:
-        """Keep a stream to each server of the fleet; dial again at once when one serves again."""
+        """Keep one stream to each server of the fleet, and dial lost ones anew when a server becomes ready."""
         async with aclosing(fleet.serves()) as changes:
             async for _ in changes:
                 for replica in self._streams.keys() - set(fleet.replicas):
@@ -104,7 +105,7 @@ class PrivateWorker:
     async def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
     ) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of one attempt of a request at a server, and draft for it meanwhile; see `Drafter`."""
+        """Yield the events of `remote`'s answer to a request, and draft for it meanwhile."""
         stream, name = self._stream(replica), secrets.token_hex(DRAFT_SESSION_BYTES)
         schedule = request.schedule or self._config.schedule
         request = replace(
@@ -134,7 +135,7 @@ class PrivateWorker:
                 await asyncio.wait([first])
 
     async def _begun(self, stream: AssistStream, request: CompletionRequest) -> DraftingSession | None:
-        """Begin to draft for a request; return None if it gets no drafts."""
+        """Begin to draft for a request; return its session, or None if it gets no drafts, which the target is told."""
         try:
             generation = await self.reader.read(request.resolved(self.reader.defaults))
             if request.resume is not None:
@@ -145,7 +146,7 @@ class PrivateWorker:
             return None
 
     def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
-        """Apply an answer's tokens to its session; return them with the time and bytes that drafting cost."""
+        """Let a session know the tokens that the target committed; return their event with the figures of drafting."""
         try:
             delta = session.commit(delta)
         except InvalidRequestError as exc:  # the target reads the prompt as other tokens

@@ -1,4 +1,4 @@
-"""VerificationService of a target: draft workers attach, each with one stream for all of its sessions."""
+"""VerificationService, to which draft workers of a target attach, each by one Assist stream for all of its sessions."""
 
 from __future__ import annotations
 
@@ -41,21 +41,31 @@ _numbers = itertools.count(1)
 _PRIVATE_NAME = re.compile(f"[0-9a-f]{{{2 * DRAFT_SESSION_BYTES}}}")
 MAX_OUTBOX = 1000
 MAX_OUTBOX_BYTES = 16 * 1024 * 1024
-"""Limit of the bytes queued for a worker; some messages hold a prompt. A worker that leaves more is detached."""
+"""Most bytes of messages that wait for one worker, some of which have a prompt; with more, it is detached."""
 PRIVATE_SHARE = 8
-"""Free places for private workers, per place that one client may hold."""
+"""Number of free places for private workers that there must be, per place that a client has, for it to get another."""
 MAX_WORKER_SLOTS = 4096
 """Most sessions that one worker of the pool may offer to draft for."""
 HEARTBEAT_S = 20.0
-"""Seconds between messages on an idle stream. Proxies that count no PINGs end idle streams, some after 30 s."""
+"""Seconds between messages on an idle stream: proxies that do not count PINGs end idle streams, some after 30 s."""
 
 
 class StreamWorker:
-    """Attached draft worker; messages to it are queued, so that the engine never waits for the network.
+    """Draft worker at the other end of an Assist stream, as the pool of this target sees it.
+
+    Messages to it are queued, so that the engine never waits for the network.
 
     Args:
-        vocabulary: vocabulary of the target; the worker's may be padded to another size.
-        scope: prefix of the session names that a private worker drafts for; empty for a worker that may help all.
+        attach: the worker's first message.
+        vocabulary: vocabulary of the target.
+        scope: prefix of the names of sessions that a private worker drafts for; empty for a worker of the pool, which
+            may help any request.
+
+    Attributes:
+        does_rounds: True if the worker knows schedule sync.
+        takes_hold: True if it can be asked to stop drafting for a while.
+        num_slots: sessions that it can draft for at a time.
+        overflowed: event that is set when too many messages wait for it.
     """
 
     def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
@@ -70,7 +80,10 @@ class StreamWorker:
         self._vocabulary = vocabulary
 
     def open(self, session: VerificationSession) -> None:
-        """Queue the session's present state for the worker; skip a private worker, which knows the request already."""
+        """Ask a worker of the pool to draft for a session from its present tokens on; do nothing for a private one.
+
+        A private worker knows the request, since its own process sent it.
+        """
         if self.scope:
             return
         request = session.request
@@ -83,24 +96,28 @@ class StreamWorker:
         self._put(pb.AssistResponse(open=opened))
 
     def commit(self, session: VerificationSession, commit: Commit) -> None:
-        """Queue a commit for the worker; skip a private worker, whose process reads the answer."""
+        """Tell a worker of the pool what was committed; do nothing for a private one, which reads the answer."""
         if self.scope:
             return
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
         self._put(padded(pb.AssistResponse(commit=message)))
 
     def close(self, session: VerificationSession) -> None:
-        """Ask the worker to stop drafting for this session."""
+        """Ask the worker to stop drafting for a session."""
         session_id = session.request.draft_session.removeprefix(self.scope) if self.scope else session.help_id
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
 
     def hold(self, number: int, *, is_on: bool) -> None:
-        """Ask the worker to stop drafting, or to go on if not `is_on`."""
+        """Ask the worker to stop drafting for all sessions, or with `is_on` False to go on, if it can do that at all.
+
+        Args:
+            number: number by which the worker acknowledges that it has stopped.
+        """
         if self.takes_hold:
             self._put(pb.AssistResponse(hold=pb.AssistHold(is_on=is_on, number=number)))
 
     async def beat(self) -> None:
-        """Queue an empty message every `HEARTBEAT_S` if no other is queued, until cancelled."""
+        """Every `HEARTBEAT_S` seconds, queue an empty message if no other waits, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self.outbox.empty():
@@ -114,7 +131,7 @@ class StreamWorker:
         self.outbox.put_nowait(message)
 
     async def write(self, call: Call) -> None:
-        """Send the queued messages to the draft worker, until cancelled."""
+        """Send the queued messages over the worker's stream, until cancelled."""
         while True:
             message = await self.outbox.get()
             self._num_bytes -= message.ByteSize()
@@ -122,17 +139,17 @@ class StreamWorker:
 
 
 def checked_slots(num_slots: int) -> int:
-    """Return a worker's number of slots; raise InvalidRequestError if it is out of range."""
+    """Return the number of slots that a worker offers; raise InvalidRequestError if it is out of range."""
     if not 1 <= num_slots <= MAX_WORKER_SLOTS:
         raise InvalidRequestError(f"num_slots {num_slots} is outside 1..{MAX_WORKER_SLOTS}")
     return num_slots
 
 
 async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, attached: pb.Attached) -> None:
-    """Let the pool use the worker until its stream ends; send the worker `attached` first.
+    """Let the pool use a worker until its stream `call` ends. The worker first gets the message `attached`.
 
     Raises:
-        InvalidRequestError: the worker sent a message that no draft may send.
+        InvalidRequestError: the worker sent a message that is not valid.
         UnavailableError: the worker does not read its messages.
     """
     attached.worker_id = worker.id
@@ -172,9 +189,13 @@ async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
 
 
 def _session(worker: StreamWorker, name: str) -> str:
-    """Return the name of a session; raise InvalidRequestError if a private worker gives one that no request can have.
+    """Return the name of a session that a worker's message has.
 
-    Names of private sessions are kept until their request arrives, so their length must have a limit.
+    A private worker's names must have the form of `draft_session`: they are kept until the request arrives, so that
+    their length must have a limit.
+
+    Raises:
+        InvalidRequestError: a private worker's name has another form.
     """
     if worker.scope and not _PRIVATE_NAME.fullmatch(name):
         fault = f"session_id {name!r:.40} of a private worker must be draft_session of its request"
@@ -188,12 +209,12 @@ async def _overflow(worker: StreamWorker) -> None:
 
 
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Translator between VerificationService and the pool; owns no algorithm.
+    """Implementation of VerificationService: it translates the messages of draft workers for the pool, and back.
 
     Args:
         pool: pool of the draft workers that attach.
         vocabulary: vocabulary of the target; draft workers draft in its ids.
-        tokenizer: tokenizer of the target, for draft workers that have another one; None refuses these.
+        tokenizer: tokenizer of the target, for draft workers that have another one; None: these are refused.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md); draft and
             target must have the same.
         num_threads: threads of the target model; 0: not known.
@@ -238,7 +259,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await serve_worker(worker, self._pool, call, await self._attached(attach))
 
     def _shares_cores(self, attach: pb.Attach, peer: str) -> bool:
-        """Return whether a worker here shares cores with the target, and both have more threads than cores."""
+        """Return whether a worker runs on cores of this target, and both together have more threads than cores."""
         own, theirs = set(usable_core_ids()), set(attach.cpu_ids)
         num_threads = self._num_threads + attach.num_threads
         is_here = peer.startswith(("127.", "[::1]")) or peer == "-"  # a unix socket has no address
@@ -246,13 +267,13 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     @contextmanager
     def _place(self, peer: str) -> Generator[None, None, None]:
-        """Hold one of the limited places for private draft workers during the block.
+        """Count a private draft worker among the `MAX_WORKERS` that may be attached, during the block.
 
-        A client gets a further place while it holds fewer than an eighth of those that are free, so that many clients
-        find one. A client is an account; without accounts it is an address.
+        A client may attach one more while it has fewer than an eighth of the free places, so that there is room for
+        many clients. A client is an account, or without an auth file an IP address.
 
         Raises:
-            CapacityError: the client holds its share.
+            CapacityError: the client has its share.
         """
         name = caller().name or peer.rpartition(":")[0]
         num, num_free = self._places[name], MAX_WORKERS - self._places.total()
@@ -267,7 +288,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             self._places += Counter()  # without those that hold no place
 
     async def _attached(self, attach: pb.Attach) -> pb.Attached:
-        """Return the answer to a worker that attaches, with the target's tokenizer if the worker needs and can use it.
+        """Return the answer to a worker that attaches, with the target's tokenizer if the worker needs and takes it.
 
         Raises:
             IncompatibleDraftError: the worker's protocol version, or its vocabulary, does not fit.

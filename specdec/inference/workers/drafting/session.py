@@ -1,10 +1,11 @@
-"""One session of a draft worker: it drafts in rounds or ahead, sends proposals to the target and applies its commits.
+"""Session of a draft worker: it drafts for one request of a target, in rounds or ahead.
 
-A round drafts gamma tokens, sends them and waits for the verdict. A draft that runs ahead never waits: while the target
-verifies, the draft extends its chain, up to a window past the last commit, and sends tokens soon after they are made. A
-commit that agrees with the chain shortens it; any other commit begins a new chain. The target verifies the draft tokens
-that have arrived, and decodes by itself if there are none, so it does not wait for a slow draft. If the round trip is
-long, the draft also sends branches: if the target's token begins a branch, the next tokens are at the target already.
+A round drafts gamma tokens, sends them and waits for the target's verdict. A draft that runs ahead never waits: while
+the target verifies, the draft extends its chain of tokens, up to a window past the last commit, and sends tokens soon
+after they are made. A commit that agrees with the chain shortens it; any other commit begins a new chain. The target
+verifies the draft tokens that have arrived, and decodes by itself if there are none, so it does not wait for a slow
+draft. If the round trip is long, the draft also sends branches, which continue the chain in other ways: if the target
+chooses the first token of a branch, the next tokens are at the target already.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ logger = logging.getLogger(__name__)
 CommitT = TypeVar("CommitT", bound=Commit)
 
 PROBE_AFTER = 16
-"""Commits in a row that report no draft tokens received; then the draft sends some, to measure the round trip."""
+"""Number of commits in a row with no draft token received, after which some are sent to measure the round trip."""
 
 
 class ProposalSender:
-    """Sender of one session's draft tokens, as branches. Worker and target both number the tokens in the order sent.
+    """Sender of one session's draft tokens to its target, as branches of the draft tree.
+
+    Worker and target number these tokens in the order in which they are sent; a branch names its parent by this number.
 
     Args:
         send: function that sends one message to the target.
-        link: times of the session's link to its target, which commits update.
+        link: measured times of the link to the target, which each commit updates.
 
     Attributes:
         num_bytes: size of the messages since the count was last set to 0.
+        num_nodes: draft tokens sent so far.
     """
 
     def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], link: Link) -> None:
@@ -54,7 +58,7 @@ class ProposalSender:
         self.num_nodes = 0
 
     async def propose(self, branches: list[Branch], step_s: float = 0.0) -> None:
-        """Send branches, and the time of a step; an empty list asks the target to decode without drafts."""
+        """Send branches, and the seconds of one step of the draft model; an empty list lets the target decode alone."""
         num_tokens = sum(len(branch.token_ids) for branch in branches)
         self.num_nodes += num_tokens
         if num_tokens:
@@ -64,24 +68,24 @@ class ProposalSender:
         await self._send(message)
 
     def answered(self, commit: Commit) -> None:
-        """Record the arrival of a commit, from which the time of a round trip is measured."""
+        """Record that a commit has arrived, which may answer tokens sent before: that measures the round trip."""
         self.link.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
 
 
 class DraftingSession:
-    """Session of a draft worker for one request at a target.
+    """Session of a draft worker, which drafts for one request of a target from the moment when it is made.
 
     Args:
-        engine: draft engine.
+        engine: engine of the draft model.
         request: request as the target computes it, from its present tokens on, with gamma and a schedule.
         proposals: sender of the draft tokens.
         vocab_size: number of the target's token ids.
         words: the target's vocabulary, if it differs from the one that the engine was made for.
-        metrics: metrics in which the session's commits are counted; None for a private worker: its process counts its
-            requests.
+        metrics: metrics in which the session's commits are counted; None for a private worker, whose process counts
+            its requests elsewhere.
 
     Attributes:
-        context: context variables from which log records take the request's id.
+        context: context variables of the request, so that lines of the log about the session have the request's id.
         drafting: task that drafts until the session is closed; it fails with the draft engine's error.
 
     Raises:
@@ -128,13 +132,13 @@ class DraftingSession:
 
     @property
     def is_heard(self) -> bool | None:
-        """Return whether a commit has acknowledged a draft token of this session; None if it is too early to judge."""
+        """Return whether a commit shows that the target got a draft token of this session; None while that is open."""
         if self._is_heard:
             return True
         return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None
 
     async def _add_grammar(self, grammar: Grammar) -> None:
-        """Compile the grammar, and let the draft obey it from then on."""
+        """Compile the request's grammar, and let the draft obey it from then on."""
         try:
             self._draft.grammar = await self._engine.compiled(grammar, self._words)
         except SpecDecError as exc:  # the target accepted it: versions differ, or this worker is busy
@@ -148,7 +152,7 @@ class DraftingSession:
             await self._proposals.propose(self._draft.take_unsent(self._proposals.num_nodes), self._engine.step_s)
 
     def hold(self, *, is_on: bool) -> None:
-        """Stop drafting after the running step, and only apply commits; with `is_on` False, draft again."""
+        """Stop drafting after the step that runs, and only apply commits; with `is_on` False, draft again."""
         if not is_on:
             self._may_draft.set()
         else:
@@ -159,7 +163,7 @@ class DraftingSession:
             self._engine.pace(self._draft, Pacing())
 
     def _pace(self) -> None:
-        """Choose how far and how broadly the draft runs ahead, from measured times; not at all while it is held."""
+        """Set how far the draft runs ahead and with how many branches, from measured times; not at all while held."""
         link = self._proposals.link
         measured = Measured(self._engine.step_s, link.pass_s, link.round_trip_s)
         pacing = choose_pacing(self._gamma, self._engine.num_branches, measured)
@@ -168,7 +172,7 @@ class DraftingSession:
         self._engine.pace(self._draft, pacing if self._may_draft.is_set() else Pacing())
 
     async def _rounds(self) -> None:
-        """Draft, send and wait for the verdict, until cancelled."""
+        """Draft gamma tokens, send them and wait for the commit with the verdict; repeat this until cancelled."""
         draft = self._draft
         while True:
             await self._may_draft.wait()
@@ -184,12 +188,12 @@ class DraftingSession:
             await self._committed.wait()
 
     def commit(self, commit: CommitT) -> CommitT:
-        """Apply a commit; return it with the time and bytes that drafting cost.
+        """Let the draft continue after the tokens of a commit; return the commit with the time and bytes of drafting.
 
         The session may know the commit's first tokens already, from the message that opened it.
 
         Raises:
-            InvalidRequestError: tokens before the commit are missing, or it exceeds the session's limit.
+            InvalidRequestError: tokens before the commit are missing, or it goes beyond the request's last token.
         """
         draft, link = self._draft, self._proposals.link
         num_tokens, end = len(draft.committed), commit.position + len(commit.token_ids)
@@ -231,7 +235,7 @@ class DraftingSession:
         return replace(commit, timings=timings, counts=counts)
 
     def close(self) -> None:
-        """End the session's tasks, and free its slot of the draft engine."""
+        """End the session, and free its slot of the draft engine."""
         for task in self._tasks:
             task.cancel()
         if self._metrics is not None:

@@ -1,4 +1,4 @@
-"""Assist stream of a draft worker to one target, opened again whenever it is lost, and the sessions on it."""
+"""Draft worker's end of the Assist stream to one target: it is opened again whenever it is lost, and has sessions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REDIAL_S = 1.0
 REFUSED_S = 60.0
 """Mean wait before a target that refused the worker is dialled again."""
 MAX_OUTBOX = 256
-"""Limit of messages queued for a target. When it is reached, proposals wait for room and other messages are dropped."""
+"""Most messages that wait to be sent to a target. Beyond it, proposals wait for room, and others are dropped."""
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
@@ -61,15 +61,15 @@ AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistRe
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Offer of a draft worker to a target: what it says as it attaches, and the security of the connection.
+    """What a draft worker offers to a target when it attaches, and how it connects.
 
     Attributes:
-        vocabulary: vocabulary of the ids in which the engine drafts.
+        vocabulary: vocabulary of the token ids in which the engine drafts.
         gamma: most draft tokens of one pass, for requests that set no gamma.
         num_slots: most sessions at a time.
-        security: credentials of the worker, and the authorities that it trusts.
-        num_threads: threads of the draft model; 0: not known.
+        security: credentials of the worker, and the certificate authorities that it trusts.
         learn: function that prepares drafting for a target with another tokenizer; None: such targets are refused.
+        num_threads: threads of the draft model; 0: not known.
     """
 
     vocabulary: Vocabulary
@@ -81,13 +81,13 @@ class Offer:
 
 
 class AssistStream:
-    """Assist stream to one target, opened again whenever it is lost.
+    """Assist stream of a draft worker to one target, and the sessions in which it drafts for this target.
 
     Args:
-        engine: draft engine, which the streams to other targets share.
+        engine: engine of the draft model, which the streams to all targets share.
         address: HOST:PORT of the target.
-        offer: offer to this target.
-        metrics: metrics in which the sessions are counted; None for a private worker, see `DraftingSession`.
+        offer: what the worker offers to this target.
+        metrics: metrics in which the sessions are counted; None makes the worker a private one: see `DraftingSession`.
 
     Attributes:
         attached: event that is set while the target has this worker in its pool.
@@ -116,14 +116,14 @@ class AssistStream:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, connect: Connect, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Draft for the target's sessions; if it refuses this worker, ask again later.
+        """Draft for the target's sessions without end; if the target refuses this worker, ask again later.
 
         Args:
-            connect: function that opens a channel for one attempt.
-            goes_on: function that returns False if a refusal ends the stream for good.
+            connect: function that opens a channel, which is used until the next refusal.
+            goes_on: function that is asked after each refusal; if it returns False, the refusal is raised.
 
         Raises:
-            RequestError, HandshakeError: the last refusal; see `run`.
+            RequestError, HandshakeError: a refusal; see `run`.
         """
         while True:
             try:
@@ -137,7 +137,7 @@ class AssistStream:
             await asyncio.sleep(REFUSED_S * random.uniform(0.5, 1.5))
 
     async def run(self, channel: grpc.aio.Channel) -> None:
-        """Draft for the target's sessions. Dial again, without end, when the target fails or cannot be reached.
+        """Draft for the target's sessions without end; when the target fails or cannot be reached, dial again.
 
         Raises:
             RequestError: the target refuses this worker.
@@ -161,7 +161,7 @@ class AssistStream:
                     await self._dial_now.wait()
 
     def dial_now(self) -> None:
-        """Dial again at once if the stream is lost, because the target is known to serve again."""
+        """End a wait before the next attempt to reach the target, because it is known to serve again."""
         self._dial_now.set()
 
     @property
@@ -169,18 +169,18 @@ class AssistStream:
         return self.attached.is_set()
 
     def resize(self, num_slots: int) -> None:
-        """Announce the new slot count to the target."""
+        """Offer the target another number of slots from now on."""
         if num_slots != self._offer.num_slots:
             self._offer = replace(self._offer, num_slots=num_slots)
             self._notify(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
 
     def _notify(self, message: pb.AssistRequest | None) -> None:
-        """Queue a message, or drop it if the queue is full."""
+        """Queue a message for the target, or drop it if the queue is full; None ends the stream."""
         if not self._outbox.full():
             self._outbox.put_nowait(message)
 
     async def _attach(self, channel: grpc.aio.Channel) -> None:
-        """Open one stream to the target, and draft until it ends."""
+        """Attach to the target, and draft for its sessions until the stream ends."""
         call, words = rpc.VerificationServiceStub(channel).Assist(), self.vocabulary
         self._outbox = asyncio.Queue(MAX_OUTBOX)
         attach = pb.Attach(
@@ -215,11 +215,11 @@ class AssistStream:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary of the ids in which this worker drafts for the target."""
+        """Return the vocabulary of the token ids in which this worker drafts for the target."""
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Draft, now and on later streams, by the target's noise and, if it sent a tokenizer, in that tokenizer's ids.
+        """Keep what the target's answer says for drafting: its noise, and its tokenizer if it is not the draft's.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
@@ -231,7 +231,7 @@ class AssistStream:
             self._words = await asyncio.to_thread(self._offer.learn, tokenizer)
 
     async def _draft(self, call: AssistCall, channel: grpc.aio.Channel) -> None:
-        """Handle the target's messages until the stream ends; then close its sessions."""
+        """Handle the target's messages until the stream ends; then close all sessions."""
         writer, following = asyncio.create_task(self._write(call)), asyncio.create_task(self._follow(channel))
         self._tasks = {writer, following}
         try:
@@ -244,10 +244,10 @@ class AssistStream:
                 self._sessions.popitem()[1].close()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        """Open a private worker's stream again when the channel has a new connection, which its requests then use.
+        """Wait until the channel leaves its connection; then open a private worker's stream anew, on the next one.
 
-        A server may stop taking calls on an old connection, and a channel gets a new one when certificates change; a
-        running stream would stay on the old connection.
+        Drafts must use the connection of the requests. These use a new one when the server stops taking calls on the
+        old one, or when certificates change; but a stream that runs would stay on the old one.
         """
         if self._is_private:
             with suppress(grpc.aio.UsageError):  # the channel is closed, and the stream ends with it
@@ -259,7 +259,7 @@ class AssistStream:
         self.dial_now()
 
     async def _write(self, call: AssistCall) -> None:
-        """Write queued messages. Only this task writes, since a task that is cancelled in a write ends the stream."""
+        """Send queued messages. Only this task writes to the stream, since cancelling a task in a write ends it."""
         while (message := await self._outbox.get()) is not None:
             await call.write(message)
         await call.done_writing()
@@ -282,7 +282,7 @@ class AssistStream:
             self._hold(message.hold)
 
     def _hold(self, message: pb.AssistHold) -> None:
-        """Stop drafting for all sessions, and report when the running step has ended; or go on."""
+        """Stop drafting for all sessions, and tell the target when the step that runs has ended; or draft again."""
         self._is_held = message.is_on
         for session in self._sessions.values():
             session.hold(is_on=message.is_on)
@@ -295,33 +295,33 @@ class AssistStream:
         self._notify(pb.AssistRequest(held=pb.AssistHeld(number=number)))
 
     def _try(self, session_id: str, action: Callable[[], None]) -> None:
-        """Run an action for one session; if it fails, decline this session and keep the others."""
+        """Run `action`, which is about one session; if it fails, decline this session, and leave the others alone."""
         try:
             action()
         except (CapacityError, RequestError, UnavailableError) as exc:
             self.decline(session_id, exc)
 
     def close(self, session_id: str) -> None:
-        """Stop drafting for a session, unless that has ended already."""
+        """Stop drafting for a session, if this stream has it."""
         if (session := self._sessions.pop(session_id, None)) is not None:
             session.close()
 
     def decline(self, session_id: str, reason: BaseException) -> None:
-        """Stop drafting for a session, log why, and let the target go on without waiting for drafts."""
+        """Stop drafting for a session, log why, and tell the target not to wait for drafts."""
         context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
         context.run(logger.warning, "session %s gets no draft: %s", session_id, reason)
         self.close(session_id)
         self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
-        """Decline a session because its drafting failed; do nothing if it was closed, which only cancels the task."""
+        """Decline a session whose task `drafting` has failed; if the session was closed, the task is only cancelled."""
         if not drafting.cancelled() and (error := drafting.exception()) is not None:
             self.decline(session_id, error)
 
     def judge(self, session: DraftingSession) -> None:
-        """Open the stream again if a request ended and none of its draft tokens reached the target.
+        """Open the stream again if none of the draft tokens for a request, which has just ended, reached the target.
 
-        If that does not help, a proxy takes the stream and the requests to different places, which is logged.
+        If that happens to the next request too, log a warning: a proxy takes stream and requests to different servers.
         """
         if session not in self._sessions.values() or session.is_heard is None:
             return
@@ -345,10 +345,11 @@ class AssistStream:
         self.begin(message.session_id, open_from_message(opened), vocab_size=opened.vocab_size)
 
     def begin(self, session_id: str, request: GenerationRequest, *, vocab_size: int = 0) -> DraftingSession:
-        """Begin to draft for a session.
+        """Begin to draft for a request; return the session.
 
         Args:
-            request: the session's request, from its present tokens on.
+            session_id: name that the target knows the session by.
+            request: the request, from its present tokens on.
             vocab_size: number of the target's token ids; 0 if it is not known.
 
         Raises:

@@ -16,13 +16,21 @@ from tests.support.completers import ScriptedCompleter, gateway
 
 UNTOLD = (
     "exclude each other",  # at most one field of `structured.NAMES`
+    "needs exactly one of",  # structured_outputs
+    "prompt or messages must be given",
+    "stream_options needs",
+    "top_logprobs needs",
+    "max_tokens 0 needs",
+    "tool_choice required needs",
+    "is none of the tools",
+    "content is needed",  # in a message that is not the assistant's
     "only JSON can be asked for",  # beside tools
     " twice",  # names of tools
     "knows no effort",  # the model's template, which has the word
     '"param":"request"',  # the body within a body of /v1/audit
     "a block of type",  # of /v1/messages: which fields each needs
 )
-"""Parts of the errors by rules that the schema cannot say."""
+"""Parts of the errors by rules between fields, which the schema does not have."""
 
 
 @pytest.mark.long

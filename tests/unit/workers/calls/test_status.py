@@ -9,7 +9,7 @@ from grpc.aio import Metadata
 from specdec.grpc_comm.errors import Status
 from specdec.inference import errors
 from specdec.inference.gateway.answers.errors import from_error
-from specdec.inference.workers.calls.status import client_status, code_name, from_rpc_error, to_status
+from specdec.inference.workers.calls.status import code_name, for_client, from_rpc_error, to_status
 
 SAME_ON_BOTH_SIDES = [
     errors.InvalidRequestError("a"),
@@ -124,12 +124,12 @@ def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDe
 
     Only the gateway's log names the target.
     """
-    behind = client_status(error("the token is not known here", address="target:1"))
+    behind = to_status(for_client(error("the token is not known here", address="target:1")))
     assert behind is not None
     assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)
     assert from_error(error("the token is not known here", address="target:1")).status == 503
     assert from_error(error("the token is not known here")).status in (401, 403)
-    own = client_status(error("the token is not known here"))
+    own = to_status(for_client(error("the token is not known here")))
     assert own is not None
     assert own.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
