@@ -28,11 +28,12 @@ from specdec.inference.engine.target import EngineLimits, check_prompt
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.request import GenerationRequest
+from specdec.inference.vllm import runner_v1
 from specdec.inference.vllm.frames import FromCore, Has, Passed
 from specdec.inference.vllm.grammars import OWN_FORM
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.session import Sessions, VllmSession
-from specdec.inference.vllm.translation import KEY, carried, extra_args, own_fields, scores
+from specdec.inference.vllm.translation import KEY, carried, own_fields, scores
 
 HOOKS = {
     "vllm.v1.engine.async_llm:AsyncLLM": ("from_vllm_config generate errored shutdown vllm_config model_config"),
@@ -214,7 +215,7 @@ class VllmEngine(Sessions):
         max_tokens = min(request.max_new_tokens, self.max_length - len(request.prompt_token_ids))
         choice: dict[str, Any] = {"temperature": 0.0, "prompt_logprobs": request.prompt_logprobs}
         if self._chooses:
-            choice["extra_args"] = extra_args(request, name, self._limits.gamma)
+            choice["extra_args"] = runner_v1.extra_args(request, name, self._limits.gamma)
         else:
             choice = own_fields(request, max_tokens)
             choice["extra_args"] = {KEY: carried(request, name, self._limits.gamma)}

@@ -28,7 +28,8 @@ from specdec.inference.vllm.frames import (
     packed,
     to_core,
 )
-from specdec.inference.vllm.translation import KEY, chooses, extra_args, sampling_of
+from specdec.inference.vllm.runner_v1 import chooses, extra_args
+from specdec.inference.vllm.translation import KEY, sampling_of
 
 PROMPT = [1, 2, 3]
 
