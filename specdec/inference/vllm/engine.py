@@ -93,7 +93,7 @@ class VllmEngine(Sessions):
     @property
     def num_running(self) -> int:
         """Return the number of requests in vLLM's passes; if memory is short, vLLM takes some requests out."""
-        return min(sum(core.num_running for core in self._ranks.values()), len(self._sessions))
+        return min(sum(state.num_running for state in self._cores.values()), len(self._sessions))
 
     @property
     def num_waiting(self) -> int:
@@ -163,21 +163,21 @@ class VllmEngine(Sessions):
         if not self._sessions:
             self._idle.set()
 
-    def receive(self, rank: int, frame: FromCore | None) -> None:
+    def receive(self, core: int, frame: FromCore | None) -> None:
         """Apply a message of an engine core: a request has arrived, or a pass has ended; None: the link has ended."""
         if frame is None:
             for each in self._sessions.values():
                 each.reported.set()
         elif isinstance(frame, Has) and (session := self._sessions.get(frame.name)) is not None:
-            session.rank = rank
+            session.core = core
             while session.early:
                 self._send(session, session.early.pop(0))
         elif isinstance(frame, Passed):
-            self._take(rank, frame)
+            self._take(core, frame)
 
-    def _take(self, rank: int, passed: Passed) -> None:
+    def _take(self, core: int, passed: Passed) -> None:
         self._last_at = time.monotonic()
-        num_drafts = self._timed(rank, passed)
+        num_drafts = self._timed(core, passed)
         if self.timeline is not None:
             figures = {"sessions": len(passed.rows), "draft_tokens": num_drafts}
             self.timeline.span("pass", self._last_at - passed.us / 1e6, self._last_at, **figures)
@@ -256,8 +256,8 @@ class VllmEngine(Sessions):
 
         A core sends the report on a pass before the pass's tokens.
         """
-        rank = session.rank or 0
-        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
+        core = session.core or 0
+        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(core):
             session.reported.clear()
             await session.reported.wait()
 

@@ -131,9 +131,9 @@ class LendingEngine(Sessions):
         if self._pool is None:
             self._early.append((core, frame))
         elif frame is None:
-            self._ranks.pop(core, None)
+            self._cores.pop(core, None)
             for each in list(self._sessions.values()):
-                if each.rank == core:
+                if each.core == core:
                     self._end(each.id)
         elif isinstance(frame, Has) and frame.wanted is not None and frame.name not in self._sessions:
             self._begin(core, frame.name, frame.wanted)
@@ -150,7 +150,7 @@ class LendingEngine(Sessions):
             session = VllmSession(request)
         except (InvalidRequestError, TypeError, ValueError) as exc:
             raise FrameError(f"request {name} cannot be: {exc}") from exc
-        session.id, session.rank, session.drafting = name, core, self.drafting
+        session.id, session.core, session.drafting = name, core, self.drafting
         self._sessions[name] = session
         task = asyncio.create_task(self._help(session))
         self._tasks.add(task)
