@@ -232,3 +232,18 @@ def test_an_answer_is_kept_for_its_owner(owner: str, num_bytes: int, drafted: bo
     rows = ended(drafts, "b", OUTPUT)
     assert any(row.num_drafts for row in rows) == drafted
     assert not any(row.is_predicted for row in rows)
+
+
+def test_whole_proposals_of_all_requests_keep_one_width() -> None:
+    """Requests whose workers have sent gamma tokens each are verified with gamma tokens each, as a full graph needs it.
+
+    vLLM's runner V2 captures a full graph for passes in which every request has 1 + gamma rows, and for no others.
+    """
+    drafts, gamma = Drafts(), 4
+    for name in "abc":
+        drafts.enter(name, PROMPT, gamma)
+        drafts.receive(Help(name, 1))
+        drafts.receive(Grow(name, [Branch(None, 3, [*range(4, 10)])]))
+    for num_drafts in (0, 4, 8, 12):
+        drafts.timed(3, num_drafts, 0.020 + 0.0001 * num_drafts)  # draft tokens cost little
+    assert [len(proposal) for proposal in drafts.proposals(dict.fromkeys("abc", 9), may_wait=True)] == [gamma] * 3
