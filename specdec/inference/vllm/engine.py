@@ -175,15 +175,14 @@ class VllmEngine(Sessions):
         elif isinstance(frame, Passed):
             self._take(core, frame)
 
-    def _take(self, core: int, passed: Passed) -> None:
+    def _take(self, core: int, passed: Passed) -> int:
+        """Apply the report of a pass; return the number of its draft tokens."""
         self._last_at = time.monotonic()
-        num_drafts = self._timed(core, passed)
+        num_drafts = super()._take(core, passed)
         if self.timeline is not None:
             figures = {"sessions": len(passed.rows), "draft_tokens": num_drafts}
             self.timeline.span("pass", self._last_at - passed.us / 1e6, self._last_at, **figures)
-        for row in passed.rows:
-            if (session := self._sessions.get(row.name)) is not None:
-                session.report(row, passed.us)
+        return num_drafts
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
         """Yield the session's Opened event, then its commits; closing the generator closes the session."""

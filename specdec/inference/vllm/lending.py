@@ -126,7 +126,7 @@ class LendingEngine(Sessions):
         """Apply a message of an engine core; None means that the core's link has ended, and so have its sessions.
 
         Raises:
-            FrameError: the message has a request with invalid values, or lacks tokens before those it reports.
+            FrameError: the message has a request with invalid values, or see `VllmSession.report`.
         """
         if self._pool is None:
             self._early.append((core, frame))
@@ -159,16 +159,6 @@ class LendingEngine(Sessions):
     def _end(self, name: str) -> None:
         if (session := self._sessions.pop(name, None)) is not None:
             session.reported.set()
-
-    def _take(self, core: int, passed: Passed) -> None:
-        self._timed(core, passed)
-        for row in passed.rows:
-            session = self._sessions.get(row.name)
-            if session is None or row.position < session.num_reported:
-                continue  # a new link names a request with tokens whose report follows
-            if row.position > session.num_reported or len(row.token_ids) != row.num_tokens:
-                raise FrameError(f"request {row.name} lacks tokens before {row.position}")
-            session.report(row, passed.us)
 
     async def _help(self, session: VllmSession) -> None:
         """Let the pool draft for a request until it leaves its engine core; count its passes in the metrics."""

@@ -32,7 +32,7 @@ from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.scheduling.counterfactual import Pass
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
-from specdec.inference.vllm.frames import Grow, Help, Hold, Passed, Row, ToCore
+from specdec.inference.vllm.frames import FrameError, Grow, Help, Hold, Passed, Row, ToCore
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.translation import REASONS, scores
 
@@ -112,7 +112,18 @@ class VllmSession:
         return len(self.token_ids) + sum(row.num_tokens for row, _ in self.rows)
 
     def report(self, row: Row, us: int) -> None:
-        """Keep an engine core's report of a pass, which took `us` microseconds, for the commit of its tokens."""
+        """Keep an engine core's report of a pass, which took `us` microseconds, for the commit of its tokens.
+
+        A report on tokens that the session has is ignored: a core that dials again names a request with all its tokens,
+        and may then report the latest ones.
+
+        Raises:
+            FrameError: the report lacks tokens.
+        """
+        if row.position < self.num_reported:
+            return
+        if row.position > self.num_reported or (row.token_ids and len(row.token_ids) != row.num_tokens):
+            raise FrameError(f"request {row.name} lacks tokens before {row.position + row.num_tokens}")
         self.rows.append((row, us))
         self.reported.set()
 
@@ -219,8 +230,12 @@ class Sessions:
         """Forget the session; a second call has no effect."""
         self._sessions.pop(session.id, None)
 
-    def _timed(self, core: int, passed: Passed) -> int:
-        """Record the times of a pass; return the number of its draft tokens."""
+    def _take(self, core: int, passed: Passed) -> int:
+        """Apply the report of a pass; return the number of its draft tokens.
+
+        Raises:
+            FrameError: see `VllmSession.report`.
+        """
         num_drafts = sum(row.num_drafts for row in passed.rows)
         if not passed.num_prompt_tokens:
             self._times.record(len(passed.rows), num_drafts, passed.us / 1e6)
@@ -234,6 +249,9 @@ class Sessions:
         if state.is_held == self.drafting.is_on:
             state.is_held = not state.is_held
             self._mailbox.send(core, Hold(state.is_held))
+        for row in passed.rows:
+            if (session := self._sessions.get(row.name)) is not None:
+                session.report(row, passed.us)
         return num_drafts
 
     def _pass_of(self, core: int, passed: Passed, num_drafts: int) -> Pass:
