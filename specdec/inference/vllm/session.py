@@ -6,8 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +17,10 @@ from specdec.inference.commit import (
     FinishReason,
     OwnDrafts,
     Timings,
-    TokenEvent,
     TokenLogprobs,
 )
 from specdec.inference.config import ALWAYS
-from specdec.inference.engine.contract import VerificationEngine
+from specdec.inference.engine.contract import DecodesAlone
 from specdec.inference.engine.drafting import Drafting, concern_drafting
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InternalError, InvalidRequestError
@@ -192,7 +190,7 @@ class _CoreState:
     is_held: bool = False
 
 
-class Sessions:
+class Sessions(DecodesAlone):
     """Base of an engine over vLLM: its sessions, and the sending of draft tokens to vLLM's cores by the mailbox.
 
     Args:
@@ -216,15 +214,6 @@ class Sessions:
     def pass_us(self) -> int:
         """Return the recent time of a pass over one session without draft tokens, in microseconds; 0 while unknown."""
         return round(self._times.of(1).seconds(0) * 1e6)
-
-    async def generate(
-        self: VerificationEngine[VllmSession], request: GenerationRequest
-    ) -> AsyncGenerator[TokenEvent, None]:
-        """Decode a request without a draft worker; see `TokenSource`."""
-        session = self.open(request, grammar=await self.compiled(request))
-        async with aclosing(self.answer(session)) as events:
-            async for event in events:
-                yield event
 
     def close(self, session: VllmSession) -> None:
         """Forget the session; a second call has no effect."""
