@@ -14,8 +14,7 @@ import torch
 from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
 from specdec.inference.request import GenerationRequest, SamplingParams
-from specdec.inference.vllm.choice import Span, winners
-from specdec.inference.vllm.translation import extra_args
+from specdec.inference.vllm.runner_v1 import chosen, extra_args, turn_of
 
 GAMMA = 8
 SAMPLINGS = {
@@ -49,7 +48,7 @@ def _choose(sampling: SamplingParams, logits: torch.Tensor) -> Sequence[object]:
     prompt, proposal = tuple(range(64)), tuple(range(GAMMA))
     count = len(logits) // (GAMMA + 1)
     asked = extra_args(GenerationRequest(prompt, sampling, 64), "0", GAMMA)
-    return winners([Span(prompt, proposal, asked)] * count, lambda _: logits)
+    return chosen([turn_of(prompt, proposal, asked)] * count, logits)
 
 
 def _parser() -> argparse.ArgumentParser:

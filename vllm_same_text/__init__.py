@@ -132,13 +132,12 @@ def _imitate(speculator: Any, sampler: Any) -> None:
     speculator.propose = proposing
 
 
+@functools.cache  # so that it is done once in a process
 def install() -> None:
     """Replace vLLM's verification and its drafts, never one alone: shared noise biases a ratio of probabilities."""
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler, speculator
 
-    if rejection_sampler.rejection_sample is choose:
-        return
     rejection_sampler.rejection_sample = choose
     speculator.DraftModelSpeculator.sample_draft = sample_draft
     load = model_runner.GPUModelRunner.load_model
@@ -183,7 +182,11 @@ def permit(check: Callable[[Any], None] = lambda params: None) -> None:
 
 
 def _adopt(config: Any) -> None:
-    """Check a new configuration and allow `min_p` and `logit_bias` beside its speculation, or log why not."""
+    """Check a new configuration of vLLM, and allow `min_p` and `logit_bias` beside its speculation; or log why not.
+
+    Raises:
+        ValueError: a text could follow from its drafts; the message has the way out.
+    """
     if config.speculative_config is None:
         log.info("same_text stands back: no speculation is asked for")
     elif "specdec." in str(config.scheduler_config.scheduler_cls):
@@ -192,15 +195,10 @@ def _adopt(config: Any) -> None:
         permit(check_params)
         log.info("same_text stands back: specdec's scheduler is configured, and specdec has this rule itself")
     else:
-        require_usable(config)
+        for fault in faults(config):
+            raise ValueError(f"{fault}, or set {ENABLED}=0, and texts follow from the drafts too")
         permit()
         log.info("same_text: seeded texts are those without speculation; %s", "; ".join(notes(config)))
-
-
-def require_usable(config: Any) -> None:
-    """Raise ValueError, with the way out, if a text could follow from its drafts with this configuration of vLLM."""
-    for fault in faults(config):
-        raise ValueError(f"{fault}, or set {ENABLED}=0, and texts follow from the drafts too")
 
 
 def faults(config: Any) -> Iterator[str]:
@@ -210,10 +208,7 @@ def faults(config: Any) -> Iterator[str]:
     if missing:
         yield f"same_text does not know this vLLM, which lacks {missing}: update it"
     if not config.use_v2_model_runner:
-        yield (
-            f"method {method!r} would run on vLLM's runner V1, and same_text needs V2: take a method and a model that "
-            "V2 supports, set VLLM_USE_V2_MODEL_RUNNER=1"
-        )
+        yield f"method {method!r} would run on vLLM's runner V1: take what V2 supports, set VLLM_USE_V2_MODEL_RUNNER=1"
     if sampling != "standard":
         yield f"rejection_sample_method {sampling!r} must be 'standard', which same_text replaces"
     if getattr(config, "watermark_config", None):

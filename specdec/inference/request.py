@@ -267,7 +267,8 @@ class Provenance:
             there, own = getattr(self, each.name), getattr(here, each.name)
             if there != own or (each.name == "model_id" and not own):
                 message = f"the output began with {each.name} {there or 'unknown'}, here it is {own or 'unknown'}"
-                raise IncompatibleDraftError(f"{message}: it cannot resume")
+                way = "take a server where it is the same, or ask anew"
+                raise IncompatibleDraftError(f"{message}: it cannot resume, {way}")
 
 
 UNKNOWN = Provenance()

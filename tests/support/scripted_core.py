@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from zlib import crc32
 
 from specdec.inference.request import GenerationRequest
@@ -51,8 +52,8 @@ class DirectMailbox(Mailbox):
     """Mailbox with cores that get each frame at once, after it has been bytes."""
 
     def __init__(self, *drafts: Drafts) -> None:
-        super().__init__("model")
-        self.hello = Hello(VERSION, "model", 0, SERVED)
+        super().__init__(Path("unused"), "model")
+        self.hello = Hello(VERSION, "model", SERVED)
         self._drafts = drafts
 
     @property

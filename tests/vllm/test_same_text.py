@@ -138,7 +138,7 @@ def test_a_vllm_with_other_names_is_refused(
         (missing,) = vllm_same_text.unknown()
         assert missing.startswith(lost)
         with pytest.raises(ValueError, match=r"does not know this vLLM.* or set SAME_TEXT=0"):
-            vllm_same_text.require_usable(configured())
+            vllm_same_text._adopt(configured())
     finally:
         vllm_same_text._bound.cache_clear()
 
@@ -167,7 +167,7 @@ def configured(**changes: Any) -> Any:
 )
 def test_what_would_break_the_rule_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        vllm_same_text.require_usable(configured(**changes))
+        vllm_same_text._adopt(configured(**changes))
 
 
 def test_settings_without_effect_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +198,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         (rejection_sampler, "rejection_sample"),
     ):
         monkeypatch.setattr(place, name, getattr(place, name))
+    vllm_same_text.install.cache_clear()
     vllm_same_text.register()
     vllm_same_text.register()  # vLLM may load a plug-in twice
 

@@ -13,7 +13,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,19 +27,21 @@ import pytest_asyncio
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.inference.commit import Delta
 from specdec.inference.config import ROOT, ConnectionConfig, DialSecurity
-from specdec.inference.errors import UnauthenticatedError
+from specdec.inference.errors import IncompatibleDraftError, UnauthenticatedError
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.assembly import running
 from specdec.inference.serving.processes import free_port
 from specdec.inference.vllm.group import members
+from specdec.inference.vllm.hooks import VARIABLE
 from specdec.inference.workers.calls.fleet import connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.resuming import Progress
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.engine_contract import PROMPT, completed, onnx_engine, wanted
 from tests.support.models import save_tiny_model
 from tests.support.raw_worker import RawWorker, after, below, end_of, proposing, raw_worker
 from tests.support.servers import until_pooled
-from tests.vllm.conftest import FLAGS, LAW, MAX_LENGTH, WORKER_PROCESS, Pair
+from tests.vllm.conftest import FLAGS, INTERPRETED, LAW, MAX_LENGTH, WORKER_PROCESS, Pair
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -113,8 +115,14 @@ class Site:
             where, 1, connect_timeout_s=PATIENCE_S, reconnect_timeout_s=PATIENCE_S, security=security
         )
 
-    async def start(self, model: Path, *, has_worker: bool = False) -> Server:
-        """Start a target with a port, and its vLLM worker in a separate process or in the engine core."""
+    async def start(
+        self, model: Path, *, has_worker: bool = False, environment: Mapping[str, str] | None = None
+    ) -> Server:
+        """Start a target with a port, and its vLLM worker in a separate process or in the engine core.
+
+        Args:
+            environment: variables of the target, beside those of this process.
+        """
         port = free_port()
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
         ports = ("--port", str(port), "--http_port", "0")
@@ -130,7 +138,7 @@ class Site:
             "--",
             *FLAGS,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, WORKER_PROCESS: str(int(has_worker))},
+            env={**os.environ, WORKER_PROCESS: str(int(has_worker)), **(environment or {})},
         )
         assert process.stdout is not None
         async with asyncio.timeout(START_S):
@@ -356,6 +364,42 @@ async def test_a_lost_worker_ends_its_server_and_a_lost_front_its_core_while_bus
     answers, _ = await site.asked(*servers[1:], disturb=lambda: os.kill(other.front, signal.SIGKILL))
     assert answers == site.answers
     await other.until_gone()
+
+
+async def begun_at(
+    site: Site, server: Server, request: CompletionRequest, num_tokens: int
+) -> tuple[list[int], Progress]:
+    """Ask a server until there are so many tokens; return them, and the state from which a failover goes on."""
+    link, progress, tokens = site.link(server), Progress(request), list[int]()
+    async with connected(link) as fleet, aclosing(FailoverCompleter(fleet, link).complete(request)) as events:
+        async for event in events:
+            progress.take(event)
+            tokens += event.token_ids if isinstance(event, Delta) else ()
+            if len(tokens) >= num_tokens:
+                break
+    return tokens, progress
+
+
+@pytest.mark.release
+async def test_no_stream_moves_between_the_laws_of_two_runners(site: Site, pair: Pair) -> None:
+    """A stream goes on at a server of its own law alone; at one of the other law it is refused, with the way out.
+
+    Runner V1 chooses by this project's noise, runner V2 by the rule of `vllm_same_text`.
+    """
+    laws: tuple[Mapping[str, str], ...] = {VARIABLE: "0", "TRITON_INTERPRET": "0"}, INTERPRETED
+    site.servers += (servers := await asyncio.gather(*(site.start(pair.target, environment=law) for law in laws)))
+    sampling = SamplingParams(temperature=0.8)
+    request = CompletionRequest(site.prompts[0], sampling, seed=3, max_new_tokens=30, ignore_eos=True)
+    for here, there in (servers, servers[::-1]):
+        tokens, _ = await begun_at(site, here, request, 30)
+        begun, progress = await begun_at(site, here, request, 10)
+        assert begun == tokens[: len(begun)]
+        with pytest.raises(
+            IncompatibleDraftError, match="it cannot resume, take a server where it is the same, or ask anew"
+        ):
+            await begun_at(site, there, progress.rest(), 1)
+        rest, _ = await begun_at(site, here, progress.rest(), 30 - len(begun))
+        assert begun + rest == tokens
 
 
 async def refused(*arguments: str | Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +13,9 @@ from specdec.inference.config import ServerConfig
 from specdec.inference.model.decoder import Turn
 from specdec.inference.request import GenerationRequest
 from specdec.inference.serving.assembly import running
-from specdec.inference.vllm import choice, engine, options
-from specdec.inference.vllm.choice import Span, Winners
+from specdec.inference.vllm import engine, options, runner_v1
 from specdec.inference.vllm.options import VllmModel
-from specdec.inference.vllm.translation import KEY, carried, extra_args
+from specdec.inference.vllm.translation import KEY, carried
 from specdec.inference.vllm.worker import Worker
 from tests.support.engine_contract import Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, LAW, MAX_LENGTH, Pair
@@ -27,19 +25,19 @@ from tests.vllm.test_runner_v2 import engine_on_v2, right_tokens
 pytestmark = pytest.mark.release
 
 PENALTIES = "penalties of the output"
+EXTRA_ARGS = runner_v1.extra_args
 
 
 class NoiseOneOff(Worker):
     """Wrong worker: the noise of a position is that of the position before."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        turn_of = choice._turn
+        turn_of = runner_v1.turn_of
 
-        def shifted(span: Span, extra_args: Any) -> Turn:
-            turn = turn_of(span, extra_args)
-            return replace(turn, token_ids=turn.token_ids[:-1])
+        def shifted(token_ids: Sequence[int], proposal: Sequence[int], extra_args: Mapping[str, Any]) -> Turn:
+            return turn_of(token_ids[:-1], proposal, extra_args)
 
-        choice._turn = shifted
+        runner_v1.turn_of = shifted
         super().load_model(*arguments, **options)
 
 
@@ -47,13 +45,13 @@ class Believing(Worker):
     """Wrong worker: draft tokens are accepted without verification."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        winners_of = choice.winners
+        chosen = runner_v1.chosen
 
-        def believing(spans: Sequence[Span], rows_of: Any) -> list[Winners]:
-            won = winners_of(spans, rows_of)
-            return [replace(each, token_ids=[*spans[each.place].proposal, each.token_ids[-1]]) for each in won]
+        def believing(turns: Sequence[Turn], rows: Any) -> list[list[int]]:
+            pairs = zip(turns, chosen(turns, rows), strict=True)
+            return [[*turn.proposal, tokens[-1]] for turn, tokens in pairs]
 
-        choice.winners = believing
+        runner_v1.chosen = believing
         super().load_model(*arguments, **options)
 
 
@@ -84,7 +82,7 @@ def restarted_on_v2(request: GenerationRequest, *others: Any) -> dict[str, Any]:
 
 def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
     """Wrong variant of a request's extra_args: the output begins anew after a resume, so penalties differ."""
-    ours = extra_args(request, *others)
+    ours = EXTRA_ARGS(request, *others)
     ours[KEY]["output_start"] = len(request.prompt_token_ids)
     return ours
 
@@ -108,7 +106,7 @@ async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
     [
         (options, "WORKER", f"{__name__}.NoiseOneOff", {"noise"}),
         (options, "WORKER", f"{__name__}.Believing", {"drafted"}),
-        (engine, "extra_args", restarted, {"resumed"}),
+        (runner_v1, "extra_args", restarted, {"resumed"}),
     ],
     ids=["noise one position off", "drafts unverified", "penalties from the resumed start"],
 )

@@ -7,6 +7,7 @@ its own, can take its place. All methods are called from one event loop, and all
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Protocol, TypeVar
 
 from specdec.inference.commit import TokenEvent, TokenSource
@@ -106,3 +107,16 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
 
     def end_help(self, session: SessionT) -> None:
         """Stop verifying proposals: the session decodes without draft tokens again."""
+
+
+class DecodesAlone:
+    """Part of an engine that makes it a `TokenSource` by its other methods."""
+
+    async def generate(
+        self: VerificationEngine[SessionT], request: GenerationRequest
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """Decode a request without a draft worker; see `TokenSource`."""
+        session = self.open(request, grammar=await self.compiled(request))
+        async with aclosing(self.answer(session)) as events:
+            async for event in events:
+                yield event

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
@@ -13,6 +12,7 @@ from weakref import WeakSet
 from specdec.inference.commit import Commit, TokenEvent
 from specdec.inference.config import ALWAYS, DEFAULT_PROMPT_SHARE
 from specdec.inference.engine.batching import Batching
+from specdec.inference.engine.contract import DecodesAlone
 from specdec.inference.engine.drafting import Drafting, OwnDraft, concern_drafting
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
@@ -71,7 +71,7 @@ class EngineLimits:
     answers_bytes: int = 0
 
 
-class TargetEngine(Engine[TargetSession, Turn, _Timed]):
+class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
     """Engine that decodes requests without a draft, as a `TokenSource`, and verifies the proposals of draft workers.
 
     Args:
@@ -185,13 +185,6 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         super().close(session)
         if not session.request.audits:
             self._answers.add(session.origin, session.token_ids[session.request.output_start :])
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Decode a request without a draft worker; see `TokenSource`."""
-        session = self.open(request, grammar=await self.compiled(request))
-        async with aclosing(self.answer(session)) as events:
-            async for event in events:
-                yield event
 
     async def answer(self, session: TargetSession) -> AsyncGenerator[TokenEvent, None]:
         """Yield the session's Opened event, then its commits; closing the generator closes the session."""

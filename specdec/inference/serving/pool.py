@@ -30,7 +30,7 @@ async def serve_pool(folder: Path, server: ServerConfig, observe: ObserveConfig)
         InternalError: vLLM now serves a model with another vocabulary.
     """
     ports = Ports(server, observe)
-    mailbox = Mailbox("", folder)
+    mailbox = Mailbox(folder)
     engine = LendingEngine(mailbox, server.drafting)
     with observed(observe) as observers:
         try:

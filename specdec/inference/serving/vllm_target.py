@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vllm.lora.request import LoRARequest
@@ -72,7 +74,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     config = await asyncio.to_thread(engine_config, model)
     eos, words, noise = tokenizer.eos_token_ids, config.model_config, noise_of(config, model.noise)
     model_id = await asyncio.to_thread(model_id_of, model.path, *laws(config, eos, noise))
-    mailbox = Mailbox(model_id)
+    folder = TemporaryDirectory(prefix="specdec-", ignore_cleanup_errors=True)
+    mailbox = Mailbox(Path(folder.name), model_id)
     await mailbox.open()
     os.register_at_fork(after_in_child=partial(_part, mailbox))
     os.environ[FIRST_ERROR] = str(mailbox.path.with_name("first_error"))
@@ -95,6 +98,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
             yield running, model_id
     finally:
         await mailbox.close()
+        folder.cleanup()
         if leads_group():
             await asyncio.to_thread(end_members, os.getpgrp(), WAIT_S)
 

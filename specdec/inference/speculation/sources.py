@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.scheduling.acceptance import Acceptance, expected_tokens
 from specdec.inference.scheduling.pass_times import PassCosts
 from specdec.inference.scheduling.waiting import Arrivals, wait_s
 from specdec.inference.speculation.lookup import Lookup
 from specdec.inference.speculation.replay import Replay
-from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
+from specdec.inference.speculation.tree import Branch, DraftTree
 
 _OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
 
@@ -53,13 +52,10 @@ class Sources:
         """Add a draft worker's branches to the draft tree.
 
         Raises:
-            InvalidRequestError: a branch has more tokens than the tree may have, or its parent never existed.
+            InvalidRequestError: a branch is not valid, see `Branch.check`.
         """
         self.last_at, num_live = time.monotonic(), len(self.tree)
         for branch in branches:
-            num_tokens = len(branch.token_ids)
-            if num_tokens > MAX_TREE_TOKENS:
-                raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
             self.step_us = branch.step_us
         if len(self.tree) > num_live:  # others continue a rejected chain, and show nothing of the new one's delay

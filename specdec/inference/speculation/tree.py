@@ -36,6 +36,23 @@ class Branch:
     token_ids: Sequence[int]
     step_us: int = 0
 
+    def check(self, *, num_committed: int, num_numbers: int) -> None:
+        """Check that a draft tree with so many committed tokens and so many proposed ones can take this branch.
+
+        Raises:
+            InvalidRequestError: the branch has too many tokens, its parent was never proposed, or its prefix is longer
+                than the committed tokens.
+        """
+        num_tokens, parent = len(self.token_ids), self.parent_node
+        if num_tokens > MAX_TREE_TOKENS:
+            raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
+        if parent is None and self.prefix_length > num_committed:
+            fault = f"branch grows from a prefix of {self.prefix_length} tokens, but only {num_committed} are committed"
+            raise InvalidRequestError(fault)
+        if parent is not None and not 0 <= parent < num_numbers:
+            fault = f"branch grows from node {parent}, but only {num_numbers} nodes have been proposed"
+            raise InvalidRequestError(fault)
+
 
 @dataclass(slots=True, eq=False)
 class _Node:
@@ -82,31 +99,16 @@ class DraftTree:
         """Add a branch after its parent; ignore the branch if a commit has dropped the parent.
 
         Raises:
-            InvalidRequestError: the parent was never proposed, or the prefix is longer than the committed tokens.
+            InvalidRequestError: the branch is not valid, see `Branch.check`.
         """
+        branch.check(num_committed=len(self._committed), num_numbers=self._num_numbers)
         if branch.parent_node is None:
-            self._grow_from_prefix(branch.prefix_length, branch.token_ids)
+            self._grow(branch.prefix_length, self._root, branch.token_ids)
+        elif (node := self._nodes.get(branch.parent_node)) is not None:
+            self._grow(node.length, node, branch.token_ids)
         else:
-            self._grow_from_node(branch.parent_node, branch.token_ids)
+            self._num_numbers += len(branch.token_ids)
         self._forget()
-
-    def _grow_from_prefix(self, prefix_length: int, token_ids: Sequence[int]) -> None:
-        if prefix_length > len(self._committed):
-            raise InvalidRequestError(
-                f"branch grows from a prefix of {prefix_length} tokens, but only {len(self._committed)} are committed"
-            )
-        self._grow(prefix_length, self._root, token_ids)
-
-    def _grow_from_node(self, number: int, token_ids: Sequence[int]) -> None:
-        if not 0 <= number < self._num_numbers:
-            raise InvalidRequestError(
-                f"branch grows from node {number}, but only {self._num_numbers} nodes have been proposed"
-            )
-        node = self._nodes.get(number)
-        if node is None:
-            self._num_numbers += len(token_ids)
-        else:
-            self._grow(node.length, node, token_ids)
 
     def _grow(self, length: int, node: _Node, token_ids: Sequence[int]) -> None:
         first = self._num_numbers

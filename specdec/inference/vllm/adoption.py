@@ -1,4 +1,7 @@
-"""Requests of vLLM's own clients, prepared for draft workers: on runner V2 they stay what they are, on V1 we sample."""
+"""Requests of vLLM's own clients, prepared for a pool's draft workers.
+
+On runner V2 a request keeps its fields. On V1, where this project chooses the tokens, it becomes greedy for vLLM.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,18 @@ from typing import Any
 
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import GAMMA, MAX_SEED, RANGES, GenerationRequest, Noise, SamplingParams
+from specdec.inference.vllm import runner_v1
 from specdec.inference.vllm.frames import Wanted
-from specdec.inference.vllm.translation import KEY, carried, extra_args, sampling_fields, signed
+from specdec.inference.vllm.translation import KEY, carried, sampling_fields, signed
 
 logger = logging.getLogger(__name__)
 
 
 def gamma_of(xargs: Mapping[str, Any]) -> int | None:
-    """Return the field `gamma` in the `vllm_xargs` of a request, most draft tokens of a pass; None if it has none.
+    """Return the field `gamma`, the most draft tokens of a pass, in the `vllm_xargs` of a request; None without one.
 
     Raises:
-        InvalidRequestError: it has a wrong value.
+        InvalidRequestError: its value is not an integer in the range `GAMMA`.
     """
     gamma: Any = xargs.get("gamma")
     if gamma is not None and (type(gamma) is not int or gamma not in GAMMA):
@@ -30,13 +34,13 @@ def gamma_of(xargs: Mapping[str, Any]) -> int | None:
 
 
 def check_params(params: Any) -> None:
-    """Refuse a wrong `gamma` in vLLM's own server, before its engine core, which can refuse nothing.
+    """Refuse a request with a wrong `gamma` in vLLM's own server; its engine core, to which it goes, could not.
 
     Args:
         params: vLLM's `SamplingParams`.
 
     Raises:
-        VLLMValidationError: names it and its limits; vLLM answers 400.
+        VLLMValidationError: the value of `gamma` and its limits; vLLM answers the client with status 400.
     """
     from vllm.exceptions import VLLMValidationError
 
@@ -50,11 +54,14 @@ def adopted(request: Any, noise: Noise, name: str, gamma: int, *, chooses: bool 
     """Prepare the request of a vLLM client, in place; return what a pool's draft workers need of it.
 
     Args:
-        gamma: most draft tokens of a pass.
-        chooses: True on runner V1, where this project's code samples, so that the request becomes greedy for vLLM.
+        request: the `Request` in vLLM's engine core.
+        noise: rule by which a seed gives the random numbers of a choice of tokens.
+        name: name of the request in messages to the pool.
+        gamma: most draft tokens of a pass, unless the request asks for fewer.
+        chooses: True on runner V1, where this project chooses the tokens.
 
     Returns:
-        None if drafts cannot help the request.
+        None if draft tokens cannot help the request.
     """
     params = request.sampling_params = copy.copy(request.sampling_params)
     extra = params.extra_args or {}
@@ -65,9 +72,8 @@ def adopted(request: Any, noise: Noise, name: str, gamma: int, *, chooses: bool 
         params.logit_bias = None
         asked = _asked(request, noise)
     if chooses:
-        params.temperature, params.top_k, params.top_p, params.min_p, params.seed = 0.0, 0, 1.0, 0.0, None
-        params.presence_penalty, params.frequency_penalty, params.repetition_penalty = 0.0, 0.0, 1.0
-        params.logit_bias, ours = None, extra_args(asked, name, gamma)
+        runner_v1.make_greedy(params)
+        ours = runner_v1.extra_args(asked, name, gamma)
     else:
         params.seed = signed(asked.sampling.seed)  # workers cannot draw with a seed that they do not have
         ours = {KEY: carried(asked, name, gamma)}
@@ -81,9 +87,10 @@ def adopted(request: Any, noise: Noise, name: str, gamma: int, *, chooses: bool 
 
 
 def _asked(request: Any, noise: Noise, gamma: int | None = None) -> GenerationRequest:
-    """Return the vLLM request as a `GenerationRequest` with its sampling parameters.
+    """Return a request of vLLM as a `GenerationRequest`.
 
-    A request without a seed gets one made from its id. Tokens that may not end the output yet are held back.
+    Without a seed it gets one that is made from its id. Its sampling parameters forbid tokens that would end the output
+    before its minimum length.
     """
     params = request.sampling_params
     digest = hashlib.sha256(request.request_id.encode()).digest()

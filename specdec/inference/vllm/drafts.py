@@ -6,7 +6,6 @@ it. A lock lies between the two.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,27 +14,31 @@ from msgspec.structs import replace
 
 from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts
 from specdec.inference.engine.drafting import SHARE_WEIGHT
-from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Verdict
 from specdec.inference.scheduling.pass_times import PassCosts, PassTimes
 from specdec.inference.scheduling.widths import choose_widths
 from specdec.inference.speculation.answers import KeptAnswers, Origin
 from specdec.inference.speculation.lookup import Lookup
 from specdec.inference.speculation.sources import Sources
-from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.frames import Grow, Has, Help, Hold, Row, ToCore, Wanted
 
-logger = logging.getLogger(__name__)
+UNKNOWN = Origin("", ())
+"""Origin of an answer where nothing is known of it."""
 
 
 class Drafted:
     """Request in an engine core of vLLM, with its draft tokens.
 
     Attributes:
-        help: number of the request's present draft worker, counted from its first; None if none drafts.
-        is_lookup: the last proposal was looked up in the request's own tokens.
-        since: time from which the request could have been in a pass.
+        name: name of the request in messages to and from the front.
+        token_ids: prompt, and output up to now.
+        gamma: most draft tokens of a pass.
+        origin: origin of its answer, by which the answer is kept.
         wanted: the request as a pool's draft workers need it; None if this project's server has sent the request.
+        sources: its draft tokens, and estimates of their worth.
+        help: number of the request's present draft worker, counted from its first; None if no worker drafts.
+        is_lookup: True if the last proposal was looked up, in the request's own text or in one that it may repeat.
+        since: monotonic second from which the request could have been in a pass.
     """
 
     def __init__(
@@ -43,12 +46,12 @@ class Drafted:
         name: str,
         token_ids: list[int],
         gamma: int,
-        wanted: Wanted | None = None,
-        lookup: Lookup | None = None,
-        origin: Origin | None = None,
+        lookup: Lookup,
+        origin: Origin,
+        wanted: Wanted | None,
     ) -> None:
         self.name, self.token_ids, self.gamma, self.wanted, self.origin = name, token_ids, gamma, wanted, origin
-        self.sources = Sources(token_ids, lookup, 0 if lookup is None else gamma)
+        self.sources = Sources(token_ids, lookup, gamma)
         self.help: int | None = None
         self.is_lookup = False
         self.since = time.monotonic()
@@ -71,45 +74,34 @@ class Drafted:
         self.sources.follow()
 
     def take(self, frame: Help | Grow) -> None:
-        """Apply a message about this request; after an invalid draft token, ignore all others of the same worker."""
+        """Apply a message about this request; the front has checked its draft tokens."""
         if isinstance(frame, Help):
             self.follow(frame.help)
         elif self.help is not None:
-            try:
-                self.sources.grow(
-                    [Branch(each.parent_node, each.prefix_length, each.token_ids) for each in frame.chains]
-                )
-            except InvalidRequestError as exc:
-                logger.warning("draft tokens are ignored from here on: %s", exc)
-                self.follow(None)
+            self.sources.grow(frame.branches)
 
-    def limit(self, room: int) -> int:
-        """Return the most draft tokens for the next pass, where `room` of them fit before the request's end."""
-        return max(0, min(self.gamma, room))
-
-    def path(self, room: int, *, is_held: bool) -> list[int]:
+    def path(self, limit: int, *, is_held: bool) -> list[int]:
         """Return the tokens that the next pass may verify: the draft worker's, or looked-up ones that promise more.
 
         Args:
-            room: as in `limit`.
+            limit: most draft tokens of the pass.
             is_held: True if no tokens of a draft worker may be verified.
         """
-        limit, is_alone = self.limit(room), self.help is None or is_held
+        is_alone = self.help is None or is_held
         path = [] if is_alone else self.sources.tree.path(limit)
         preferred = self.sources.preferred(limit, len(path) or (0 if is_alone else limit))
         self.is_lookup = bool(preferred)
         return preferred or path
 
-    def looked_up(self, room: int) -> list[int]:
-        """Return draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
-        limit = self.limit(room)
+    def looked_up(self, limit: int) -> list[int]:
+        """Return up to `limit` draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
         token_ids = self.sources.replay.propose(limit)
         self.is_lookup = bool(token_ids)
         return token_ids
 
-    def wait_s(self, room: int, costs: PassCosts, now: float) -> float:
-        """Return the seconds for which a pass should wait for the draft worker's tokens; 0 for none."""
-        if self.help is None or not self.limit(room):
+    def wait_s(self, limit: int, costs: PassCosts, now: float) -> float:
+        """Return the seconds for which a pass of at most `limit` draft tokens should wait for the draft worker's."""
+        if self.help is None or not limit:
             return 0.0
         return self.sources.wait_s(costs, now=now, ready_s=now - self.since)
 
@@ -119,7 +111,11 @@ class Drafted:
         """Apply the tokens that a pass committed; return this request's row in the report on the pass.
 
         Args:
-            share: share of looked-up tokens that passes without a draft worker's verify.
+            token_ids: the tokens.
+            proposal: draft tokens of the pass; -1 is one that only the device knows.
+            num_accepted: number of the draft tokens that the target chose too.
+            is_finite: False if the logits of the pass were not finite.
+            share: share of the looked-up tokens that passes verify which have no draft worker's tokens.
         """
         self.since, position = time.monotonic(), len(self.token_ids)
         self.token_ids.extend(token_ids)
@@ -127,10 +123,8 @@ class Drafted:
         if self.help is None and not proposal and not self.is_lookup:
             self.sources.replay.skip()
             return Row(self.name, position, len(token_ids), is_finite=is_finite, token_ids=told)
-        num_drafts, rejected = (
-            len(proposal),
-            [each for each in proposal[num_accepted:] if each >= 0],
-        )  # -1: unknown here
+        num_drafts = len(proposal)
+        rejected = [each for each in proposal[num_accepted:] if each >= 0]  # -1: a token that only the device knows
         if len(token_ids) <= num_accepted:  # a token ended the sequence: drafts after it do not count
             num_drafts = num_accepted = len(token_ids)
             rejected = []
@@ -148,9 +142,9 @@ class Drafts:
     """Requests of one engine core, with their draft tokens.
 
     Args:
-        looks_up: passes without a worker's tokens verify tokens found by prompt lookup.
-        num_bytes: memory for answers that were given before.
-        is_hidden: draft tokens are known on the device alone, and stand as -1 here.
+        looks_up: True if a pass without a worker's tokens verifies tokens that are looked up in the request's own text.
+        num_bytes: memory, in bytes, for answers that were given before.
+        is_hidden: True if vLLM's own speculator drafts: only the device knows its tokens, and each of them is -1 here.
     """
 
     def __init__(self, *, looks_up: bool = False, num_bytes: int = 0, is_hidden: bool = False) -> None:
@@ -173,25 +167,27 @@ class Drafts:
         gamma: int,
         wanted: Wanted | None = None,
         *,
-        origin: Origin | None = None,
+        origin: Origin = UNKNOWN,
         prediction: Sequence[int] = (),
     ) -> Has:
         """Add a request that has reached the engine core; return the message that announces it to the front.
 
         Args:
-            origin: origin of its answer; None: the answer is not kept.
+            token_ids: prompt, and output up to now.
+            gamma: most draft tokens of a pass.
+            wanted: the request as a pool's draft workers need it; None for a front that has sent the request itself.
+            origin: origin of its answer, for lookups in answers that were given before.
+            prediction: expected output.
         """
         with self._news:
-            own_limit = gamma if self._looks_up else 0
-            of_answers = origin and self._answers.lookup(origin, prediction, own_limit)
-            lookup = of_answers or Lookup(own_limit=own_limit)
-            self._requests[name] = Drafted(name, list(token_ids), gamma, wanted, lookup, origin)
+            lookup = self._answers.lookup(origin, prediction, gamma if self._looks_up else 0)
+            self._requests[name] = Drafted(name, list(token_ids), gamma, lookup, origin, wanted)
             return self._requests[name].has()
 
     def leave(self, name: str) -> None:
         """Forget a request that has ended, with its draft tokens, and keep its answer."""
         with self._news:
-            if (ended := self._requests.pop(name, None)) is not None and ended.origin is not None:
+            if (ended := self._requests.pop(name, None)) is not None:
                 self._answers.add(ended.origin, ended.token_ids[len(ended.origin.prompt) :])
 
     def receive(self, frame: ToCore | None) -> None:
@@ -215,13 +211,13 @@ class Drafts:
             may_wait: True if the core has no other work, so that the pass may wait for draft tokens while that pays.
         """
         with self._news:
-            ready = [(self._requests[name], room) for name, room in rooms.items()]
-            while not any(paths := [each.path(room, is_held=self._is_held) for each, room in ready]) and may_wait:
+            ready = [(each := self._requests[name], max(0, min(each.gamma, room))) for name, room in rooms.items()]
+            while not any(paths := [each.path(limit, is_held=self._is_held) for each, limit in ready]) and may_wait:
                 if self._is_held or (left_s := self._wait_s(ready)) <= 0:
                     break
                 self._news.wait(left_s)
             if self._looks_up:
-                paths = [path or each.looked_up(room) for path, (each, room) in zip(paths, ready, strict=True)]
+                paths = [path or each.looked_up(limit) for path, (each, limit) in zip(paths, ready, strict=True)]
             if not any(paths):
                 return paths
             rates, costs = [each.rate for each, _ in ready], self._times.of(len(ready))
@@ -233,7 +229,7 @@ class Drafts:
 
     def _wait_s(self, ready: Sequence[tuple[Drafted, int]]) -> float:
         now, costs = time.monotonic(), self._times.of(1)
-        return min((each.wait_s(room, costs, now) for each, room in ready), default=0.0)
+        return min((each.wait_s(limit, costs, now) for each, limit in ready), default=0.0)
 
     def passed(
         self,

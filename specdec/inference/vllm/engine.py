@@ -28,11 +28,12 @@ from specdec.inference.engine.target import EngineLimits, check_prompt
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.request import GenerationRequest
+from specdec.inference.vllm import runner_v1
 from specdec.inference.vllm.frames import FromCore, Has, Passed
 from specdec.inference.vllm.grammars import OWN_FORM
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.session import Sessions, VllmSession
-from specdec.inference.vllm.translation import KEY, carried, extra_args, own_fields, scores
+from specdec.inference.vllm.translation import KEY, carried, own_fields, scores
 
 HOOKS = {
     "vllm.v1.engine.async_llm:AsyncLLM": ("from_vllm_config generate errored shutdown vllm_config model_config"),
@@ -92,7 +93,7 @@ class VllmEngine(Sessions):
     @property
     def num_running(self) -> int:
         """Return the number of requests in vLLM's passes; if memory is short, vLLM takes some requests out."""
-        return min(sum(core.num_running for core in self._ranks.values()), len(self._sessions))
+        return min(sum(state.num_running for state in self._cores.values()), len(self._sessions))
 
     @property
     def num_waiting(self) -> int:
@@ -162,27 +163,26 @@ class VllmEngine(Sessions):
         if not self._sessions:
             self._idle.set()
 
-    def receive(self, rank: int, frame: FromCore | None) -> None:
+    def receive(self, core: int, frame: FromCore | None) -> None:
         """Apply a message of an engine core: a request has arrived, or a pass has ended; None: the link has ended."""
         if frame is None:
             for each in self._sessions.values():
                 each.reported.set()
         elif isinstance(frame, Has) and (session := self._sessions.get(frame.name)) is not None:
-            session.rank = rank
+            session.core = core
             while session.early:
                 self._send(session, session.early.pop(0))
         elif isinstance(frame, Passed):
-            self._take(rank, frame)
+            self._take(core, frame)
 
-    def _take(self, rank: int, passed: Passed) -> None:
+    def _take(self, core: int, passed: Passed) -> int:
+        """Apply the report of a pass; return the number of its draft tokens."""
         self._last_at = time.monotonic()
-        num_drafts = self._timed(rank, passed)
+        num_drafts = super()._take(core, passed)
         if self.timeline is not None:
             figures = {"sessions": len(passed.rows), "draft_tokens": num_drafts}
             self.timeline.span("pass", self._last_at - passed.us / 1e6, self._last_at, **figures)
-        for row in passed.rows:
-            if (session := self._sessions.get(row.name)) is not None:
-                session.report(row, passed.us)
+        return num_drafts
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
         """Yield the session's Opened event, then its commits; closing the generator closes the session."""
@@ -214,7 +214,7 @@ class VllmEngine(Sessions):
         max_tokens = min(request.max_new_tokens, self.max_length - len(request.prompt_token_ids))
         choice: dict[str, Any] = {"temperature": 0.0, "prompt_logprobs": request.prompt_logprobs}
         if self._chooses:
-            choice["extra_args"] = extra_args(request, name, self._limits.gamma)
+            choice["extra_args"] = runner_v1.extra_args(request, name, self._limits.gamma)
         else:
             choice = own_fields(request, max_tokens)
             choice["extra_args"] = {KEY: carried(request, name, self._limits.gamma)}
@@ -255,8 +255,8 @@ class VllmEngine(Sessions):
 
         A core sends the report on a pass before the pass's tokens.
         """
-        rank = session.rank or 0
-        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
+        core = session.core or 0
+        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(core):
             session.reported.clear()
             await session.reported.wait()
 

@@ -15,9 +15,9 @@ import msgspec
 
 from specdec.inference.errors import SpecDecError
 from specdec.inference.request import Noise
-from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS
+from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch
 
-VERSION = 4
+VERSION = 5
 """Version of these frames; the two ends of a link must have the same."""
 MAX_FRAME_BYTES = 1 << 25
 """Longest frame: a tokenizer has up to 16 MiB, and a prompt 5 bytes a token."""
@@ -59,11 +59,10 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First frame of a core: the version of its frames, its model's id, and its rank among data-parallel ones."""
+    """First frame of a core: the version of its frames, and its model's id; a pool gets the model's description too."""
 
     version: Count
     model_id: Name
-    rank: Annotated[int, msgspec.Meta(ge=0, lt=4096)]
     served: Served | None = None
 
 
@@ -158,19 +157,11 @@ class Help(msgspec.Struct, frozen=True, tag="help"):
     help: Count | None
 
 
-class Chain(msgspec.Struct, frozen=True, array_like=True):
-    """Branch of a draft tree; see `specdec.inference.speculation.tree.Branch`."""
-
-    parent_node: Count | None
-    prefix_length: Count
-    token_ids: TokenIds
-
-
 class Grow(msgspec.Struct, frozen=True, tag="grow"):
     """Message to an engine core: draft tokens for a request."""
 
     name: Name
-    chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_NUMBERS)]  # more than a worker's message may have
+    branches: Annotated[list[Branch], msgspec.Meta(max_length=MAX_NUMBERS)]  # one message of a worker has fewer
 
 
 class Hold(msgspec.Struct, frozen=True, tag="hold"):

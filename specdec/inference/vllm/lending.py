@@ -126,14 +126,14 @@ class LendingEngine(Sessions):
         """Apply a message of an engine core; None means that the core's link has ended, and so have its sessions.
 
         Raises:
-            FrameError: the message has a request with invalid values, or lacks tokens before those it reports.
+            FrameError: the message has a request with invalid values, or see `VllmSession.report`.
         """
         if self._pool is None:
             self._early.append((core, frame))
         elif frame is None:
-            self._ranks.pop(core, None)
+            self._cores.pop(core, None)
             for each in list(self._sessions.values()):
-                if each.rank == core:
+                if each.core == core:
                     self._end(each.id)
         elif isinstance(frame, Has) and frame.wanted is not None and frame.name not in self._sessions:
             self._begin(core, frame.name, frame.wanted)
@@ -150,7 +150,7 @@ class LendingEngine(Sessions):
             session = VllmSession(request)
         except (InvalidRequestError, TypeError, ValueError) as exc:
             raise FrameError(f"request {name} cannot be: {exc}") from exc
-        session.id, session.rank, session.drafting = name, core, self.drafting
+        session.id, session.core, session.drafting = name, core, self.drafting
         self._sessions[name] = session
         task = asyncio.create_task(self._help(session))
         self._tasks.add(task)
@@ -159,16 +159,6 @@ class LendingEngine(Sessions):
     def _end(self, name: str) -> None:
         if (session := self._sessions.pop(name, None)) is not None:
             session.reported.set()
-
-    def _take(self, core: int, passed: Passed) -> None:
-        self._timed(core, passed)
-        for row in passed.rows:
-            session = self._sessions.get(row.name)
-            if session is None or row.position < session.num_reported:
-                continue  # a new link names a request with tokens whose report follows
-            if row.position > session.num_reported or len(row.token_ids) != row.num_tokens:
-                raise FrameError(f"request {row.name} lacks tokens before {row.position}")
-            session.report(row, passed.us)
 
     async def _help(self, session: VllmSession) -> None:
         """Let the pool draft for a request until it leaves its engine core; count its passes in the metrics."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 
+from specdec.inference.errors import SpecDecError
 from specdec.inference.request import Noise
 from specdec.inference.vllm.frames import (
     LENGTH,
     VERSION,
-    FrameError,
     FromCore,
     Has,
     Hello,
@@ -89,7 +89,6 @@ class Link:
     """Connection of one engine core to the mailbox of a server or pool.
 
     Args:
-        rank: data-parallel rank.
         receive: function that takes each message of the front, in the link's thread; None: the link is lost.
         requests: function that yields the announcements of the core's requests, sent at each new connection.
         served: model of the core, for a pool.
@@ -98,13 +97,12 @@ class Link:
     def __init__(
         self,
         place: Place,
-        rank: int,
         receive: Callable[[ToCore | None], None],
         requests: Callable[[], Iterable[Has]],
         served: Served | None = None,
     ) -> None:
         self._place = place
-        self._hello = Hello(VERSION, place.model_id, rank, served)
+        self._hello = Hello(VERSION, place.model_id, served)
         self._receive = receive
         self._requests = requests
         self._unsent = bytearray()
@@ -167,7 +165,7 @@ class Link:
                 if self._socket is None:
                     self._dial()
                 self._read()
-            except (OSError, EOFError, FrameError) as exc:
+            except (OSError, EOFError, SpecDecError) as exc:
                 self._lose(exc)
 
     def _read(self) -> None:

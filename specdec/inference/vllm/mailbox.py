@@ -1,4 +1,4 @@
-"""The front's end of the mailbox: a unix socket that vLLM's engine cores dial, one link per data-parallel rank."""
+"""The front's end of the mailbox: a unix socket that vLLM's engine cores dial, each with a link of its own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import fcntl
 import itertools
 import logging
 import os
-import shutil
-import socket
 import stat
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -42,87 +39,71 @@ class Mailbox:
     """Links to the schedulers in the engine cores of one model. All calls come from one event loop.
 
     Args:
+        folder: folder of the socket, of this user alone (mode 0700); `open` makes it unless it exists.
         model_id: id that the first frame of a core must have; empty takes that of the first core.
-        folder: folder of the socket, of mode 0700, for cores of any number of servers; None makes one for the cores of
-            this process, and removes it in the end.
 
     Attributes:
-        receive: function that takes a core's rank and each of its frames, None when its link has ended. Cores of
-            several servers have numbers in place of ranks.
+        receive: function that takes the number of a link and each frame of its core, None when the link has ended.
         hello: first frame of the cores that are linked now, or were last.
     """
 
-    def __init__(self, model_id: str, folder: Path | None = None) -> None:
-        self.receive: Callable[[int, FromCore | None], None] = lambda rank, frame: None
-        self._model_id = model_id
-        self._lasts = folder is not None
-        self._folder = folder or Path(tempfile.mkdtemp(prefix="specdec-"))  # for this user alone: 0700
+    def __init__(self, folder: Path, model_id: str = "") -> None:
+        self.receive: Callable[[int, FromCore | None], None] = lambda core, frame: None
+        self._folder, self._model_id = folder, model_id
         self._links: dict[int, asyncio.StreamWriter] = {}
         self._numbers = itertools.count()
         self.hello: Hello | None = None
         self._changed = asyncio.Event()
         self.path = self._folder / SOCKET
         self._server: asyncio.Server | None = None
-        self._listener: socket.socket | None = None
         self._lock: int | None = None  # descriptor of the folder
 
     async def open(self) -> None:
         """Listen at the mailbox's socket.
 
         Raises:
-            ConfigError: the folder's name is too long for a unix socket, it is not this user's alone, or another pool
-                has it.
+            ConfigError: the folder's path is too long for a unix socket, others may enter the folder, or another
+                mailbox is open in it.
         """
-        if self._lasts:
-            require_private(self._folder)
-            self._require_alone()
-        listener = socket.socket(socket.AF_UNIX)
+        require_private(self._folder)
+        self._require_alone()
         try:
-            listener.bind(str(self.path))
+            self._server = await asyncio.start_unix_server(self._serve, self.path)
         except OSError as exc:
-            listener.close()
-            way = "--mailbox" if self._lasts else "TMPDIR"
             fault = f"no socket can be made at {self.path} ({exc})"
-            raise ConfigError(
-                f"{fault}: {way} names a folder with a shorter path, in which nothing has this name"
-            ) from exc
+            way = "--mailbox, for a target TMPDIR, names a folder with a shorter path, in which nothing has this name"
+            raise ConfigError(f"{fault}: {way}") from exc
         self.path.chmod(0o600)
-        self._listener = listener
-        self._server = await asyncio.start_unix_server(self._serve, sock=listener)
 
     def _require_alone(self) -> None:
-        """Take the folder, until `close` or the end of this process; remove the socket of a pool that is gone."""
+        """Lock the folder, until `close` or the end of this process, against other mailboxes in it."""
         self._lock = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             fault = f"another pool has the mailbox {self._folder}"
             raise ConfigError(f"{fault}: end it, or give this one another --mailbox") from exc
-        if self.path.is_socket():
-            self.path.unlink()
 
     def forget(self) -> None:
-        """Close the listener in a forked child, where it would answer after the end of this process."""
-        if self._listener is not None:
-            os.close(self._listener.fileno())
+        """Close the listening socket in a forked child, where it would still answer after the end of its parent."""
+        for listener in () if self._server is None else self._server.sockets:
+            os.close(listener.fileno())
 
     async def close(self) -> None:
         """Close all links, and remove the socket if this mailbox has made it."""
         for link in self._links.values():
             link.close()
-        if self._listener is not None and self._server is not None:
-            self._listener = None
+        if self._server is not None:
             self._server.close()
+            self._server = None
             self.path.unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        if not self._lasts:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def until_linked(self, num_ranks: int) -> None:
-        """Wait until at least `num_ranks` engine cores are linked."""
-        while len(self._links) < num_ranks:
+    async def until_linked(self, num_cores: int) -> None:
+        """Wait until at least `num_cores` engine cores are linked."""
+        while len(self._links) < num_cores:
             self._changed.clear()
             await self._changed.wait()
 
@@ -130,50 +111,48 @@ class Mailbox:
     def num_links(self) -> int:
         return len(self._links)
 
-    def is_linked(self, rank: int) -> bool:
-        return rank in self._links
+    def is_linked(self, core: int) -> bool:
+        return core in self._links
 
-    def send(self, rank: int, frame: ToCore) -> None:
-        """Send a frame to the core of a rank; the frame is lost if the link is lost."""
-        link = self._links.get(rank)
+    def send(self, core: int, frame: ToCore) -> None:
+        """Send a frame to the core with this number; the frame is lost if the link is lost."""
+        link = self._links.get(core)
         if link is None:
             return
         link.write(packed(frame))
         if link.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-            logger.warning("the core of rank %d reads nothing: its link is closed", rank)
+            logger.warning("engine core %d reads nothing: its link is closed", core)
             link.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        rank = None
+        core = None
         try:
             require_own_user(writer.get_extra_info("socket"))
             async with asyncio.timeout(HELLO_S):
                 hello = await _frame(reader)
-            rank = self._greet(hello, writer)
+            core = self._greet(hello, writer)
             while True:
-                self.receive(rank, await _frame(reader))
+                self.receive(core, await _frame(reader))
         except FrameError as exc:
             logger.warning("a link of the mailbox is closed: %s", exc)
         except (EOFError, OSError, asyncio.CancelledError):  # the end of this task
-            logger.debug("the link of rank %s has ended", rank)
+            logger.debug("the link of core %s has ended", core)
         finally:
-            if rank is not None and self._links.get(rank) is writer:
-                del self._links[rank]
+            if core is not None:
+                del self._links[core]
                 self._changed.set()
-                self.receive(rank, None)
+                self.receive(core, None)
             with suppress(OSError):
                 writer.close()
 
     def _greet(self, hello: FromCore, writer: asyncio.StreamWriter) -> int:
-        """Return the rank of a new engine core, after a check of its first message; its link replaces an older one."""
+        """Return a number for the link of a new engine core, after a check of its first message."""
         if not isinstance(hello, Hello) or hello.version != VERSION or hello.model_id != self._expected(hello):
             raise FrameError(f"it began with {hello!r:.200}, not with version {VERSION} and its model")
-        rank, self.hello = next(self._numbers) if self._lasts else hello.rank, hello
-        if (old := self._links.get(rank)) is not None:
-            old.close()
-        self._links[rank] = writer
+        core, self.hello = next(self._numbers), hello
+        self._links[core] = writer
         self._changed.set()
-        return rank
+        return core
 
     def _expected(self, hello: Hello) -> str:
         """Return the model's id that a new core must have; if no other core is linked, this is the core's own id."""

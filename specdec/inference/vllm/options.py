@@ -12,10 +12,11 @@ import os
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA, model_name
@@ -289,7 +290,7 @@ def require_kept(config: Any, wanted: str = METHOD) -> None:
     for fault, is_found in faults.items():
         if is_found:
             raise ConfigError(f"vLLM {installed()} would run {fault}")
-    for fault in _faults_of_choice(config):
+    for fault in _rule_of(config).faults(config):
         raise ConfigError(f"vLLM {installed()}: {fault}")
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype in ("bfloat16", "float16") and not is_invariant():
@@ -297,14 +298,12 @@ def require_kept(config: Any, wanted: str = METHOD) -> None:
         logger.warning("%s in %s: %s; on a GPU --exact always prevents it (docs/vllm.md)", model.model, dtype, lost)
 
 
-def _faults_of_choice(config: Any) -> Iterator[str]:
-    """Yield what would make the choice of tokens another one: on V2 by the rule of `vllm_same_text`, on V1 by ours."""
+def _rule_of(config: Any) -> ModuleType:
+    """Return the module that chooses tokens: `vllm_same_text` on runner V2 and beside vLLM's own speculators."""
     if config.use_v2_model_runner or config.speculative_config.method != METHOD:
         import vllm_same_text
 
-        yield from vllm_same_text.faults(config)
-        return
-    if (mode := config.model_config.logprobs_mode) != "raw_logprobs":
-        yield f"--logprobs-mode {mode}: take raw_logprobs, since on runner V1 it would show the one token that has won"
-    if getattr(config, "watermark_config", None) is not None:
-        yield "a watermark is a choice of tokens of vLLM's own: serve without it"
+        return vllm_same_text
+    from specdec.inference.vllm import runner_v1
+
+    return runner_v1

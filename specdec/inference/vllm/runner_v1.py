@@ -1,118 +1,188 @@
-"""vLLM's model runner V1: this project forces a token per row (`choice.py`), vLLM chooses and verifies greedily.
+"""vLLM's model runner V1, on which this project's code chooses the tokens; all that V1 alone needs is in this file.
 
-It is for a CPU, on which vLLM does not take runner V2, and for what V2 lacks. All private names of
-that runner that this project depends on are in this file; `HOOKS` lists them for `hooks.py`.
+V1 is for a CPU, on which vLLM does not take runner V2, and for what V2 lacks. To vLLM each request is greedy; its
+`extra_args` have its sampling parameters. `Choice` chooses a token for each row of logits by them: bias, penalties,
+minimum length, truncation and noise. It then sets the row so that this token has the highest logit. So vLLM's greedy
+choice takes it, and vLLM's greedy verification accepts a draft token that equals it. vLLM itself masks the tokens that
+a grammar forbids.
+
+Private names of that runner stand here alone; `HOOKS` lists them for `hooks.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import torch
-from vllm.v1.sample.rejection_sampler import RejectionSampler
-from vllm.v1.sample.sampler import Sampler
+from specdec.inference.engine.target_session import MAX_ADJUSTED_GAMMA
+from specdec.inference.model.decoder import Turn
+from specdec.inference.model.slots import Array
+from specdec.inference.request import GenerationRequest, MinLengthSampling
+from specdec.inference.speculation.grammar import allowed_by_grammar
+from specdec.inference.speculation.slot_decoder import choose, rows_not_finite
+from specdec.inference.vllm.translation import KEY, carried, sampling_fields, sampling_of
 
-from specdec.inference.vllm import choice
-from specdec.inference.vllm.choice import Span, Winners, crown, names_not_finite
-from specdec.inference.vllm.translation import chooses
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HOOKS = {
-    "vllm.v1.sample.sampler:Sampler": "apply_logits_processors forward",
-    "vllm.v1.sample.rejection_sampler:RejectionSampler": "apply_logits_processors forward",
+    "vllm.v1.sample.sampler:Sampler": "apply_logits_processors",
+    "vllm.v1.sample.rejection_sampler:RejectionSampler": "apply_logits_processors",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch requests sampler rejection_sampler "
-    "_get_nans_in_logits propose_draft_token_ids",
+    "_sample _get_nans_in_logits propose_draft_token_ids",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids num_reqs num_tokens_no_spec token_ids_cpu",
 }
-"""Names of vLLM: methods that this module overrides, and attributes that it reads or replaces."""
+"""Names of vLLM: methods that this module wraps or replaces, and attributes that it reads."""
 
 
-class WinningSampler(Sampler):
-    """Sampler of each request's token in a pass without draft tokens, else of the token after its draft tokens."""
+def make_greedy(params: Any) -> None:
+    """Turn vLLM's sampling parameters into those of the greedy choice, in place."""
+    params.temperature, params.top_k, params.top_p, params.min_p, params.seed = 0.0, 0, 1.0, 0.0, None
+    params.presence_penalty, params.frequency_penalty, params.repetition_penalty = 0.0, 0.0, 1.0
+    params.logit_bias = None
+
+
+def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
+    """Return the `extra_args` of a request on runner V1; their sampling is None for the greedy choice.
+
+    Args:
+        name: name of the request in the messages between front and core.
+        gamma: most draft tokens of a pass.
+    """
+    sampling = request.sampling
+    adjusts = sampling.penalizes or bool(sampling.logit_bias)
+    is_plain = sampling.greedy and not adjusts and not isinstance(sampling, MinLengthSampling)
+    ours = {
+        **carried(request, name, min(gamma, MAX_ADJUSTED_GAMMA) if adjusts else gamma),
+        "sampling": None if is_plain else sampling_fields(sampling),
+    }
+    return {KEY: ours}
+
+
+def chooses(extra_args: Mapping[str, Any] | None) -> bool:
+    """Return whether this project chooses a request's tokens: its parameters are there, and not for greedy choice."""
+    ours = None if extra_args is None else extra_args.get(KEY)
+    return ours is not None and ours["sampling"] is not None
+
+
+def faults(config: Any) -> Iterator[str]:
+    """Yield each setting in vLLM's configuration that does not go with this choice of tokens, with what to do."""
+    if (mode := config.model_config.logprobs_mode) != "raw_logprobs":
+        yield f"--logprobs-mode {mode}: take raw_logprobs, since on runner V1 it would show the one token that has won"
+    if getattr(config, "watermark_config", None) is not None:
+        yield "a watermark is a choice of tokens of vLLM's own: serve without it"
+
+
+def turn_of(token_ids: Sequence[int], proposal: Sequence[int], extra_args: Mapping[str, Any]) -> Turn:
+    """Return what the choice of tokens needs of a request: its tokens so far, its draft tokens, its parameters."""
+    ours = extra_args[KEY]
+    sampling, start = sampling_of(ours["sampling"]), ours["output_start"]
+    return Turn(0, 0, token_ids, sampling, proposal, output_start=start)
+
+
+def chosen(turns: Sequence[Turn], rows: Array) -> list[list[int]]:
+    """Return the chosen tokens of each turn: the one after its tokens so far, and one after each draft token.
+
+    Args:
+        rows: float [num_rows, vocab_size]: the logits of one turn after another.
+    """
+    tokens = iter(choose(rows, [(turn, allowed_by_grammar(turn)) for turn in turns]))
+    return [[next(tokens) for _ in (0, *turn.proposal)] for turn in turns]
+
+
+def names_not_finite(logits: Array, names: Sequence[str], num_rows: Sequence[int]) -> list[str]:
+    """Return, for each row of logits that is not finite, the name of the request that it belongs to.
+
+    Args:
+        logits: float [sum of num_rows, vocab_size]: the rows of one request after another.
+        num_rows: number of rows of each request in `names`.
+    """
+    if not (broken := rows_not_finite(logits)):
+        return []
+    owners = [name for name, number in zip(names, num_rows, strict=True) for _ in range(number)]
+    return [owners[row] for row in broken]
+
+
+class Choice:
+    """Choice of the tokens of each pass of a runner, which vLLM's sampler and verifier of draft tokens then take.
+
+    Attributes:
+        broken: ids of the requests whose logits were not finite in the latest pass.
+    """
 
     def __init__(self, runner: Any) -> None:
-        super().__init__(logprobs_mode=runner.model_config.logprobs_mode)
-        self._runner = runner
-        self.broken: list[str] = []  # requests without finite logits in the latest pass
-        self.last: list[tuple[int, int]] | None = None  # winners of the rows that the verifier asks about, by request
+        self._runner, self._sample = runner, runner._sample
+        self._steps = [runner.sampler, runner.rejection_sampler]
+        self.broken: list[str] = []
+        self._won: Sequence[Sequence[tuple[int, int]]] = [(), ()]  # (row, token) to force in the rows of each step
+        for number, step in enumerate(self._steps):
+            step.apply_logits_processors = partial(self._force, number, step.apply_logits_processors)
 
-    def apply_logits_processors(
-        self, logits: torch.Tensor, sampling_metadata: Any, predict_bonus_token: bool
-    ) -> torch.Tensor:
-        """Apply vLLM's own processors, then set the logits so that greedy choice takes this project's tokens."""
-        logits = super().apply_logits_processors(logits, sampling_metadata, predict_bonus_token)
-        if predict_bonus_token and self.last is not None:
-            return crown(logits, self.last)
-        if logits.shape[0] != self._runner.input_batch.num_reqs:
-            return logits  # a run that only measures memory
-        won = self.winners([()] * logits.shape[0], logits, lambda places: logits[places])
-        return crown(logits, [(each.place, each.token_ids[0]) for each in won])
+    def _force(self, step: int, processed: Any, *arguments: Any) -> Tensor:
+        """Let the chosen tokens win the rows of logits that a step of vLLM has processed, if a pass is sampled now."""
+        logits: Tensor = processed(*arguments)
+        if self._won[step]:
+            rows, token_ids = (list(column) for column in zip(*self._won[step], strict=True))
+            logits[rows] = float("-inf")
+            logits[rows, token_ids] = 0.0
+        return logits
 
-    def winners(self, proposals: Sequence[Sequence[int]], logits: torch.Tensor, rows_of: Any) -> list[Winners]:
-        """Choose the tokens of a pass over all requests of the batch; see `choice.winners`.
+    def sample(self, logits: Tensor, metadata: Any) -> Any:
+        """Choose the tokens of a pass, then let vLLM sample it; in the place of the runner's own `_sample`.
 
         Args:
-            logits: float [num_rows, vocab_size]: the rows of one request after another. Each request has a row after
-                its tokens, and one after each token of its proposal.
+            logits: float [num_rows, vocab_size]: for each request of the batch the row after its tokens, and one
+                after each of its draft tokens.
+            metadata: vLLM's numbers and ids of the draft tokens; None if there are none.
         """
-        batch, requests = self._runner.input_batch, self._runner.requests
-        names = batch.req_ids[: len(proposals)]
-        self.broken = names_not_finite(logits, names, [len(proposal) + 1 for proposal in proposals])
-        extra_args = [params and params.extra_args for params in (requests[name].sampling_params for name in names)]
-        if not any(map(chooses, extra_args)):
-            return []
-        tokens = (batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]].tolist() for place in range(len(names)))
-        return choice.winners([Span(*each) for each in zip(tokens, proposals, extra_args, strict=True)], rows_of)
-
-
-class WinningVerifier(RejectionSampler):
-    """Verifier of draft tokens: vLLM's greedy one, over logits in which this project has forced the tokens."""
-
-    def __init__(self, sampler: WinningSampler, speculative_config: Any, device: Any) -> None:
-        super().__init__(sampler, speculative_config, device)
-        self._winning = sampler
-        self._last: list[tuple[int, int]] | None = None
-
-    def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """Choose all tokens of the requests that this project samples; accept the draft tokens that equal them."""
-        counts = metadata.num_draft_tokens
-        if not any(counts):  # a row for each request, in their order
-            return self._winning(logits, sampling_metadata)
-        if len(counts) != self._winning._runner.input_batch.num_reqs:
-            return super().forward(metadata, draft_probs, logits, sampling_metadata)
+        counts = [] if metadata is None else metadata.num_draft_tokens
+        if not any(counts):
+            counts, metadata = [0] * self._runner.input_batch.num_reqs, None
         ends = [0, *itertools.accumulate(counts)]  # of the requests' draft tokens
-        drafts = [max(0, each) for each in metadata.draft_token_ids.tolist()]  # -1 is vLLM's padding, always rejected
-        proposals = [drafts[start:end] for start, end in itertools.pairwise(ends)]
-        rows = [range(ends[place] + place, ends[place + 1] + place + 1) for place in range(len(counts))]
-        seen = self._processed(metadata, logits, sampling_metadata)
-        rows_of = lambda places: seen[[row for place in places for row in rows[place]]]  # noqa: E731
-        won = self._winning.winners(proposals, logits, rows_of)
-        self._winning.last = [(each.place, each.token_ids[-1]) for each in won]
-        self._last = [
-            (ends[each.place] + number, token_id) for each in won for number, token_id in enumerate(each.token_ids[:-1])
-        ]
+        names = self._runner.input_batch.req_ids[: len(counts)]
+        self.broken = names_not_finite(logits, names, [count + 1 for count in counts])
+        if turns := self._turns(names, ends, metadata):
+            rows = [row for number in turns for row in range(ends[number] + number, ends[number + 1] + number + 1)]
+            won = dict(zip(turns, chosen([*turns.values()], self._masked(logits, metadata)[rows]), strict=True))
+            last = [(number, tokens[-1]) for number, tokens in won.items()]
+            others = [
+                (ends[number] + place, token)
+                for number, tokens in won.items()
+                for place, token in enumerate(tokens[:-1])
+            ]
+            self._won = last, others
         try:
-            return super().forward(metadata, draft_probs, logits, sampling_metadata)
+            return self._sample(logits, metadata)
         finally:
-            self._winning.last = self._last = None
+            self._won = (), ()
 
-    def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
-        """Return the logits after vLLM's own fields, such as allowed tokens, which this project's choice obeys too."""
-        budgets = getattr(sampling_metadata, "thinking_budget_state_holder", None)
+    def _turns(self, names: Sequence[str], ends: Sequence[int], metadata: Any) -> dict[int, Turn]:
+        """Return the turns of the requests whose tokens this project chooses, by their numbers in the batch."""
+        batch, requests, turns = self._runner.input_batch, self._runner.requests, {}
+        drafts = [] if metadata is None else metadata.draft_token_ids.tolist()
+        for number, name in enumerate(names):
+            if chooses(extra := requests[name].sampling_params.extra_args):
+                token_ids = batch.token_ids_cpu[number, : batch.num_tokens_no_spec[number]].tolist()
+                proposal = [max(0, each) for each in drafts[ends[number] : ends[number + 1]]]  # -1 is vLLM's padding
+                turns[number] = turn_of(token_ids, proposal, extra)
+        return turns
+
+    def _masked(self, logits: Tensor, metadata: Any) -> Tensor:
+        """Return the logits under masks of vLLM's own, such as allowed tokens, which this project's choice obeys."""
+        sampling, (sampler, verifier) = self._runner.input_batch.sampling_metadata, self._steps
+        budgets = getattr(sampling, "thinking_budget_state_holder", None)
         has_budgets = budgets is not None and budgets.has_tracked_requests()
-        masks = sampling_metadata.allowed_token_ids_mask
-        if masks is None and not sampling_metadata.bad_words_token_ids and not has_budgets:
+        if sampling.allowed_token_ids_mask is None and not sampling.bad_words_token_ids and not has_budgets:
             return logits
-        seen, last, others = logits.float().clone(), metadata.bonus_logits_indices, metadata.target_logits_indices
-        seen[last] = Sampler.apply_logits_processors(self._winning, seen[last], sampling_metadata, True)
-        seen[others] = super().apply_logits_processors(seen[others], sampling_metadata, metadata)
+        seen = logits.float().clone()
+        if metadata is None:
+            return sampler.apply_logits_processors(seen, sampling, False)
+        last, others = metadata.bonus_logits_indices, metadata.target_logits_indices
+        seen[last] = sampler.apply_logits_processors(seen[last], sampling, True)
+        seen[others] = verifier.apply_logits_processors(seen[others], sampling, metadata)
         return seen
-
-    def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
-        """Force this project's tokens in all rows but each request's last, which `WinningSampler` sets."""
-        logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
-        return logits if self._last is None else crown(logits, self._last)
 
 
 def spare_others() -> None:
@@ -124,9 +194,7 @@ def spare_others() -> None:
     from vllm.lora.punica_wrapper import punica_cpu
 
     def sparing(apply: Any) -> Any:
-        def spared(
-            inputs: Any, weights: Any, output: torch.Tensor, indices: torch.Tensor, *others: Any, **options: Any
-        ) -> None:
+        def spared(inputs: Any, weights: Any, output: Tensor, indices: Tensor, *others: Any, **options: Any) -> None:
             without = (indices < 0).expand(len(output))  # scores of a prompt have one index for all rows
             kept = output[without]
             apply(inputs, weights, output, indices, *others, **options)
@@ -141,11 +209,11 @@ def spare_others() -> None:
 
 
 def install(runner: Any) -> None:
-    """Replace a runner's sampler and verifier by those of this module, once the runner has loaded its model."""
+    """Let this project choose the tokens of a runner that has loaded its model; the scheduler gives it draft tokens."""
     if runner.device.type == "cpu" and runner.lora_config is not None:
         spare_others()
-    runner.sampler = sampler = WinningSampler(runner)
-    runner.propose_draft_token_ids = lambda *arguments: []  # the scheduler does, in the core
-    runner._get_nans_in_logits = lambda logits: dict.fromkeys(sampler.broken, 1)
-    if hasattr(runner, "rejection_sampler"):  # the last rank of a pipeline has one
-        runner.rejection_sampler = WinningVerifier(runner.sampler, runner.speculative_config, runner.device)
+    runner.propose_draft_token_ids = lambda *arguments: []
+    if hasattr(runner, "rejection_sampler"):  # only the last rank of a pipeline has one, and samples
+        choice = Choice(runner)
+        runner._sample = choice.sample
+        runner._get_nans_in_logits = lambda logits: dict.fromkeys(choice.broken, 1)

@@ -25,9 +25,13 @@ HOOKS = {
 
 
 def install(runner: Any) -> None:
-    """Let the scheduler's draft tokens reach the device before each pass, unless vLLM has a speculator of its own.
+    """Let a runner write the scheduler's draft tokens to its device before each pass, in the place of vLLM's lookup.
 
-    The runner has loaded its model. vLLM's lookup, without which it has no room for draft tokens, looks nothing up.
+    Runner V2 has room for draft tokens only if vLLM speculates. So vLLM's lookup is configured, and made to look
+    nothing up. With another speculator of vLLM's the runner stays as it is.
+
+    Args:
+        runner: vLLM's `GPUModelRunner`, which has loaded its model.
     """
     if runner.speculative_config.method != METHOD:
         return

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.outputs import DraftTokenIds
 
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
@@ -30,7 +31,7 @@ from specdec.inference.vllm.translation import KEY, METHOD
 
 HOOKS = {
     "vllm.v1.core.sched.scheduler:Scheduler": (
-        "add_request schedule update_from_output finish_requests shutdown "
+        "add_request schedule update_draft_token_ids update_from_output finish_requests shutdown "
         "requests running waiting num_spec_tokens max_model_len vllm_config"
     ),
     "vllm.v1.request:Request": (
@@ -68,8 +69,7 @@ class DraftScheduler(Scheduler):
         self._drafts = Drafts(looks_up=looks_up, num_bytes=num_bytes, is_hidden=self._speculates)
         if not self._speculates:
             _ask_no_worker_for_drafts(self.vllm_config)
-        rank = parallel.data_parallel_index
-        self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
+        self._link = Link(self._place, self._drafts.receive, self._drafts.requests, served)
 
     def add_request(self, request: Any) -> None:
         """Queue a request, and announce it to this project's server or pool, which then sends draft tokens for it."""
@@ -110,15 +110,8 @@ class DraftScheduler(Scheduler):
         ready = [each for each in self.running if _decodes(each) and each.request_id in self._names]
         alone = len(ready) == len(self.running) and not self.waiting
         rooms = {self._names[each.request_id]: self._room(each) for each in ready}
-        for request, proposal in zip(ready, self._drafts.proposals(rooms, may_wait=self._waits and alone), strict=True):
-            request.spec_token_ids = self._allowed(request, proposal)
-
-    def _allowed(self, request: Any, proposal: list[int]) -> list[int]:
-        """Return the draft tokens before the first that vLLM's own grammar refuses: vLLM cannot take that one back."""
-        if not request.use_structured_output:
-            return proposal
-        allowed: list[int] = self.structured_output_manager.validate_tokens(request, proposal)
-        return allowed
+        proposals = self._drafts.proposals(rooms, may_wait=self._waits and alone)
+        self.update_draft_token_ids(DraftTokenIds([each.request_id for each in ready], proposals))
 
     def _room(self, request: Any) -> int:
         """Return how many draft tokens fit before a request's end; each pass adds a token of the target too."""
@@ -180,13 +173,13 @@ def _ask_no_worker_for_drafts(config: Any) -> None:
 
 
 def _ours(request: Any) -> dict[str, Any] | None:
-    """Return this project's parameters in a request's `extra_args`; None if it has none."""
+    """Return what this project has put into the `extra_args` of a vLLM request; None if there is nothing."""
     params = request.sampling_params
     return ((params.extra_args or {}) if params is not None else {}).get(KEY)
 
 
 def _moved_from(request: Any) -> int | None:
-    """Return where the output of a stream began that another server has begun; None for all other requests."""
+    """Return the position of the first output token of a request that resumes a stream; None for all other requests."""
     ours = _ours(request)
     start: int | None = None if ours is None else ours["output_start"]
     return None if start == request.num_prompt_tokens else start
@@ -212,4 +205,5 @@ def _served(config: Any, noise: Noise) -> Served:
 
 
 def _decodes(request: Any) -> bool:
+    """Return whether a request has read all of its tokens but the last one, so that the next pass chooses a token."""
     return not request.is_prefill_chunk and request.num_computed_tokens == request.num_tokens - 1

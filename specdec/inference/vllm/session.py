@@ -6,8 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +17,10 @@ from specdec.inference.commit import (
     FinishReason,
     OwnDrafts,
     Timings,
-    TokenEvent,
     TokenLogprobs,
 )
 from specdec.inference.config import ALWAYS
-from specdec.inference.engine.contract import VerificationEngine
+from specdec.inference.engine.contract import DecodesAlone
 from specdec.inference.engine.drafting import Drafting, concern_drafting
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InternalError, InvalidRequestError
@@ -31,9 +29,8 @@ from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.quiet import Pass
-from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
-from specdec.inference.vllm.frames import Chain, Grow, Help, Hold, Passed, Row, ToCore
+from specdec.inference.vllm.frames import FrameError, Grow, Help, Hold, Passed, Row, ToCore
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.translation import REASONS, scores
 
@@ -41,7 +38,20 @@ _numbers = itertools.count(1)
 
 
 class VllmSession:
-    """Session of a `VllmEngine`. Draft tokens for a request that has not arrived at its core yet are kept here."""
+    """State of one request at an engine over vLLM.
+
+    Attributes:
+        id: name of the request in messages to and from its engine core.
+        core: number of the link to its engine core; None until the core has announced the request.
+        drafting: switch of drafting, which the engine sets.
+        grammar: matcher of the request's grammar; None if it has none.
+        token_ids: prompt, and the output tokens that were committed.
+        rows: reports of passes whose tokens are not committed yet, each with the microseconds of its pass.
+        reported: event that is set when a report has come, or when the core is lost.
+        error: error with which the answer is to end; None while it goes on.
+        reading: task that waits for vLLM's next output; None while no task does.
+        early: messages for the core, kept until it has announced the request.
+    """
 
     runs_ahead, idle_s = True, 0.0  # a pass of vLLM never waits for one request: rounds are served as run-ahead
 
@@ -52,16 +62,15 @@ class VllmSession:
         self.grammar = grammar
         self.token_ids = list(request.prompt_token_ids)
         self.num_cached_tokens = 0
-        self.rank: int | None = None
+        self.core: int | None = None
         self.drafting = Drafting()
         self.error: Exception | None = None
-        self.reading: asyncio.Task[Any] | None = None  # while it waits for vLLM
-        self.rows: deque[tuple[Row, int]] = deque()  # with the microseconds of their pass
+        self.reading: asyncio.Task[Any] | None = None
+        self.rows: deque[tuple[Row, int]] = deque()
         self.reported = asyncio.Event()
         self._num_helps = 0
-        self._is_helped = False
-        self._sources = Sources(self.token_ids)  # as the core's, which learns of commits first
-        self.early: list[ToCore] = []  # frames for a core that has not reported the request yet
+        self._num_numbers = 0  # draft tokens that the present draft worker has sent
+        self.early: list[ToCore] = []
 
     @property
     def help_id(self) -> str:
@@ -77,8 +86,7 @@ class VllmSession:
     def follow(self, *, is_helped: bool) -> Help:
         """Begin or end the use of a draft worker's tokens; return the message that tells the engine core."""
         self._num_helps += 1
-        self._is_helped = is_helped
-        self._sources.follow()
+        self._num_numbers = 0
         self.early.clear()
         return Help(self.id, self._num_helps if is_helped else None)
 
@@ -86,12 +94,15 @@ class VllmSession:
         """Check a draft worker's branches; return the message that sends them to the engine core.
 
         Raises:
-            InvalidRequestError: a branch is too long, its parent never existed, or too many have come too early.
+            InvalidRequestError: a branch is not valid, or more draft tokens have come than are kept for a request that
+                has not arrived at its engine core.
         """
-        self._sources.grow(branches)
-        if self.rank is None and self._sources.tree.num_numbers > MAX_NUMBERS:
+        for branch in branches:
+            branch.check(num_committed=len(self.token_ids), num_numbers=self._num_numbers)
+            self._num_numbers += len(branch.token_ids)
+        if self.core is None and self._num_numbers > MAX_NUMBERS:
             raise InvalidRequestError(f"more than {MAX_NUMBERS} draft tokens came before the request's first pass")
-        return Grow(self.id, [Chain(b.parent_node, b.prefix_length, list(b.token_ids)) for b in branches])
+        return Grow(self.id, list(branches))
 
     @property
     def num_reported(self) -> int:
@@ -99,7 +110,18 @@ class VllmSession:
         return len(self.token_ids) + sum(row.num_tokens for row, _ in self.rows)
 
     def report(self, row: Row, us: int) -> None:
-        """Keep an engine core's report of a pass, which took `us` microseconds, for the commit of its tokens."""
+        """Keep an engine core's report of a pass, which took `us` microseconds, for the commit of its tokens.
+
+        A report on tokens that the session has is ignored: a core that dials again names a request with all its tokens,
+        and may then report the latest ones.
+
+        Raises:
+            FrameError: the report lacks tokens.
+        """
+        if row.position < self.num_reported:
+            return
+        if row.position > self.num_reported or (row.token_ids and len(row.token_ids) != row.num_tokens):
+            raise FrameError(f"request {row.name} lacks tokens before {row.position + row.num_tokens}")
         self.rows.append((row, us))
         self.reported.set()
 
@@ -134,8 +156,6 @@ class VllmSession:
         position = len(self.token_ids)
         row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids)), 0)
         self.token_ids.extend(token_ids)
-        if self._is_helped:
-            self._sources.tree.commit(token_ids)
         is_new = row.help == self._num_helps
         return Commit(
             position,
@@ -156,13 +176,13 @@ class VllmSession:
 
 
 @dataclass(slots=True)
-class _Rank:
-    """An engine core, as its latest report has left it.
+class _CoreState:
+    """State of an engine core since its latest report.
 
     Attributes:
-        num_running: its requests.
-        was_quiet: whether no draft worker computed then.
-        is_held: whether it was told to verify no tokens of draft workers.
+        num_running: number of requests that held memory in the core.
+        was_quiet: whether no draft worker computed when the report came.
+        is_held: whether the core was told to verify no tokens of draft workers.
     """
 
     num_running: int = 0
@@ -170,7 +190,7 @@ class _Rank:
     is_held: bool = False
 
 
-class Sessions:
+class Sessions(DecodesAlone):
     """Base of an engine over vLLM: its sessions, and the sending of draft tokens to vLLM's cores by the mailbox.
 
     Args:
@@ -187,7 +207,7 @@ class Sessions:
         self._sessions: dict[str, VllmSession] = {}
         self._times = PassTimes()
         self.drafting = Drafting(drafting)
-        self._ranks: dict[int, _Rank] = {}
+        self._cores: dict[int, _CoreState] = {}
         self.timeline: Timeline | None = None
 
     @property
@@ -195,39 +215,37 @@ class Sessions:
         """Return the recent time of a pass over one session without draft tokens, in microseconds; 0 while unknown."""
         return round(self._times.of(1).seconds(0) * 1e6)
 
-    async def generate(
-        self: VerificationEngine[VllmSession], request: GenerationRequest
-    ) -> AsyncGenerator[TokenEvent, None]:
-        """Decode a request without a draft worker; see `TokenSource`."""
-        session = self.open(request, grammar=await self.compiled(request))
-        async with aclosing(self.answer(session)) as events:
-            async for event in events:
-                yield event
-
     def close(self, session: VllmSession) -> None:
         """Forget the session; a second call has no effect."""
         self._sessions.pop(session.id, None)
 
-    def _timed(self, rank: int, passed: Passed) -> int:
-        """Record the times of a pass; return the number of its draft tokens."""
+    def _take(self, core: int, passed: Passed) -> int:
+        """Apply the report of a pass; return the number of its draft tokens.
+
+        Raises:
+            FrameError: see `VllmSession.report`.
+        """
         num_drafts = sum(row.num_drafts for row in passed.rows)
         if not passed.num_prompt_tokens:
             self._times.record(len(passed.rows), num_drafts, passed.us / 1e6)
-        core = self._ranks.setdefault(rank, _Rank())
-        was_quiet, core.was_quiet = core.was_quiet, self.drafting.is_quiet
-        core.num_running = passed.num_running
+        state = self._cores.setdefault(core, _CoreState())
+        was_quiet, state.was_quiet = state.was_quiet, self.drafting.is_quiet
+        state.num_running = passed.num_running
         sessions = [self._sessions[row.name] for row in passed.rows if row.name in self._sessions]
         if passed.period_us and concern_drafting(each.gamma for each in sessions):
-            each = self._pass_of(rank, passed, num_drafts)
-            self.drafting.measured(each, is_quiet=was_quiet and core.was_quiet, now=time.monotonic())
-        if core.is_held == self.drafting.is_on:
-            core.is_held = not core.is_held
-            self._mailbox.send(rank, Hold(core.is_held))
+            each = self._pass_of(core, passed, num_drafts)
+            self.drafting.measured(each, is_quiet=was_quiet and state.was_quiet, now=time.monotonic())
+        if state.is_held == self.drafting.is_on:
+            state.is_held = not state.is_held
+            self._mailbox.send(core, Hold(state.is_held))
+        for row in passed.rows:
+            if (session := self._sessions.get(row.name)) is not None:
+                session.report(row, passed.us)
         return num_drafts
 
-    def _pass_of(self, rank: int, passed: Passed, num_drafts: int) -> Pass:
-        """Return what a pass did, as if all ranks, which have one decision, had done the same."""
-        num_elsewhere = sum(core.num_running for other, core in self._ranks.items() if other != rank)
+    def _pass_of(self, core: int, passed: Passed, num_drafts: int) -> Pass:
+        """Return what a pass did, as if all cores, which have one decision, had done the same."""
+        num_elsewhere = sum(state.num_running for other, state in self._cores.items() if other != core)
         num_plain = sum(row.num_plain for row in passed.rows) * (1 + num_elsewhere / len(passed.rows))
         has_drafts = any(row.num_drafts and not row.is_lookup for row in passed.rows)
         counts = len(passed.rows) + num_elsewhere, num_plain, num_drafts, passed.num_prompt_tokens
@@ -253,7 +271,7 @@ class Sessions:
         self._send(session, session.follow(is_helped=False))
 
     def _send(self, session: VllmSession, frame: ToCore) -> None:
-        if session.rank is None:
+        if session.core is None:
             session.early.append(frame)
         else:
-            self._mailbox.send(session.rank, frame)
+            self._mailbox.send(session.core, frame)

@@ -1,8 +1,4 @@
-"""Translation of requests to vLLM's and of results back; `extra_args` has what vLLM has no field for.
-
-On runner V2 vLLM's own parameters have all that they can. On V1 a request is greedy for vLLM, and `extra_args` has its
-sampling parameters too, by which this project's workers choose.
-"""
+"""Translation of requests to vLLM's and of results back; `extra_args` has what vLLM has no field for."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import Any
 
 from specdec.inference.caller import caller
 from specdec.inference.commit import FinishReason, TokenLogprobs
-from specdec.inference.engine.target_session import MAX_ADJUSTED_GAMMA
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import (
     MAX_SEED,
@@ -31,12 +26,6 @@ SOCKET = "core"
 MAX_HELD_BACK = 127
 """Most tokens that may not end an output yet in vLLM's runner V2, which adds one; more of them would end its core."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-
-
-def chooses(extra_args: Mapping[str, Any] | None) -> bool:
-    """Return whether this project chooses a request's tokens: its parameters are there, and not for greedy choice."""
-    ours = None if extra_args is None else extra_args.get(KEY)
-    return ours is not None and ours["sampling"] is not None
 
 
 def sampling_of(values: Mapping[str, Any]) -> SamplingParams:
@@ -63,18 +52,6 @@ def carried(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]
         "prediction": request.prediction,
         "owner": caller().owner(request.cache_salt),
     }
-
-
-def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
-    """Return the `extra_args` of a request on runner V1; their sampling is None for greedy choice."""
-    sampling = request.sampling
-    adjusts = sampling.penalizes or bool(sampling.logit_bias)
-    is_plain = sampling.greedy and not adjusts and not isinstance(sampling, MinLengthSampling)
-    ours = {
-        **carried(request, name, min(gamma, MAX_ADJUSTED_GAMMA) if adjusts else gamma),
-        "sampling": None if is_plain else sampling_fields(sampling),
-    }
-    return {KEY: ours}
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""vLLM's worker on this platform, with a rule by which texts do not follow from drafts: V2's or V1's runner has it."""
+"""vLLM's worker for this platform, whose model runner chooses tokens that do not depend on draft tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _of_platform() -> Any:
 
 
 class Worker(_of_platform()):  # type: ignore[misc]
-    """vLLM's worker, whose runner has that rule."""
+    """vLLM's worker, with this project's changes of its model runner, V1 or V2."""
 
     def __init__(self, vllm_config: Any, *arguments: Any, **options: Any) -> None:
         require_usable(vllm_config)
@@ -30,13 +30,13 @@ class Worker(_of_platform()):  # type: ignore[misc]
         super().__init__(vllm_config, *arguments, **options)
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        """Load the model, and prepare the runner, which then is complete."""
+        """Load the model, and then change the runner, which is complete by then."""
         super().load_model(*arguments, **options)
         self._ours.install(self.model_runner)
 
 
 def _runner_of(config: Any) -> ModuleType:
-    """Return the module for the runner that vLLM has chosen; V2's rule is installed in this process at once."""
+    """Return the module that changes the runner which vLLM has chosen; for V2, install `vllm_same_text` at once."""
     if not config.use_v2_model_runner:
         from specdec.inference.vllm import runner_v1
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
 from specdec.inference.speculation.answers import Origin
 from specdec.inference.speculation.lookup import FIRST_TRY
+from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
     LENGTH,
-    Chain,
     Grow,
     Has,
     Help,
@@ -28,7 +28,8 @@ from specdec.inference.vllm.frames import (
     packed,
     to_core,
 )
-from specdec.inference.vllm.translation import KEY, chooses, extra_args, sampling_of
+from specdec.inference.vllm.runner_v1 import chooses, extra_args
+from specdec.inference.vllm.translation import KEY, sampling_of
 
 PROMPT = [1, 2, 3]
 
@@ -49,7 +50,7 @@ def test_drafts_after_an_end_do_not_count(
     drafts = Drafts()
     drafts.enter("a", PROMPT, gamma=4)
     drafts.receive(Help("a", 1))
-    drafts.receive(Grow("a", [Chain(None, 3, [4, 5, 6, 7])]))
+    drafts.receive(Grow("a", [Branch(None, 3, [4, 5, 6, 7])]))
     row = drafts.passed("a", committed, [4, 5, 6, 7], num_accepted)
     assert (row.position, row.num_tokens) == (3, len(committed))
     assert ((row.num_drafts, row.num_accepted), row.rejected) == (counts, rejected)
@@ -79,7 +80,7 @@ def test_a_hold_keeps_the_tree_and_ends_with_its_link() -> None:
     drafts = Drafts()
     drafts.enter("a", PROMPT, gamma=4)
     drafts.receive(Help("a", 1))
-    drafts.receive(Grow("a", [Chain(None, 3, [4, 5, 6])]))
+    drafts.receive(Grow("a", [Branch(None, 3, [4, 5, 6])]))
     drafts.receive(Hold(is_on=True))
     assert drafts.proposals({"a": 9}, may_wait=True) == [[]]
     drafts.passed("a", [4])
@@ -88,7 +89,7 @@ def test_a_hold_keeps_the_tree_and_ends_with_its_link() -> None:
     drafts.receive(Hold(is_on=True))
     drafts.receive(None)
     drafts.receive(Help("a", 2))
-    drafts.receive(Grow("a", [Chain(None, 4, [5])]))
+    drafts.receive(Grow("a", [Branch(None, 4, [5])]))
     assert drafts.proposals({"a": 9}, may_wait=False) == [[5]]
 
 
@@ -115,7 +116,7 @@ def test_no_order_of_messages_breaks_a_request(seed: int, gamma: int, wrong: flo
             case 1:
                 at = max(0, done - chance.randrange(3))  # late, or in time
                 believed = [t if chance.random() >= wrong else t + 8 for t in output[at : at + chance.randrange(1, 6)]]
-                drafts.receive(Grow("a", [Chain(None, len(PROMPT) + at, believed)] if believed else []))
+                drafts.receive(Grow("a", [Branch(None, len(PROMPT) + at, believed)] if believed else []))
             case _:
                 room = len(output) - done - 1
                 (proposal,) = drafts.proposals({"a": room}, may_wait=False)
@@ -138,7 +139,7 @@ FRAMES_OF_CORES = st.one_of(
 )
 FRAMES_OF_FRONTS = st.one_of(
     st.builds(Help, names, st.none() | counts),
-    st.builds(Grow, names, st.lists(st.builds(Chain, st.none() | counts, counts, ids))),
+    st.builds(Grow, names, st.lists(st.builds(Branch, st.none() | counts, counts, ids))),
     st.builds(Hold, st.booleans()),
 )
 
@@ -216,7 +217,7 @@ def test_a_prediction_goes_before_a_worker_that_promises_less() -> None:
     drafts = Drafts(looks_up=True)
     drafts.enter("a", PROMPT, 16, origin=Origin("one", PROMPT), prediction=OUTPUT)
     drafts.receive(Help("a", 1))
-    drafts.receive(Grow("a", [Chain(None, 3, [7])]))
+    drafts.receive(Grow("a", [Branch(None, 3, [7])]))
     assert drafts.proposals({"a": 40}, may_wait=True) == [OUTPUT[:FIRST_TRY]]
 
 
@@ -231,3 +232,18 @@ def test_an_answer_is_kept_for_its_owner(owner: str, num_bytes: int, drafted: bo
     rows = ended(drafts, "b", OUTPUT)
     assert any(row.num_drafts for row in rows) == drafted
     assert not any(row.is_predicted for row in rows)
+
+
+def test_whole_proposals_of_all_requests_keep_one_width() -> None:
+    """Requests whose workers have sent gamma tokens each are verified with gamma tokens each, as a full graph needs it.
+
+    vLLM's runner V2 captures a full graph for passes in which every request has 1 + gamma rows, and for no others.
+    """
+    drafts, gamma = Drafts(), 4
+    for name in "abc":
+        drafts.enter(name, PROMPT, gamma)
+        drafts.receive(Help(name, 1))
+        drafts.receive(Grow(name, [Branch(None, 3, [*range(4, 10)])]))
+    for num_drafts in (0, 4, 8, 12):
+        drafts.timed(3, num_drafts, 0.020 + 0.0001 * num_drafts)  # draft tokens cost little
+    assert [len(proposal) for proposal in drafts.proposals(dict.fromkeys("abc", 9), may_wait=True)] == [gamma] * 3

@@ -72,7 +72,7 @@ async def test_a_report_that_lacks_tokens_ends_the_link(lending: ClientsOfCore, 
 
 async def test_a_lost_link_ends_the_sessions_of_its_core_alone(lending: ClientsOfCore) -> None:
     here, there = lending.open(wanted()), lending.open(wanted())
-    there.rank = 1
+    there.core = 1
     lending.receive(1, None)
     assert [event async for event in lending.answer(there)] == [Opened(0)]
     assert lending.num_running == 1

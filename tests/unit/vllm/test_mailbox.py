@@ -14,15 +14,15 @@ import pytest
 from msgspec import structs
 
 from specdec.inference.engine.pool import DraftPool
-from specdec.inference.errors import ConfigError
+from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.observe.metrics import Metrics
+from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm import mailbox as module
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
     LENGTH,
     MAX_FRAME_BYTES,
     VERSION,
-    Chain,
     FrameError,
     FromCore,
     Gone,
@@ -44,13 +44,13 @@ from specdec.inference.vllm.mailbox import Mailbox, require_private
 from specdec.inference.vllm.translation import SOCKET
 from tests.support.scripted import until
 
-HELLO = Hello(VERSION, "model", 0)
+HELLO = Hello(VERSION, "model")
 SERVED = Served("model", b"a tokenizer", [1], 300, 128, 4)
 
 
 @pytest.fixture
-async def mailbox() -> AsyncGenerator[Mailbox, None]:
-    mailbox = Mailbox("model")
+async def mailbox(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Mailbox, None]:
+    mailbox = Mailbox(tmp_path_factory.mktemp("mailbox"), "model")
     await mailbox.open()
     yield mailbox
     await mailbox.close()
@@ -60,7 +60,7 @@ async def test_the_socket_is_for_its_user_alone(mailbox: Mailbox) -> None:
     assert stat.S_IMODE(mailbox.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(mailbox.path.parent.stat().st_mode) == 0o700
     await mailbox.close()
-    assert not mailbox.path.parent.exists()
+    assert not mailbox.path.exists()
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ async def test_the_socket_is_for_its_user_alone(mailbox: Mailbox) -> None:
         LENGTH.pack(MAX_FRAME_BYTES + 1),
         LENGTH.pack(0),
         packed(Has("a request before the greeting")),
-        packed(Hello(VERSION + 1, "model", 1)),
-        packed(Hello(VERSION, "another model", 1)),
-        packed(Hello(VERSION, "model", 1)) + LENGTH.pack(8) + b"garbage!",
-        packed(Hello(VERSION, "model", 1)) + packed(Help("meant for a core", 1)),
+        packed(Hello(VERSION + 1, "model")),
+        packed(Hello(VERSION, "another model")),
+        packed(Hello(VERSION, "model")) + LENGTH.pack(8) + b"garbage!",
+        packed(Hello(VERSION, "model")) + packed(Help("meant for a core", 1)),
         b"",
     ],
 )
 async def test_garbage_closes_its_own_link_alone(mailbox: Mailbox, sent: bytes) -> None:
     received: list[FromCore | None] = []
-    mailbox.receive = lambda rank, frame: received.append(frame) if rank == 0 else None
-    core = Link(Place(str(mailbox.path), "model"), 0, lambda frame: None, list)
+    mailbox.receive = lambda core, frame: received.append(frame) if core == 0 else None
+    core = Link(Place(str(mailbox.path), "model"), lambda frame: None, list)
     try:
         reader, writer = await asyncio.open_unix_connection(mailbox.path)
         writer.write(sent)
@@ -98,7 +98,7 @@ async def test_garbage_closes_its_own_link_alone(mailbox: Mailbox, sent: bytes) 
 @pytest.mark.parametrize("read", [from_core, to_core])
 def test_no_bytes_raise_anything_else(read: object) -> None:
     chance = random.Random(1)
-    whole = [packed(frame)[LENGTH.size :] for frame in (HELLO, Has("a"), Grow("a", [Chain(None, 3, [1, 2])]))]
+    whole = [packed(frame)[LENGTH.size :] for frame in (HELLO, Has("a"), Grow("a", [Branch(None, 3, [1, 2])]))]
     for _ in range(3000):
         body = bytearray(chance.choice(whole))
         for _ in range(chance.randrange(4)):
@@ -114,18 +114,18 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
 
     When a front ends, the core drops the draft tokens that came from it.
     """
-    first = Mailbox("model", tmp_path)
+    first = Mailbox(tmp_path, "model")
     await first.open()
     received: list[ToCore | None] = []
-    core = Link(Place(str(first.path), "model", owned=False), 0, received.append, lambda: [Has("a"), Has("b")])
+    core = Link(Place(str(first.path), "model", owned=False), received.append, lambda: [Has("a"), Has("b")])
     try:
         await first.until_linked(1)
         first.send(0, Help("a", 1))
         await until(lambda: received == [Help("a", 1)])
         await first.close()
         await until(lambda: received[1:] == [None])
-        second, named = Mailbox("model", tmp_path), []
-        second.receive = lambda rank, frame: named.append(frame)
+        second, named = Mailbox(tmp_path, "model"), []
+        second.receive = lambda core, frame: named.append(frame)
         await second.open()
         await until(lambda: len(named) == 2)
         assert named == [Has("a"), Has("b")]
@@ -139,11 +139,11 @@ async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> Non
 
     Regression: such a pool held up each pass of the core for seconds, and then the link was lost.
     """
-    pool, received = Mailbox("", tmp_path), []
+    pool, received = Mailbox(tmp_path), []
     pool.receive = lambda core, frame: received.append(frame)
     await pool.open()
     long = Has("a", Wanted(list(range(10_000)), 1, 1, 1, {}))
-    core = Link(Place(str(pool.path), owned=False).of_pool(SERVED), 0, lambda frame: None, list)
+    core = Link(Place(str(pool.path), owned=False).of_pool(SERVED), lambda frame: None, list)
 
     def sent_and_read(number: int) -> bool:
         core.send(Gone("a"))
@@ -161,20 +161,20 @@ async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> Non
 
 
 async def test_cores_of_several_servers_share_a_pool_if_their_tokens_are_the_same(tmp_path: Path) -> None:
-    pool = Mailbox("", tmp_path)
+    pool = Mailbox(tmp_path)
     await pool.open()
     place = Place(str(pool.path), owned=False)
     others = place.of_pool(structs.replace(SERVED, vocab_size=301))
-    cores = [Link(place.of_pool(SERVED), 0, lambda frame: None, list) for _ in range(2)]
+    cores = [Link(place.of_pool(SERVED), lambda frame: None, list) for _ in range(2)]
     try:
         await pool.until_linked(2)
         reader, writer = await asyncio.open_unix_connection(pool.path)
-        writer.write(packed(Hello(VERSION, others.model_id, 0)))
+        writer.write(packed(Hello(VERSION, others.model_id)))
         assert await reader.read() == b""
         writer.close()
         assert pool.num_links == 2
         with pytest.raises(ConfigError, match="another pool"):
-            await Mailbox("", tmp_path).open()
+            await Mailbox(tmp_path).open()
     finally:
         for core in cores:
             core.close()
@@ -200,17 +200,17 @@ async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> 
 
     Regression: it removed the first pool's socket, so that no core found that pool any more and a third could start.
     """
-    first = Mailbox("", tmp_path)
+    first = Mailbox(tmp_path)
     await first.open()
     for _ in range(2):
-        second = Mailbox("", tmp_path)
+        second = Mailbox(tmp_path)
         with pytest.raises(ConfigError, match="another pool has the mailbox"):
             await second.open()
         await second.close()
     await reach(first)
     await first.close()
     assert not first.path.exists()
-    third = Mailbox("", tmp_path)
+    third = Mailbox(tmp_path)
     await third.open()
     await third.close()
 
@@ -246,7 +246,7 @@ async def test_a_pool_removes_nothing_that_it_has_not_made(tmp_path: Path, kind:
 
     Regression: the pool removed it, and ended with an error of its own where a folder had the name.
     """
-    mailbox = Mailbox("", tmp_path)
+    mailbox = Mailbox(tmp_path)
     if kind == "folder":
         mailbox.path.mkdir()
     elif kind == "file":
@@ -262,7 +262,7 @@ async def test_a_pool_removes_nothing_that_it_has_not_made(tmp_path: Path, kind:
 async def test_the_socket_of_a_killed_pool_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(tmp_path / SOCKET))
-    mailbox = Mailbox("", tmp_path)
+    mailbox = Mailbox(tmp_path)
     await mailbox.open()
     await reach(mailbox)
     await mailbox.close()
@@ -283,7 +283,7 @@ from specdec.inference.vllm.group import members
 from specdec.inference.vllm.link import Link, Place
 child = os.fork() or time.sleep(600)
 print(child, flush=True)
-Link(Place(sys.argv[1], "model", group=os.getpgrp()), 0, lambda frame: None, list)
+Link(Place(sys.argv[1], "model", group=os.getpgrp()), lambda frame: None, list)
 time.sleep(600)
 """
 
@@ -309,16 +309,16 @@ def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:
     drafts = Drafts()
     drafts.enter("a", [1, 2, 3], gamma=4)
     ready = {"a": 9}
-    drafts.receive(Grow("a", [Chain(None, 3, [4, 5])]))  # no draft worker helps
+    drafts.receive(Grow("a", [Branch(None, 3, [4, 5])]))  # no draft worker helps
     assert drafts.proposals(ready, may_wait=False) == [[]]
     drafts.receive(Help("a", 1))
-    drafts.receive(Grow("a", [Chain(None, 3, [4, 5, 6, 7, 8])]))
+    drafts.receive(Grow("a", [Branch(None, 3, [4, 5, 6, 7, 8])]))
     assert drafts.proposals(ready, may_wait=False) == [[4, 5, 6, 7]]
     row = drafts.passed("a", [4, 9], [4, 5, 6, 7], 1)
     assert (row.num_tokens, row.num_drafts, row.num_accepted, row.rejected) == (2, 4, 1, [5, 6, 7])
     assert (row.help, row.num_received) == (1, 5)
-    drafts.receive(Grow("a", [Chain(77, 0, [1])]))
-    assert drafts.proposals(ready, may_wait=False) == [[]]
+    with pytest.raises(InvalidRequestError):  # the front refuses such a branch before
+        drafts.receive(Grow("a", [Branch(77, 0, [1])]))
     drafts.receive(Help("unknown", 1))
 
 
@@ -331,5 +331,5 @@ def test_tokens_are_looked_up_where_no_worker_has_any() -> None:
     row = drafts.passed("a", [1, 7], proposal, 1)
     assert (row.is_lookup, row.num_drafts, row.num_accepted) == (True, len(proposal), 1)
     drafts.receive(Help("a", 1))
-    drafts.receive(Grow("a", [Chain(None, len(tokens) + 2, [4, 5])]))
+    drafts.receive(Grow("a", [Branch(None, len(tokens) + 2, [4, 5])]))
     assert drafts.proposals({"a": 9}, may_wait=True) == [[4, 5]]

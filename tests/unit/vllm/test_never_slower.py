@@ -146,5 +146,5 @@ def test_passes_of_requests_without_drafts_decide_nothing(gammas: tuple[int | No
     front._sessions = {session.id: session for session in sessions}
     measured: list[Pass] = []
     front.drafting.measured = lambda each, **_: measured.append(each)  # type: ignore[method-assign]
-    front._timed(0, Passed(9, 0, len(sessions), [Row(name, 20, 1) for name in front._sessions], period_us=10))
+    front._take(0, Passed(9, 0, len(sessions), [Row(name, 20, 1) for name in front._sessions], period_us=10))
     assert bool(measured) is counts

@@ -1,11 +1,11 @@
-"""Choice of tokens in vLLM's workers finds requests whose logits are not finite; vLLM is not needed."""
+"""Choice of tokens on runner V1 finds requests whose logits are not finite; vLLM is not needed."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from specdec.inference.vllm.choice import names_not_finite
+from specdec.inference.vllm.runner_v1 import names_not_finite
 
 
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
