@@ -29,23 +29,27 @@ class Acceptance:
     pass, also with one that tests nothing. So a draft whose tokens are no longer verified gets another chance.
 
     Attributes:
-        prior_tested, prior_rate: the estimate begins as if so many tokens had been tested, and this share accepted.
+        prior_tested, prior_rate: the estimate is always as if so many further tokens had been tested, and this share of
+            them accepted.
+        decay: weight of all earlier tests at each pass.
+        tested, accepted: weighted numbers of tokens; what they begin with fades.
     """
 
     prior_tested: float = _PRIOR_TESTED
     prior_rate: float = _PRIOR_RATE
-    _tested: float = 0.0
-    _accepted: float = 0.0
+    decay: float = _DECAY
+    tested: float = 0.0
+    accepted: float = 0.0
 
     def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Record how many draft tokens a pass verified, possibly 0, and how many of them the target accepted."""
         num_tested = min(num_accepted_tokens + 1, num_draft_tokens)
-        self._tested = self._tested * _DECAY + num_tested
-        self._accepted = self._accepted * _DECAY + num_accepted_tokens
+        self.tested = self.tested * self.decay + num_tested
+        self.accepted = self.accepted * self.decay + num_accepted_tokens
 
     @property
     def rate(self) -> float:
-        return (self._accepted + self.prior_rate * self.prior_tested) / (self._tested + self.prior_tested)
+        return (self.accepted + self.prior_rate * self.prior_tested) / (self.tested + self.prior_tested)
 
 
 def expected_tokens(rate: float, number: int) -> float:
@@ -65,19 +69,16 @@ class Confidence:
     """
 
     def __init__(self) -> None:
-        self._tested = [_PRIOR_TESTED_OF_GROUP] * (len(_EDGES) + 2)
-        self._accepted = [_PRIOR_TESTED_OF_GROUP * _prior_rate(group) for group in range(len(_EDGES) + 2)]
+        tested, priors = _PRIOR_TESTED_OF_GROUP, map(_prior_rate, range(len(_EDGES) + 2))
+        self._groups = [Acceptance(0.0, 0.0, _DECAY_OF_GROUP, tested, tested * prior) for prior in priors]
 
     def rate(self, token: DraftToken) -> float:
         """Return the probability that the target chooses this token, given that it chose all tokens before it."""
-        group = _group(token)
-        return self._accepted[group] / self._tested[group]
+        return self._groups[_group(token)].rate
 
     def record(self, token: DraftToken, *, accepted: bool) -> None:
         """Record whether the target accepted a token; call this only if it accepted all tokens before it."""
-        group = _group(token)
-        self._tested[group] = self._tested[group] * _DECAY_OF_GROUP + 1.0
-        self._accepted[group] = self._accepted[group] * _DECAY_OF_GROUP + accepted
+        self._groups[_group(token)].record(1, int(accepted))
 
 
 def _group(token: DraftToken) -> int:
