@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specdec.inference.backends.neuron.checkpoints.shards import read_json
-from specdec.inference.backends.neuron.storage.artifacts import differences
+from specdec.inference.backends.neuron.storage.artifacts import differences, flat
 from specdec.inference.backends.neuron.storage.store import MANIFEST
 from specdec.inference.errors import ConfigError
 
@@ -40,8 +39,9 @@ def check_fits(folder: Path, config: Any) -> None:
     Raises:
         ConfigError: settings differ; the message names all of them, with both values of each.
     """
-    there, asked = read_json(folder / CONFIG), _as_saved(config)
-    if found := differences(*_comparable(there, asked)):
+    there, asked = dict(flat(read_json(folder / CONFIG))), dict(flat(_as_saved(config)))
+    names = [name for name in there.keys() | asked.keys() if _matters(name, is_in_both=name in there and name in asked)]
+    if found := differences(*({name: settings.get(name) for name in names} for settings in (there, asked))):
         raise ConfigError(
             f"{folder} is a compiled model, but not for these settings: {'; '.join(found)}. Set what differs, or name "
             "a folder of compiled models"
@@ -57,21 +57,15 @@ def _as_saved(config: Any) -> dict[str, Any]:
         return read_json(Path(folder, CONFIG))
 
 
-def _comparable(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what to compare of both: NeuronConfig, a fused pair's settings, and other entries that both have."""
-    return _stripped(there, beside=asked), _stripped(asked, beside=there)
+def _matters(name: str, *, is_in_both: bool) -> bool:
+    """Return whether a compiled model fits only if this setting of it is the one asked for.
 
+    That holds for NeuronConfig, and for what both programs record, except where files are and versions.
 
-def _stripped(settings: Mapping[str, Any], *, beside: Mapping[str, Any]) -> dict[str, Any]:
-    stripped: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name in _OF_NO_CONSEQUENCE or name.endswith("transformers_version"):
-            continue
-        other = beside.get(name)
-        if name == "neuron_config":
-            stripped[name] = {key: each for key, each in value.items() if key not in _OF_NO_CONSEQUENCE}
-        elif isinstance(value, Mapping):
-            stripped[name] = _stripped(value, beside=other if isinstance(other, Mapping) else {})
-        elif name in beside or name == "fused_spec_config":
-            stripped[name] = value
-    return stripped
+    Args:
+        name: name of the setting, with those of the settings that it is nested in before it, joined by dots.
+    """
+    parts = name.split(".")
+    if not _OF_NO_CONSEQUENCE.isdisjoint(parts) or name.endswith("transformers_version"):
+        return False
+    return is_in_both or "neuron_config" in parts or name == "fused_spec_config"
