@@ -6,12 +6,11 @@ import json
 import time
 from calendar import timegm
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 from specdec.inference.backends.neuron.environment import toolchain
 from specdec.inference.backends.neuron.storage.artifacts import artifacts_root, compiled_for, differences, flat
-from specdec.inference.backends.neuron.storage.store import Publication, discard, publications
+from specdec.inference.backends.neuron.storage.store import Publication, discard, find, publications
 from specdec.inference.errors import ConfigError
 
 
@@ -58,7 +57,9 @@ def _verified(found: list[Publication]) -> Iterator[tuple[str, bool]]:
 
 
 def _cleaned(found: list[Publication], older_than_h: float) -> Iterator[tuple[str, bool]]:
-    for each in _unused(found):
+    for each in found:
+        if each.folder == find(each.folder.parents[1], each.key):
+            continue  # the one that servers load
         if time.time() - _begun_s(each) < older_than_h * 3600:
             yield f"{each.folder}  kept: begun {_begun(each)}", True
         elif discard(each.folder):
@@ -76,17 +77,6 @@ def _ready(where: Path, found: list[Publication]) -> Iterator[tuple[str, bool]]:
         return
     yield from ((f"{each.folder}  {'; '.join(differing)}", False) for each, differing in others)
     yield f"{where}  has no model that this installation's versions compiled", False
-
-
-def _unused(found: list[Publication]) -> Iterator[Publication]:
-    """Yield all publications but the first whole one of each key, which `store.find` returns."""
-    for _, of_key in groupby(found, key=lambda each: each.key):
-        is_taken = False
-        for each in of_key:
-            if is_taken or not each.is_whole():
-                yield each
-            else:
-                is_taken = True
 
 
 def _begun(publication: Publication) -> str:
