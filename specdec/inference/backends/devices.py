@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Mapping
 from importlib import metadata
 from types import ModuleType
 
@@ -70,20 +69,12 @@ def take_cores(cores: str | None, tp_degree: int) -> None:
         cores: list of cores, such as 0-3,8; None leaves the choice to the environment.
 
     Raises:
-        ConfigError: there are fewer cores than tp_degree.
+        ConfigError: `cores` or the environment, by NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES, gives fewer cores
+            than tp_degree. If none of them says anything, a warning says that this process takes every core.
     """
     if cores is not None:
         os.environ[VISIBLE_CORES] = cores
-    check_cores(tp_degree, os.environ)
-
-
-def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a core allocation that is too small; if none is set, warn that this process takes every core.
-
-    Raises:
-        ConfigError: NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES gives fewer cores than tp_degree.
-    """
-    visible, number = environment.get(VISIBLE_CORES), environment.get("NEURON_RT_NUM_CORES")
+    visible, number = os.environ.get(VISIBLE_CORES), os.environ.get("NEURON_RT_NUM_CORES")
     if visible is None and number is None:
         logger.warning("%s is not set: this process takes every NeuronCore of the instance", VISIBLE_CORES)
         return

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,9 +20,9 @@ SHA256_DIGITS = 64
 """Hexadecimal digits of a SHA-256."""
 
 
-def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
+def user_cache() -> Path:
     """Return this project's folder in the user's cache."""
-    cache = environment.get("XDG_CACHE_HOME")
+    cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "specdec"
 
 

@@ -109,7 +109,7 @@ def set_fp8_environment() -> None:
             raise ConfigError(f"fp8 needs {name}={value}, the environment has {os.environ[name]}")
 
 
-def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> None:
+def check_logical_cores(overrides: Mapping[str, object]) -> None:
     """Refuse a logical NeuronCore size that the environment contradicts: NxDI would follow the environment.
 
     Raises:
@@ -117,13 +117,13 @@ def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[st
     """
     wanted = overrides.get("logical_nc_config")
     for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"):
-        if wanted is not None and environment.get(name, str(wanted)) != str(wanted):
-            raise ConfigError(f"neuron_config: logical_nc_config {wanted} contradicts {name}={environment[name]}")
+        if wanted is not None and os.environ.get(name, str(wanted)) != str(wanted):
+            raise ConfigError(f"neuron_config: logical_nc_config {wanted} contradicts {name}={os.environ[name]}")
 
 
-def compiler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def compiler_environment() -> dict[str, str]:
     """Return what a compiled model depends on beside its settings and versions: compiler variables, kind of device."""
-    found = {name: environment[name] for name in COMPILER_ENVIRONMENT if name in environment}
+    found = {name: os.environ[name] for name in COMPILER_ENVIRONMENT if name in os.environ}
     try:
         found["platform"] = str(load_module("torch_neuronx.utils").get_platform_target())
     except Exception:  # no device, or a version without this function

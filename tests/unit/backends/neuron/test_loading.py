@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec.inference.backends.devices import check_cores
+from specdec.inference.backends.devices import take_cores
 from specdec.inference.backends.neuron import environment
 from specdec.inference.backends.neuron.backend import load_neuron_backend, slot_model
 from specdec.inference.backends.neuron.environment import check_logical_cores
@@ -77,19 +77,24 @@ def _draft_degrees(artifacts: Path) -> Iterator[tuple[int, int]]:
         yield config["neuron_config"]["tp_degree"], draft["neuron_config"]["tp_degree"]
 
 
-def test_too_few_visible_cores_are_refused() -> None:
-    check_cores(8, {"NEURON_RT_VISIBLE_CORES": "0-3,8-11"})
-    check_cores(2, {"NEURON_RT_NUM_CORES": "2"})
+def test_too_few_visible_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_cores("0-3,8-11", 8)
     with pytest.raises(ConfigError, match="NEURON_RT_VISIBLE_CORES=0-3 gives 4 NeuronCores, tp_degree 8 needs"):
-        check_cores(8, {"NEURON_RT_VISIBLE_CORES": "0-3"})
+        take_cores("0-3", 8)
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "2")
+    take_cores(None, 2)
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "two")
     with pytest.raises(ConfigError, match="NEURON_RT_NUM_CORES=two cannot be read"):
-        check_cores(1, {"NEURON_RT_NUM_CORES": "two"})
+        take_cores(None, 1)
 
 
-def test_logical_cores_must_agree_with_the_environment() -> None:
-    check_logical_cores({"logical_nc_config": 2}, {"NEURON_LOGICAL_NC_CONFIG": "2"})
+def test_logical_cores_must_agree_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    check_logical_cores({"logical_nc_config": 2})
+    monkeypatch.setenv("NEURON_RT_VIRTUAL_CORE_SIZE", "1")
     with pytest.raises(ConfigError, match="logical_nc_config 2 contradicts NEURON_RT_VIRTUAL_CORE_SIZE=1"):
-        check_logical_cores({"logical_nc_config": 2}, {"NEURON_RT_VIRTUAL_CORE_SIZE": "1"})
+        check_logical_cores({"logical_nc_config": 2})
 
 
 @pytest.mark.usefixtures("on_real")

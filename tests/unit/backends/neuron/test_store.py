@@ -196,11 +196,15 @@ def test_a_long_compilation_shows_progress(
     assert f"compiled model {WANTED.key}: compiled and stored in" in caplog.text
 
 
-def test_artifacts_lie_in_the_flag_s_or_the_environment_s_folder(tmp_path: Path) -> None:
-    variables = {"NEURON_COMPILED_ARTIFACTS": "there", "XDG_CACHE_HOME": "cache"}
-    assert artifacts_root(tmp_path, variables) == tmp_path
-    assert artifacts_root(None, variables) == Path("there")
-    assert artifacts_root(None, {"XDG_CACHE_HOME": "cache"}) == Path("cache/specdec/neuron")
+def test_artifacts_lie_in_the_flag_s_or_the_environment_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_COMPILED_ARTIFACTS", "there")
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert artifacts_root(tmp_path) == tmp_path
+    assert artifacts_root(None) == Path("there")
+    monkeypatch.delenv("NEURON_COMPILED_ARTIFACTS")
+    assert artifacts_root(None) == Path("cache/specdec/neuron")
 
 
 def key(path: Path, **description: object) -> str:

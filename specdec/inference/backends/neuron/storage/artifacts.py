@@ -33,13 +33,9 @@ _NOTHING: tuple[Any, ...] = (None, False, {}, [])
 """Values that count as unset, since versions of NxDI name more or fewer settings."""
 
 
-def artifacts_root(asked: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
+def artifacts_root(asked: Path | None) -> Path:
     """Return the folder of all compiled models: the one asked for, the environment's, or one in the user's cache."""
-    if asked is not None:
-        return asked
-    if environment.get(ENVIRONMENT):
-        return Path(environment[ENVIRONMENT])
-    return user_cache(environment) / "neuron"
+    return asked or Path(os.environ.get(ENVIRONMENT) or user_cache() / "neuron")
 
 
 @dataclass(frozen=True)
