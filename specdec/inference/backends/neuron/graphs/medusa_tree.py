@@ -42,10 +42,7 @@ class TreePass:
     @property
     def depths(self) -> list[int]:
         """Number of ancestors of every node."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        return depths
+        return [len(self.ancestors(node)) - 1 for node in range(len(self.parents))]
 
     def ancestors(self, node: int) -> list[int]:
         """Return a node and its ancestors, which are the nodes of this pass that it attends to."""
