@@ -20,9 +20,9 @@ WEIGHTS: dict[str, int] = {
     "comparison": 4460,
     "deploy": 700,
     "examples": 160,
-    "grpc_comm": 900,
+    "grpc_comm": 880,
     "inference": 1240,
-    "inference/backends": 3860,
+    "inference/backends": 3720,
     "inference/cli": 1440,
     "inference/engine": 1740,
     "inference/gateway": 2420,
@@ -42,7 +42,7 @@ WEIGHTS: dict[str, int] = {
 }
 """Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
 the next twenty."""
-PRODUCT = 21_490
+PRODUCT = 21_330
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
 """Share of its number by which a room may grow."""
