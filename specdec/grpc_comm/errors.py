@@ -39,16 +39,14 @@ class Status:
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the metadata that carries the details, as a google.rpc.Status; empty if there are no details."""
-        details = [_packed(detail) for detail in self._details()]
-        if not details:
-            return ()
-        code = code_pb2.Code.Value(self.code.name)
-        status = status_pb2.Status(code=code, message=self.message, details=details)
-        return ((_DETAILS_KEY, status.SerializeToString()),)
+        status = status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=self.message)
+        for detail in self._details():
+            status.details.add().Pack(detail)
+        return ((_DETAILS_KEY, status.SerializeToString()),) if status.details else ()
 
     def _details(self) -> Iterator[Message]:
         if self.retry_after_s is not None:
-            duration = duration_pb2.Duration(nanos=0)
+            duration = duration_pb2.Duration()
             duration.FromNanoseconds(round(self.retry_after_s * 1e9))
             yield error_details_pb2.RetryInfo(retry_delay=duration)
         if self.field is not None or self.reason is not None:
@@ -73,12 +71,6 @@ def is_cancelled() -> bool:
     """Return whether the current task is cancelled. A CancelledError may also come from a closed call or channel."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _packed(message: Message) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
 
 
 def status_of(error: grpc.RpcError) -> Status:

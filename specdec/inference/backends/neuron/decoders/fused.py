@@ -1,4 +1,4 @@
-"""NxDI's fused speculation: draft and verification in one compiled graph. Also selects the graphs of a method.
+"""NxDI's fused speculation: draft and verification in one compiled graph. Also chooses graph and decoder by method.
 
 Either the host or the graph accepts draft tokens. By default the host does, with the project's own noise on the
 target's logits, and overrules the graph: keys and values of rejected tokens are at positions that no later token reads
@@ -100,9 +100,9 @@ class FusedDecoder(DeviceDecoder):
 
 
 def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> GraphDecoder | None:
-    """Load a decoder whose graph drafts, or samples on the device; compile it if the store lacks it.
+    """Load a decoder over a graph of NxDI's own; compile it if the store lacks it.
 
-    Such are a fused pair, a target with Medusa heads, and a target with --device_sampling.
+    Such graphs are those of a fused pair, of a target with Medusa heads, and of a target with --device_sampling.
 
     Args:
         draft: the draft model; with Medusa the target itself, which has the heads; None for a target alone.
