@@ -81,12 +81,6 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def check_branches(branches: int) -> int:
-    """Return the number of branches that a sequence has beside its chain; raise ConfigError if it is out of range."""
-    _require(branches in BRANCHES, f"branches {branches} {BRANCHES.fault(branches)}")
-    return branches
-
-
 @dataclass(frozen=True, slots=True)
 class PassTime:
     """Times of which the time of an emulated pass is made, by the roofline model (Williams, Waterman, Patterson, 2009).
@@ -568,16 +562,6 @@ class HttpConfig(Checked):
     def origins(self) -> tuple[str, ...]:
         """Return the list of `allowed_origins`."""
         return tuple(filter(None, map(str.strip, self.allowed_origins.split(","))))
-
-    @property
-    def per_token(self) -> bool:
-        """Return whether an event of a stream has one token; if not, it has all tokens of a pass."""
-        return self.stream_chunk == "token"
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Return the size of the largest request body in bytes."""
-        return round(self.max_body_mib * 2**20)
 
 
 OPTIONAL_HTTP_PORT = same(HttpConfig, "port", default=None, help="port of the HTTP server; without it there is none")

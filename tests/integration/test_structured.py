@@ -117,7 +117,7 @@ async def worker(
         card = await card_of_target(fleet)
         async with private_draft(loaded, config.tokenizer_path, DraftConfig(connection), fleet, card) as running:
             await until_attached(running.worker)
-            yield FailoverCompleter(fleet, connection, running.worker)
+            yield FailoverCompleter(fleet, connection, running.worker.complete)
 
 
 def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishReason | None]]:

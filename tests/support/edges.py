@@ -46,4 +46,4 @@ async def edge(
     config = DraftConfig(connection, gamma=4, schedule=schedule, max_waiting=max_waiting)
     card = ModelCard("target", TARGET, proposer.max_length, VOCAB_SIZE, WORDS.fingerprint)
     async with connected(connection) as fleet, private_draft(draft, Path(), config, fleet, card) as running:
-        yield Edge(FailoverCompleter(fleet, connection, running.worker), running.worker, running.engine, proposer)
+        yield Edge(FailoverCompleter(fleet, connection, running.worker.complete), running.worker, running.engine, proposer)

@@ -16,7 +16,7 @@ from specdec.comparison.plan.endpoint import Endpoint
 from specdec.comparison.plan.lists import list_of
 from specdec.comparison.plan.machine import Machine, split_into_machines
 from specdec.comparison.plan.slo import FIGURES, Slo
-from specdec.inference.config import ALWAYS, DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, check_branches, model_name
+from specdec.inference.config import ALWAYS, BRANCHES, DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, model_name
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import MAX_GAMMA, RANGES, Grammar, Schedule
 from specdec.inference.serving.models import NGRAM, VLLM
@@ -313,7 +313,7 @@ class ComparisonConfig:
         _require_distinct("gamma", self.gammas)
         _require_distinct("branches", self.branches)
         for branches in self.branches:
-            check_branches(branches)
+            _require(branches in BRANCHES, f"branches {branches} {BRANCHES.fault(branches)}")
         _require_distinct("schedule", [schedule.value for schedule in self.schedules])
         for gamma in self.gammas:
             _require(1 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 1..{MAX_GAMMA}; 0 is the target alone")

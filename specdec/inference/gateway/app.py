@@ -143,7 +143,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     if not gateway.config.no_page:
         _add_page(app)
     _add_failures(app)
-    max_bytes = gateway.config.max_body_bytes
+    max_bytes = round(gateway.config.max_body_mib * 2**20)
     app.add_middleware(BodyLimit, max_bytes=max_bytes, max_numbers=lambda: max_numbers(gateway.card))
     if access is not None:
         app.add_middleware(HttpGate, access=access)
@@ -352,7 +352,7 @@ def _stream_of(
 ) -> AnswerStream:
     if isinstance(answer, EventFormat):
         return answer
-    per_token = gateway.config.per_token
+    per_token = gateway.config.stream_chunk == "token"
     return ChunkStream(answer, body.stream_options, num_choices=num_choices, n=body.n, per_token=per_token)
 
 

@@ -100,7 +100,7 @@ class Edge:
         self.fleet = fleet
         self.card = card
         self.draft = draft
-        self.remote = FailoverCompleter(fleet, connection, None if draft is None else draft.worker)
+        self.remote = FailoverCompleter(fleet, connection, None if draft is None else draft.worker.complete)
         self._serves = True  # a server has just answered
         self._fault = ""  # reason why the servers cannot be used, as logged
 

@@ -126,7 +126,7 @@ class Scene:
         self.stack.push_async_callback(worker.stop)
         await until(lambda: any(stream.is_attached for stream, _ in worker._streams.values()))
         security = self.port_security("draft", auth)
-        return await self.stack.enter_async_context(served(security, FailoverCompleter(fleet, link, worker)))
+        return await self.stack.enter_async_context(served(security, FailoverCompleter(fleet, link, worker.complete)))
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeAlias
 
 from specdec.inference.commit import TextEvent
 from specdec.inference.config import ConnectionConfig
@@ -18,13 +18,8 @@ PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
 """Tokens, or characters, of a prompt's beginning that `prefix_of` hashes."""
 
 
-class Drafter(Protocol):
-    """Interface of a draft worker that drafts for the requests of its own process."""
-
-    def complete(
-        self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
-    ) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of the answer of `remote`, which calls `replica`, and draft for the request meanwhile."""
+Complete: TypeAlias = Callable[[RemoteCompleter, Replica, CompletionRequest], AsyncGenerator[TextEvent, None]]
+"""Function that yields the completer's answer to a request, and drafts for it meanwhile at the same server."""
 
 
 class FailoverCompleter:
@@ -33,11 +28,12 @@ class FailoverCompleter:
     Args:
         fleet: servers of one model.
         connection: settings with the longest time of a request, and its longest time without a server.
-        drafter: draft worker of this process for the requests; None leaves drafting to the servers.
+        drafted: function of this process's draft worker, which drafts for the requests; None leaves drafting to the
+            servers.
     """
 
-    def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafter: Drafter | None = None) -> None:
-        self._drafter = drafter
+    def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafted: Complete | None = None) -> None:
+        self._drafted = drafted
         self._fleet = fleet
         self._connection = connection
 
@@ -45,16 +41,16 @@ class FailoverCompleter:
         """Yield the events of an answer; see `Completer.complete`.
 
         A request that has lost its server waits for another one. While no server is ready, a new request waits only if
-        there is a drafter; otherwise it fails at once, as `Resuming` describes.
+        this process drafts; otherwise it fails at once, as `Resuming` describes.
         """
         answer = Progress(request)
-        waits = self._drafter is not None
+        waits = self._drafted is not None
         resuming = Resuming(answer, self._fleet, self._connection, waits_to_begin=waits)
 
         def attempt(replica: Replica) -> AsyncGenerator[TextEvent, None]:
             answer.answered = self._fleet.is_ready(replica)
             at, rest = self._at(replica, deadline_s=resuming.left_s), answer.rest()
-            return at.complete(rest) if self._drafter is None else self._drafter.complete(at, replica, rest)
+            return at.complete(rest) if self._drafted is None else self._drafted(at, replica, rest)
 
         return resuming.events(attempt, prefix_of(request.prompt))
 

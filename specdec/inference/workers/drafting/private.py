@@ -105,7 +105,7 @@ class PrivateWorker:
     async def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
     ) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of `remote`'s answer to a request, and draft for it meanwhile; see `Drafter`."""
+        """Yield the events of `remote`'s answer to a request, and draft for it meanwhile."""
         stream, name = self._stream(replica), secrets.token_hex(DRAFT_SESSION_BYTES)
         schedule = request.schedule or self._config.schedule
         request = replace(

@@ -17,7 +17,7 @@ from specdec.inference.request import Provenance
 from specdec.inference.scheduling.retry_budget import RetryBudget
 from specdec.inference.workers.calls.fleet import Fleet, Replica
 from specdec.inference.workers.completing import resuming as module
-from specdec.inference.workers.completing.failover import Drafter, FailoverCompleter
+from specdec.inference.workers.completing.failover import Complete, FailoverCompleter
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.certificates import pki
@@ -34,7 +34,7 @@ async def generated(
     *streams: Exception | Delta,
     timeout_s: float = 30.0,
     link: ConnectionConfig = NOBODY,
-    drafter: Drafter | None = None,
+    drafted: Complete | None = None,
 ) -> list[int]:
     """Return a client's tokens from a series of servers, each of which gives a delta and is lost, or fails at once."""
     left = list(streams)
@@ -52,7 +52,7 @@ async def generated(
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
     link = replace(link, reconnect_timeout_s=timeout_s)
     async with Fleet(link.targets, link.security) as fleet:
-        events = FailoverCompleter(fleet, link, drafter).complete(REQUEST)
+        events = FailoverCompleter(fleet, link, drafted).complete(REQUEST)
         return [token_id async for event in events if isinstance(event, Delta) for token_id in event.token_ids]
 
 
@@ -88,18 +88,16 @@ async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.Monkey
     assert await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link) == [7, 8]  # no server is there: lost
 
 
-class Waiting:
-    """Draft worker of the client's process that leaves requests as they are."""
-
-    def complete(
-        self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
-    ) -> AsyncGenerator[TextEvent, None]:
-        return remote.complete(request)
+def undrafted(
+    remote: RemoteCompleter, replica: Replica, request: CompletionRequest
+) -> AsyncGenerator[TextEvent, None]:
+    """Answer as a draft worker of the client's process does that leaves requests as they are."""
+    return remote.complete(request)
 
 
 async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[Exception | Delta] = [*[LOST] * 5, Delta(2, (7,)), LAST]
-    assert await generated(monkeypatch, *steps, drafter=Waiting()) == [7, 8]
+    assert await generated(monkeypatch, *steps, drafted=undrafted) == [7, 8]
     with pytest.raises(UnavailableError, match="link is gone"):
         await generated(monkeypatch, *steps)
 
