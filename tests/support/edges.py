@@ -46,4 +46,5 @@ async def edge(
     config = DraftConfig(connection, gamma=4, schedule=schedule, max_waiting=max_waiting)
     card = ModelCard("target", TARGET, proposer.max_length, VOCAB_SIZE, WORDS.fingerprint)
     async with connected(connection) as fleet, private_draft(draft, Path(), config, fleet, card) as running:
-        yield Edge(FailoverCompleter(fleet, connection, running.worker.complete), running.worker, running.engine, proposer)
+        completer = FailoverCompleter(fleet, connection, running.worker.complete)
+        yield Edge(completer, running.worker, running.engine, proposer)

@@ -88,9 +88,7 @@ async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.Monkey
     assert await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link) == [7, 8]  # no server is there: lost
 
 
-def undrafted(
-    remote: RemoteCompleter, replica: Replica, request: CompletionRequest
-) -> AsyncGenerator[TextEvent, None]:
+def undrafted(remote: RemoteCompleter, replica: Replica, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
     """Answer as a draft worker of the client's process does that leaves requests as they are."""
     return remote.complete(request)
 
