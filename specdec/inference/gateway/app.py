@@ -33,9 +33,7 @@ from specdec.inference.gateway.answers.documents import (
     FAILURES,
     MESSAGES_FAILURES,
     JsonAnswer,
-    Model,
-    ModelList,
-    Version,
+    model_document,
 )
 from specdec.inference.gateway.answers.errors import (
     MAX_ECHO_CHARACTERS,
@@ -227,15 +225,17 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         return JsonAnswer({"object": "audit", "model": name, **done.as_json()})
 
     @app.get("/v1/models")
-    async def models() -> ModelList:
+    async def models() -> dict[str, Any]:
         """List the served model and its adapters."""
-        return ModelList.of(gateway.card, created=started)
+        card = gateway.card
+        adapters = (model_document(card.of_adapter(name), created=started, parent=card.name) for name in card.adapters)
+        return {"object": "list", "data": [model_document(card, created=started), *adapters]}
 
     @app.get("/v1/models/{name:path}", responses=FAILURES)
-    async def model(name: str) -> Model:
+    async def model(name: str) -> dict[str, Any]:
         """Return the model of this name."""
         card = _named(name, gateway.card)
-        return Model.of(card, created=started, parent=gateway.card.name if card.adapter else None)
+        return model_document(card, created=started, parent=gateway.card.name if card.adapter else None)
 
     started = int(time.time())
 
@@ -400,9 +400,9 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
         return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/version")
-    async def version() -> Version:
+    async def version() -> dict[str, str]:
         """Return the version of this server, and the topology that it serves."""
-        return Version(version=VERSION, topology=gateway.card.topology)
+        return {"version": VERSION, "topology": gateway.card.topology}
 
 
 def _add_page(app: FastAPI) -> None:

@@ -68,53 +68,20 @@ ANSWERS: _Responses = {
 }
 
 
-class Model(BaseModel):
-    """Entry of /v1/models for the served model, or for one of its adapters.
+def model_document(card: ModelCard, *, created: int, parent: str | None = None) -> dict[str, Any]:
+    """Return the entry of /v1/models for a model, or for an adapter of the model called `parent`.
 
-    `max_model_len`: most tokens of prompt and output together. `model_id`: hash of all that the model's tokens depend
-    on; empty if it is unknown. `parent`: for an adapter, the name of its model. `has_chat_template`: whether the model
-    has a template of its own for conversations.
+    Args:
+        created: when this server began to serve the model, in seconds since the epoch.
     """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "specdec"
-    root: str
-    parent: str | None = None
-    max_model_len: int
-    model_id: str
-    has_chat_template: bool
-
-    @classmethod
-    def of(cls, card: ModelCard, *, created: int, parent: str | None = None) -> Model:
-        name, length = card.name, card.max_length
-        return cls(
-            id=name,
-            created=created,
-            root=name,
-            parent=parent,
-            max_model_len=length,
-            model_id=card.model_id,
-            has_chat_template=card.chat_template is not None,
-        )
-
-
-class ModelList(BaseModel):
-    """Answer of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
-
-    @classmethod
-    def of(cls, card: ModelCard, *, created: int) -> ModelList:
-        adapters = (card.of_adapter(name) for name in card.adapters)
-        base = Model.of(card, created=created)
-        return cls(data=[base, *(Model.of(each, created=created, parent=card.name) for each in adapters)])
-
-
-class Version(BaseModel):
-    """Answer of /version."""
-
-    version: str
-    topology: str
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "specdec",
+        "root": card.name,
+        "parent": parent,
+        "max_model_len": card.max_length,
+        "model_id": card.model_id,
+        "has_chat_template": card.chat_template is not None,
+    }
