@@ -157,9 +157,11 @@ class Ports:
         if self._probes is None:
             self._probes = []
             if self.server.probe_port is not None:
-                from specdec.inference.gateway.door.port import Probes, SidePort, nothing
+                from starlette.responses import Response
 
-                probes = Probes(nothing, is_healthy)
+                from specdec.inference.gateway.door.port import Probes, SidePort
+
+                probes = Probes(Response(status_code=404), is_healthy)
                 self._probes.append(SidePort("probes", probes, self.server.probe_port, self.server, None))
         return self._probes
 

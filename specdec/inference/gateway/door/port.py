@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.grpc_comm.server import BACKLOG, PortTakenError, listener
@@ -53,10 +54,10 @@ class Probes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == "/livez":
-            await _respond(send, 200 if self.is_alive else 503)
+            await Response(status_code=200 if self.is_alive else 503)(scope, receive, send)
         elif path == "/readyz" or (path in ("/health", "/ping") and not self.is_ready):
             is_ready = self.is_ready and (self._is_healthy is None or await self._is_healthy())
-            await _respond(send, 200 if is_ready else 503)
+            await Response(status_code=200 if is_ready else 503)(scope, receive, send)
         else:
             await self._app(scope, receive, send if self.is_ready else _closing(send))
 
@@ -70,16 +71,6 @@ def _closing(send: Send) -> Send:
         await send(message)
 
     return closing
-
-
-async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer every request with 404, as the ASGI application of a port that has only probes."""
-    await _respond(send, 404)
-
-
-async def _respond(send: Send, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
 
 
 class OwnHosts:
