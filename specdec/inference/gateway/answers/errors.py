@@ -7,12 +7,12 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
 from specdec.inference import errors
+from specdec.inference.declared import did_you_mean
 from specdec.inference.gateway.answers.documents import JsonAnswer
 from specdec.inference.gateway.bodies.noops import UNSUPPORTED
 from specdec.inference.workers.calls.status import for_client
@@ -168,8 +168,7 @@ def from_validation(error: RequestValidationError, body: type[BaseModel]) -> Api
     param = str(place[0]) if place else _named_first(fault)
     if fault["type"] == "extra_forbidden" and place:
         name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
-        near = get_close_matches(str(place[-1]), _names_beside(body, place), n=1)
-        meant = "".join(f" (did you mean {each}?)" for each in near)
+        meant = did_you_mean(str(place[-1]), _names_beside(body, place))
         return ApiError(400, f"{name} is not supported here{meant}", param=param, code="unsupported_parameter")
     message = _SHAPES.get(str(param)) if len(loc) > 1 and fault["type"] not in _OURS else None
     found = _KINDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
