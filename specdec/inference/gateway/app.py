@@ -44,14 +44,12 @@ from specdec.inference.gateway.answers.errors import (
     unexpected,
     unreadable,
 )
-from specdec.inference.gateway.answers.events import EventFormat
 from specdec.inference.gateway.answers.formats import ChatFormat, ChunkFormat, CompletionFormat
 from specdec.inference.gateway.answers.message import MessageReader
 from specdec.inference.gateway.answers.messages_answer import MessagesFormat
 from specdec.inference.gateway.answers.responses_answer import ResponsesFormat
 from specdec.inference.gateway.answers.stream import (
     AnswerStream,
-    ChunkStream,
     EventStream,
     Kept,
     whole_answer,
@@ -241,7 +239,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def _answer_chat(
-    gateway: Gateway, request: Request, body: ChatBody, form: Callable[[str, Readers], ChunkFormat | EventFormat]
+    gateway: Gateway, request: Request, body: ChatBody, form: Callable[[str, Readers], AnswerStream]
 ) -> Response:
     requests, name, readers = _chat(gateway, body)
     return await _answer(gateway, request, body, requests, form(name, readers))
@@ -325,10 +323,11 @@ async def _answer(
     request: Request,
     body: GenerationBody,
     requests: list[CompletionRequest],
-    answer: ChunkFormat | EventFormat,
+    answer: AnswerStream,
 ) -> Response:
-    if not isinstance(answer, EventFormat):
-        answer.answer_id = body.request_id or answer.answer_id
+    if isinstance(answer, ChunkFormat):
+        per_token = gateway.config.stream_chunk == "token"
+        answer.expect(body, num_choices=len(requests), per_token=per_token)
         shown = requests[:: body.n] if body.return_token_ids else []
         answer.prompt_ids = [await _prompt_ids(gateway, each.prompt) for each in shown for _ in range(body.n)]
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
@@ -336,24 +335,13 @@ async def _answer(
     if isinstance(answer, MessagesFormat) and body.stops() and gateway.codec is not None:
         events = answer.noting_stop(events, body.stops(), gateway.codec)
     if not body.stream:
-        whole = whole_answer(events, answer, gateway.kept, num_choices=len(requests), n=body.n)
-        return await unless_disconnected(request, whole)
-    stream = _stream_of(gateway, body, answer, num_choices=len(requests))
-    first = await unless_disconnected(request, stream.begun(events))
-    return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
+        return await unless_disconnected(request, whole_answer(events, answer, gateway.kept))
+    first = await unless_disconnected(request, answer.begun(events))
+    return EventStream(answer.chunks(first, events), events, deadline_s=deadline_s)
 
 
 async def _prompt_ids(gateway: Gateway, prompt: str | tuple[int, ...] | Chat) -> tuple[int, ...]:
     return prompt if isinstance(prompt, tuple) else await _codec(gateway).encode(prompt)
-
-
-def _stream_of(
-    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | EventFormat, *, num_choices: int
-) -> AnswerStream:
-    if isinstance(answer, EventFormat):
-        return answer
-    per_token = gateway.config.stream_chunk == "token"
-    return ChunkStream(answer, body.stream_options, num_choices=num_choices, n=body.n, per_token=per_token)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:

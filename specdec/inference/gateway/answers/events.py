@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -31,12 +31,10 @@ class EventFormat(AnswerStream):
     """
 
     last_word = b""
-    shows_prompt = False
-    per_token = True
     is_numbered = False
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
-        super().__init__(num_choices=1, shows_prompt=self.shows_prompt, per_token=self.per_token)
+        super().__init__()
         self._chat = ChatFormat(model, reader)
         self._numbers = count()
 
@@ -60,9 +58,9 @@ class EventFormat(AnswerStream):
     def ended(self, choice: Choice) -> dict[str, Any]:
         """Return the whole answer as one object, once its last part was added."""
 
-    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the whole answer as one object; in these APIs a request has a single choice."""
-        (choice,) = choices
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document of the whole answer, if it is not streamed."""
+        (choice,) = self.choices  # these APIs have no more
         for part in choice.parts:
             list(self.add(part, choice))
         list(self.closing(choice))
@@ -76,7 +74,7 @@ class EventFormat(AnswerStream):
         return self._encoded_events(self.add(part, choice))
 
     def _end(self) -> bytes:
-        return self._encoded_events(self.closing(self._choices[0]))
+        return self._encoded_events(self.closing(self.choices[0]))
 
     def _failure(self, error: ApiError) -> bytes:
         return self._encoded_events(self.failing(error))

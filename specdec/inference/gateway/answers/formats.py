@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from specdec.inference.commit import FinishReason, TokenLogprob, TokenLogprobs
+from specdec.inference.gateway.answers.documents import encoded
+from specdec.inference.gateway.answers.errors import ApiError
 from specdec.inference.gateway.answers.message import MessageReader
 from specdec.inference.gateway.answers.parts import Choice, Part
+from specdec.inference.gateway.answers.stream import AnswerStream
+from specdec.inference.gateway.bodies.schema import GenerationBody
 from specdec.inference.text.calls.reader import CallPiece
 
 
-class Format(Protocol):
-    """Format of one endpoint's answers.
-
-    Attributes:
-        shows_prompt: True if an echoed prompt is a part of the answer.
-        per_token: True if an unstreamed answer is put together token by token, False if pass by pass.
-    """
-
-    shows_prompt: bool
-    per_token: bool
-
-    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed; each prompt has `n` choices."""
-
-
-class ChunkFormat(ABC):
+class ChunkFormat(AnswerStream):
     """Format of answers that stream as chunks, each with "choices"; an unstreamed answer has much the same fields.
 
     Attributes:
@@ -39,15 +28,29 @@ class ChunkFormat(ABC):
         prompt_ids: token ids of each choice's prompt, if the request asks for token ids; else empty.
     """
 
-    shows_prompt = False
     per_token = False
 
     def __init__(self, model: str) -> None:
+        super().__init__()
         self._model = model
         self.answer_id = secrets.token_hex(12)
         self.created = int(time.time())
         self.prompt_ids: Sequence[Sequence[int]] = ()
         self._begun: set[int] = set()
+
+    def expect(self, body: GenerationBody, *, num_choices: int, per_token: bool) -> None:
+        """Prepare for the answer to a request with this body.
+
+        Args:
+            num_choices: choices of all its prompts together.
+            per_token: True to stream an event per token, False to stream one per target pass.
+        """
+        self.answer_id = body.request_id or self.answer_id
+        self.choices = [Choice(shows_prompt=self.shows_prompt) for _ in range(num_choices)]
+        self.per_token = body.stream and per_token
+        self._n, self._options = body.n, body.stream_options
+        head = encoded(self.head(chunk=True)).removesuffix("}")
+        self._opening = f'data: {head},"choices":['  # the same for every chunk, so it is written once
 
     def _head(self, prefix: str, kind: str) -> dict[str, Any]:
         return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self._model}
@@ -75,11 +78,30 @@ class ChunkFormat(ABC):
         """Return one entry of a whole answer's "choices"."""
         return self.chunk(index, whole, choice)
 
-    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed; each prompt has `n` choices."""
-        entries = [self.choice(index, choice.whole(), choice) for index, choice in enumerate(choices)]
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document of the whole answer, if it is not streamed."""
+        entries = [self.choice(index, choice.whole(), choice) for index, choice in enumerate(self.choices)]
         beside = {name: ids for entry in entries for name, ids in of_chat(entry).items()}
-        return {**self.head(chunk=False), "choices": entries, **beside, **figures(choices, n=n)}
+        return {**self.head(chunk=False), "choices": entries, **beside, **figures(self.choices, n=self._n)}
+
+    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
+        beside: dict[str, Any] = {}
+        if self._options.include_usage:  # as in OpenAI's API, all chunks but the last, which has it, say null
+            beside["usage"] = usage(self.choices, n=self._n) if self._options.continuous_usage_stats else None
+        if self._options.include_speculation:
+            beside["speculation"] = speculation(part)
+        entry = self.chunk(index, part, choice)
+        return self._event(encoded(entry), beside | of_chat(entry))
+
+    def _end(self) -> bytes:
+        return self._event("", figures(self.choices, n=self._n)) if self._options.include_usage else b""
+
+    def _failure(self, error: ApiError) -> bytes:
+        return f"data: {encoded(error.body())}\n\n".encode()
+
+    def _event(self, choice: str, beside: dict[str, Any]) -> bytes:
+        tail = "," + encoded(beside).removeprefix("{") if beside else "}"
+        return f"{self._opening}{choice}]{tail}\n\n".encode()
 
 
 class CompletionFormat(ChunkFormat):

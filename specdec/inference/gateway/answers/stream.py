@@ -16,11 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from specdec.inference.commit import TextEvent
 from specdec.inference.errors import CapacityError, SpecDecError
-from specdec.inference.gateway.answers.documents import JsonAnswer, encoded
+from specdec.inference.gateway.answers.documents import JsonAnswer
 from specdec.inference.gateway.answers.errors import ApiError, from_error, unexpected
-from specdec.inference.gateway.answers.formats import ChunkFormat, Format, figures, of_chat, speculation, usage
 from specdec.inference.gateway.answers.parts import Choice, ChoiceEvent, Part
-from specdec.inference.gateway.bodies.schema import StreamOptions
 from specdec.inference.workers.calls.convert import converted
 
 logger = logging.getLogger(__name__)
@@ -45,29 +43,27 @@ class Kept:
     num_scores: int = 0
 
 
-async def whole_answer(
-    events: AsyncGenerator[ChoiceEvent, None], answer: Format, kept: Kept, *, num_choices: int, n: int
-) -> JsonAnswer:
+async def whole_answer(events: AsyncGenerator[ChoiceEvent, None], answer: AnswerStream, kept: Kept) -> JsonAnswer:
     """Read all events of a request that does not stream; return the answer with its JSON document.
 
     Args:
         kept: count of this process, to which the log-probabilities of this answer are added until it is made.
-        num_choices, n: choices of all prompts together, and of each prompt.
 
     Raises:
         ApiError: the answer has more than `MAX_SCORES` log-probabilities.
         CapacityError: all unfinished answers together have more than `MAX_ALL_SCORES`.
     """
-    choices, num_scores = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)], 0
+    num_scores = 0
 
     def document() -> JsonAnswer:
-        return JsonAnswer(answer.document(choices, n=n))
+        return JsonAnswer(answer.document())
 
     try:
         async with aclosing(events):
             async for index, event in events:
-                for part in choices[index].take(event, per_token=answer.per_token):
-                    choices[index].parts.append(part)
+                choice = answer.choices[index]
+                for part in choice.take(event, per_token=answer.per_token):
+                    choice.parts.append(part)
                     num_new = sum(len(scores.token_ids) for scores in part.logprobs)
                     num_scores, kept.num_scores = num_scores + num_new, kept.num_scores + num_new
                     _check_scores(num_scores, kept)
@@ -86,20 +82,25 @@ def _check_scores(num_scores: int, kept: Kept) -> None:
 
 
 class AnswerStream(ABC):
-    """Server-sent events of one request; a subclass defines their form.
-
-    Args:
-        per_token: True to send an event per token, False to send one per target pass.
+    """Answer to one request, as a stream of server-sent events or as one document; a subclass defines the form.
 
     Attributes:
+        choices: choices of the request so far; a single one unless a subclass expects more.
         last_word: bytes that end the stream.
+        shows_prompt: True if an echoed prompt is a part of the answer.
+        per_token: True to put the answer together token by token, False to do it by target passes.
     """
 
     last_word = b"data: [DONE]\n\n"
+    shows_prompt = False
+    per_token = True
 
-    def __init__(self, *, num_choices: int, shows_prompt: bool, per_token: bool) -> None:
-        self._choices = [Choice(shows_prompt=shows_prompt) for _ in range(num_choices)]
-        self._per_token = per_token
+    def __init__(self) -> None:
+        self.choices = [Choice(shows_prompt=self.shows_prompt)]
+
+    @abstractmethod
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document of the whole answer, if it is not streamed."""
 
     @abstractmethod
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:
@@ -148,47 +149,8 @@ class AnswerStream(ABC):
         return await converted(partial(self._encode, index), event, getattr(event, "prompt_logprobs", ()))
 
     def _encode(self, index: int, event: TextEvent) -> bytes:
-        choice = self._choices[index]
-        return b"".join(self._part(index, part, choice) for part in choice.take(event, per_token=self._per_token))
-
-
-class ChunkStream(AnswerStream):
-    """Server-sent events of a completion or a chat, one per chunk.
-
-    Args:
-        options: what chunks have besides text. If it asks for usage, a last chunk has it and all others have null in
-            its place, as in OpenAI's API.
-        num_choices, n: choices of all prompts together, and of each prompt.
-    """
-
-    def __init__(
-        self, answer: ChunkFormat, options: StreamOptions, *, num_choices: int, n: int, per_token: bool
-    ) -> None:
-        super().__init__(num_choices=num_choices, shows_prompt=answer.shows_prompt, per_token=per_token)
-        self._answer = answer
-        self._options = options
-        self._n = n
-        head = encoded(answer.head(chunk=True)).removesuffix("}")
-        self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
-
-    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
-        beside: dict[str, Any] = {}
-        if self._options.include_usage:
-            beside["usage"] = usage(self._choices, n=self._n) if self._options.continuous_usage_stats else None
-        if self._options.include_speculation:
-            beside["speculation"] = speculation(part)
-        entry = self._answer.chunk(index, part, choice)
-        return self._event(encoded(entry), beside | of_chat(entry))
-
-    def _end(self) -> bytes:
-        return self._event("", figures(self._choices, n=self._n)) if self._options.include_usage else b""
-
-    def _failure(self, error: ApiError) -> bytes:
-        return f"data: {encoded(error.body())}\n\n".encode()
-
-    def _event(self, choice: str, beside: dict[str, Any]) -> bytes:
-        tail = "," + encoded(beside).removeprefix("{") if beside else "}"
-        return f"{self._head}{choice}]{tail}\n\n".encode()
+        choice = self.choices[index]
+        return b"".join(self._part(index, part, choice) for part in choice.take(event, per_token=self.per_token))
 
 
 class EventStream(StreamingResponse):

@@ -527,13 +527,13 @@ async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.M
     Regression: serializing log-probabilities of 2000 tokens, with 20 best ones each, froze a gateway for 0.1
     s.
     """
-    threads, encode = [], stream.ChunkStream._encode
+    threads, encode = [], stream.AnswerStream._encode
 
     def watched(self: Any, index: int, event: TextEvent) -> bytes:
         threads.append(threading.current_thread())
         return encode(self, index, event)
 
-    monkeypatch.setattr(stream.ChunkStream, "_encode", watched)
+    monkeypatch.setattr(stream.AnswerStream, "_encode", watched)
     body = {"prompt": "x", "echo": True, "logprobs": 1, "stream": True}
     completer = ScriptedCompleter([["a"]] * 2, origin=Provenance("m"))
     async with serving(completer) as (port, _), httpx.AsyncClient() as client:
