@@ -77,7 +77,13 @@ class Declared:
     @property
     def parse(self) -> Callable[[str], Any] | None:
         """Return the function that makes a value of the text that a user types; None if the text is the value."""
-        return _parser_of(self.kind)
+        if self.kind is str:
+            return None
+        if self.kind is Path:
+            return _path
+        if self.kind is Mapping:
+            return _json_object
+        return getattr(self.kind, "parse", self.kind)  # type: ignore[no-any-return]
 
     @property
     def typed_default(self) -> Any:
@@ -113,17 +119,6 @@ class Declared:
             choices = [each.value for each in self.kind] if self.is_enum else []
             expected = f"one of {', '.join(choices)}" if choices else EXPECTED.get(self.kind, "a text")
             raise ConfigError(f"{self.setting.key} {value!r} is not valid: {expected} is expected") from exc
-
-
-def _parser_of(kind: Any) -> Callable[[str], Any] | None:
-    """Return the function that makes a value of type `kind` of a text; None if the text is the value."""
-    if kind is str:
-        return None
-    if kind is Path:
-        return _path
-    if kind is Mapping:
-        return _json_object
-    return getattr(kind, "parse", kind)  # type: ignore[no-any-return]
 
 
 def _path(text: str) -> Path:
@@ -173,7 +168,7 @@ def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
         ConfigError, InvalidRequestError: a name is no setting, or a value is out of range or of another type.
     """
     settings = {flag.removeprefix("--"): each for each in declared(kind) for flag in each.setting.names}
-    values = {each.setting.key: _default_value(each) for each in settings.values()}
+    values = {each.setting.key: each.default for each in settings.values()}
     for key, value in given.items():
         if (setting := settings.get(key)) is None:
             known = ", ".join(sorted(filter(str.isidentifier, settings)))
@@ -181,11 +176,6 @@ def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
         if value is not None:
             values[setting.setting.key] = setting.taken(value)
     return read(kind, values)
-
-
-def _default_value(setting: Declared) -> Any:
-    default = setting.typed_default
-    return default if not isinstance(default, str) or setting.parse is None else setting.parse(default)
 
 
 def declared(kind: type[Any]) -> Iterator[Declared]:

@@ -47,13 +47,7 @@ class ItemPart(SentBack):
 ItemParts: TypeAlias = PartsOf[Annotated[ItemPart, of_kinds("a part", *_TEXTS, hint=TEXT_ALONE)]]
 
 
-class _Item(SentBack):
-    def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the item to the messages of a chat."""
-        raise NotImplementedError
-
-
-class MessageItem(_Item):
+class MessageItem(SentBack):
     """Item that is a message of the client, or of an earlier answer."""
 
     type: Literal["message"] = "message"
@@ -72,7 +66,7 @@ class MessageItem(_Item):
             messages.append({"role": "system" if self.role == "developer" else self.role, "content": text})
 
 
-class CallItem(_Item):
+class CallItem(SentBack):
     """Item that is a call of a function, from an earlier answer."""
 
     type: Literal["function_call"]
@@ -86,7 +80,7 @@ class CallItem(_Item):
         _of_assistant(messages).setdefault("tool_calls", []).append(call)
 
 
-class OutputItem(_Item):
+class OutputItem(SentBack):
     """Item with the output of a function that was called."""
 
     type: Literal["function_call_output"]
@@ -98,7 +92,7 @@ class OutputItem(_Item):
         add_result(messages, self.call_id, text_of(self.output))
 
 
-class ReasoningItem(_Item):
+class ReasoningItem(SentBack):
     """Item with the reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
@@ -131,7 +125,7 @@ def _tag(value: Any) -> str:
 
     Tags have a space in them, by which errors.py tells them from names of fields in Pydantic's paths to faults.
     """
-    if not isinstance(value, dict | _Item):
+    if not isinstance(value, dict | SentBack):
         return "a text" if isinstance(value, str) else "a list"
     return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"
 
