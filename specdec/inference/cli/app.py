@@ -9,8 +9,8 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from specdec.inference import VERSION
@@ -23,6 +23,7 @@ from specdec.inference.declared import did_you_mean
 from specdec.inference.errors import ConfigError, InvalidRequestError, MissingPackageError, SpecDecError
 from specdec.inference.serving.event_loop import new_event_loop
 from specdec.inference.serving.models import fetched
+from specdec.inference.serving.signals import end_after
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -132,18 +133,8 @@ def end_soon(code: int) -> threading.Timer:
 
     A DNS look-up without an answer takes minutes, and another server's chat template may never end.
     """
-    last_resort = threading.Timer(END_S, _end, (code,))
-    last_resort.daemon = True
-    last_resort.start()
-    return last_resort
-
-
-def _end(code: int) -> None:
-    logging.getLogger(__name__).warning("ended without a thread that is still at work")
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-    logging.shutdown()
-    os._exit(code)
+    logger = logging.getLogger(__name__)
+    return end_after(END_S, code, partial(logger.warning, "ended without a thread that is still at work"))
 
 
 def _report(error: Exception, code: int) -> int:

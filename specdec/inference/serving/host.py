@@ -12,17 +12,17 @@ import gc
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from signal import Signals
 from typing import Any, Protocol
 
 from specdec.inference.config import ServerConfig
 from specdec.inference.errors import InternalError
 from specdec.inference.observe.metrics import Metrics
-from specdec.inference.serving.signals import end_at_once_on_signal, stdin_ended, stop_signal
+from specdec.inference.serving.signals import end_after, end_at_once_on_signal, stdin_ended, stop_signal
 from specdec.inference.workers.completing.generation import Operation
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,8 @@ class Host:
                 line = {"ready": True, "pid": os.getpid(), "host": self._config.host, "ports": ports}
                 print(json.dumps(line), flush=True)
             await self._serve(until)
-            last_resort = self._last_resort()
+            forced_s = self._config.drain_delay_s + self._config.grace_s + FORCE_AFTER_S
+            last_resort = end_after(forced_s, 1, partial(logger.error, "still not stopped: the process ends now"))
             await self._drain()
         if self._work.broken is None and not self._work.hangs:  # else the interpreter might wait for a thread
             last_resort.cancel()
@@ -138,14 +139,6 @@ class Host:
         for front in reversed(self._fronts):
             await front.refuse_new()
         await self._work.stop(grace_s=self._config.grace_s)
-
-    def _last_resort(self) -> threading.Timer:
-        """Start and return a timer that ends the process `FORCE_AFTER_S` seconds after its drain should have ended."""
-        delay_s = self._config.drain_delay_s + self._config.grace_s + FORCE_AFTER_S
-        timer = threading.Timer(delay_s, _give_up)
-        timer.daemon = True
-        timer.start()
-        return timer
 
     async def _serve(self, until: Awaitable[object] | None) -> None:
         signal, watching = asyncio.create_task(stop_signal()), asyncio.create_task(self._watch())
@@ -194,13 +187,6 @@ def _end_at_next(first: asyncio.Task[Signals]) -> None:
     """Make the next signal end the process at once; called when `first`, which waits for the first signal, is done."""
     if not first.cancelled():
         end_at_once_on_signal()
-
-
-def _give_up() -> None:
-    """End the process at once, without waiting for its threads: the drain has taken too long."""
-    logger.error("still not stopped: the process ends now")
-    logging.shutdown()
-    os._exit(1)
 
 
 @asynccontextmanager

@@ -1,15 +1,38 @@
-"""What makes a server's process end: signals, and the end of stdin."""
+"""What makes a process end: signals, the end of stdin, and a time-out at which it ends although threads still work."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+def end_after(seconds: float, code: int, report: Callable[[], None]) -> threading.Timer:
+    """Start a timer that ends the process without waiting for its threads; return the timer.
+
+    Args:
+        code: exit code.
+        report: function to call before the end, such as one that writes a line of the log.
+    """
+    timer = threading.Timer(seconds, _end, (code, report))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _end(code: int, report: Callable[[], None]) -> None:
+    report()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    logging.shutdown()
+    os._exit(code)
 
 
 async def stop_signal() -> signal.Signals:

@@ -26,7 +26,7 @@ from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import ConfigError, InternalError, UnavailableError
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import GenerationRequest
-from specdec.inference.serving import fronts
+from specdec.inference.serving import fronts, signals
 from specdec.inference.serving import host as host_module
 from specdec.inference.serving.fronts import check_ports
 from specdec.inference.serving.host import Host
@@ -195,7 +195,7 @@ async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return a list of the times at which the host would have ended its process by force."""
     times: list[float] = []
-    monkeypatch.setattr(host_module, "_give_up", lambda: times.append(time.monotonic()))
+    monkeypatch.setattr(signals, "_end", lambda *_: times.append(time.monotonic()))
     return times
 
 
