@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
 from specdec.inference.declared import did_you_mean
-from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.errors import ConfigError, InvalidRequestError, cut
 from specdec.inference.request import SamplingParams, Schedule, SeedScope
 from specdec.inference.text.chat import Chat
 from specdec.inference.text.structured import KINDS, only_grammar
@@ -231,5 +231,4 @@ def _all(name: str, values: Any, base: type, expected: str) -> Any:
 
 
 def _wrong(name: str, value: Any, expected: str) -> InvalidRequestError:
-    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
-    return InvalidRequestError(f"{name} {shown} is not valid: {expected} is expected", field=name)
+    return InvalidRequestError(f"{name} {cut(repr(value), 60)} is not valid: {expected} is expected", field=name)

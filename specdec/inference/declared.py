@@ -239,7 +239,7 @@ def _default_of(declared: Field[Any]) -> Any:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """Return the type of the values of a field's flag, without None, and whether the flag may be repeated."""
+    """Return the type of a flag's values and whether the flag may be repeated, by the type hint of its field."""
     if NoneType in get_args(hint):
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     if get_origin(hint) is tuple:

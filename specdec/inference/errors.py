@@ -18,6 +18,11 @@ They know nothing of gRPC or HTTP, whose status is chosen in workers/calls/statu
 from __future__ import annotations
 
 
+def cut(text: str, limit: int) -> str:
+    """Return a text for a message, cut to `limit` characters and then marked by "..." if it is longer."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
 class SpecDecError(Exception):
     """Base class of all errors that this project raises on purpose.
 

@@ -78,7 +78,7 @@ class LoadedDraft:
         """Return this draft for targets with the given tokenizer; a map for a large vocabulary takes a second to make.
 
         Raises:
-            IncompatibleDraftError: the draft has too few of the targets' tokens, or is no model but prompt lookup.
+            IncompatibleDraftError: the draft has too few of the targets' tokens, or is prompt lookup, not a model.
         """
         if self.own is None:
             raise IncompatibleDraftError(f"prompt lookup has tokenizer {self.tokenizer.fingerprint} alone")
@@ -91,7 +91,7 @@ class LoadedDraft:
         return replace(self, tokenizer=tokenizer, vocabulary=words, token_map=joined)
 
     def words_of(self, tokenizer: Tokenizer) -> TargetWords:
-        """Return what drafting for a target with the given tokenizer needs; see `for_target`."""
+        """Return vocabulary, map of token ids and grammars for targets with the given tokenizer; see `for_target`."""
         draft = self.for_target(tokenizer)
         return TargetWords(draft.vocabulary, draft.token_map, draft.grammars)
 

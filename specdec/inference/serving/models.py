@@ -271,7 +271,7 @@ class TargetModel(OneModel):
 
 @dataclass(frozen=True, slots=True)
 class DraftModel(Models):
-    """Settings of a draft worker's model, or of prompt lookup instead of one.
+    """Settings of a draft worker's model, or of prompt lookup in place of a model.
 
     Attributes:
         tokenizer: model directory with the target's tokenizer, where the draft has another (default: the draft's).

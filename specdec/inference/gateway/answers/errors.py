@@ -7,12 +7,13 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
 from specdec.inference import errors
 from specdec.inference.declared import did_you_mean
+from specdec.inference.errors import cut
 from specdec.inference.gateway.answers.documents import JsonAnswer
 from specdec.inference.gateway.bodies.noops import UNSUPPORTED
 from specdec.inference.workers.calls.status import for_client
@@ -98,7 +99,7 @@ class ApiError(Exception):
 
     def body(self, path: str = "") -> dict[str, Any]:
         """Return the body of the answer to a request for `path`: in Anthropic's form at its paths, else in OpenAI's."""
-        message, param = _cut(self.message, MAX_MESSAGE_CHARACTERS), _cut(self.param or "", MAX_ECHO_CHARACTERS)
+        message, param = cut(self.message, MAX_MESSAGE_CHARACTERS), cut(self.param or "", MAX_ECHO_CHARACTERS)
         if path.startswith(MESSAGES):
             kind = _ANTHROPICS.get(self.status, INVALID_REQUEST)
             return {"type": "error", "error": {"type": kind, "message": message, **_DETAILS.get(param, {})}}
@@ -160,15 +161,15 @@ def from_validation(error: RequestValidationError, body: type[BaseModel]) -> Api
     """Return the error for a request body that does not fit the schema `body`; of several faults it names the worst."""
     fault = _worst(error.errors())
     loc = fault["loc"][1:] if fault["loc"][:1] == ("body",) else fault["loc"]
-    place = [_cut(part, MAX_ECHO_CHARACTERS) for part in _fields_of(loc, error.body)]
+    place = [cut(str(part), MAX_ECHO_CHARACTERS) for part in _fields_of(loc, error.body)]
     if fault["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {fault['ctx']['error']}", code="invalid_json")
     if not place and fault["type"] in _NO_OBJECT:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json", code="no_json")
-    param = str(place[0]) if place else _named_first(fault)
+    param = place[0] if place else _named_first(fault)
     if fault["type"] == "extra_forbidden" and place:
-        name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
-        meant = did_you_mean(str(place[-1]), _names_beside(body, place))
+        name = cut(".".join(place), MAX_ECHO_CHARACTERS)
+        meant = did_you_mean(place[-1], _names_beside(body, place))
         return ApiError(400, f"{name} is not supported here{meant}", param=param, code="unsupported_parameter")
     message = _SHAPES.get(str(param)) if len(loc) > 1 and fault["type"] not in _OURS else None
     found = _KINDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
@@ -177,29 +178,20 @@ def from_validation(error: RequestValidationError, body: type[BaseModel]) -> Api
     return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
 
 
-T = TypeVar("T")
-
-
-def _cut(value: T, limit: int) -> T | str:
-    """Return a text cut to `limit` characters and marked by "..."; return a value of another type as it is."""
-    return f"{value[:limit]}..." if isinstance(value, str) and len(value) > limit else value
-
-
 def _given(fault: dict[str, Any]) -> str:
     """Return ", not VALUE" for the end of a message, since Pydantic's messages lack the value; empty for other kinds.
 
     Those are objects, lists and nulls, and faults whose message needs no value, such as a missing field.
     """
-    value = _cut(fault.get("input"), MAX_ECHO_CHARACTERS)
+    value = fault.get("input")
+    value = cut(value, MAX_ECHO_CHARACTERS) if isinstance(value, str) else value
     is_theirs = fault["type"] not in (*_OURS, *_CODES)
     return f", not {json.dumps(value)}" if is_theirs and isinstance(value, str | int | float) else ""
 
 
-def _path(place: list[Any]) -> str:
+def _path(place: Sequence[str]) -> str:
     """Return the path of a field in the body, such as messages.0.content, without names of a union's members."""
-    if place[0] in _SHAPES:
-        return str(place[0])
-    return ".".join(map(str, place))
+    return place[0] if place[0] in _SHAPES else ".".join(place)
 
 
 def _fields_of(loc: Sequence[int | str], body: Any) -> list[int | str]:
@@ -213,14 +205,14 @@ def _fields_of(loc: Sequence[int | str], body: Any) -> list[int | str]:
     return found
 
 
-def _names_beside(body: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+def _names_beside(body: type[BaseModel], place: Sequence[str]) -> list[str]:
     """Return the names among which to look for the correct spelling of the unknown field at a path's end.
 
     For a field of the body itself these are the body's fields, else the fields of all models below the path's first.
     """
     if len(place) == 1:
         return [*body.model_fields]
-    names, kinds = list[str](), [body.model_fields[str(place[0])].annotation]
+    names, kinds = list[str](), [body.model_fields[place[0]].annotation]
     while kinds:
         kind = kinds.pop()
         kinds += get_args(kind)

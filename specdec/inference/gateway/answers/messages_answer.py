@@ -64,7 +64,7 @@ class MessagesFormat(EventFormat):
             yield from self._grow(call["index"], call["function"]["arguments"], head)
 
     def _begin(self, choice: Choice) -> Iterator[JsonEvent]:
-        """Yield message_start at the first call only. It has the number of prompt tokens, known by then."""
+        """Yield the event message_start, at the first call only; it has the number of prompt tokens, known by then."""
         if "usage" not in self._fields:
             self._fields["usage"] = _usage(choice)
             nothing = {"stop_reason": None, "stop_sequence": None}

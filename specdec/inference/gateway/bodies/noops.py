@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from pydantic_core import PydanticCustomError
 
+from specdec.inference.errors import cut
+
 NoOps: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Values with which a field is accepted, by the field's name; a field without any is always refused."""
 UNSUPPORTED = "unsupported"
@@ -122,13 +124,8 @@ def _refusal(name: str, value: Any, values: tuple[Any, ...]) -> PydanticCustomEr
     """Return the error for a field with a value outside the accepted `values`; its first word is the field's name."""
     taken = f", only {' or '.join(map(json.dumps, values))}, which changes nothing" if values else ""
     hint = f"; {_HINTS[name]}" if name in _HINTS else ""
-    message = f"{name} {_shown(value)} is not supported here{taken}{hint}"
+    message = f"{name} {cut(json.dumps(value), MAX_SHOWN_CHARACTERS)} is not supported here{taken}{hint}"
     return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message})
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
 
 
 def schema_of(no_ops: NoOps) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Output:
 
     Args:
         address: HOST:PORT of the server.
-        limit: most tokens of the whole output; None: the limit among the defaults that the server's Started has.
+        limit: most tokens of the whole output; None: the server's own default, which its Started event names.
         num_committed: output tokens that came from other servers before.
     """
 

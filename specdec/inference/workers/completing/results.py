@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, TokenLogprobs
-from specdec.inference.errors import SpecDecError
+from specdec.inference.errors import SpecDecError, cut
 from specdec.inference.observe.host_load import HostLoad
 from specdec.inference.observe.stats import RequestStats
 from specdec.inference.workers.calls.status import code_name
@@ -76,7 +76,7 @@ class Result:
 
     def __repr__(self) -> str:
         reason = self.finish_reason.value if self.finish_reason else "unfinished"
-        shown = f"{_cut(self.prompt)} -> {_cut(self.text)}"
+        shown = " -> ".join(cut(repr(each), MAX_SHOWN_CHARACTERS) for each in (self.prompt, self.text))
         return f"Result({shown}, {len(self.token_ids)} tokens, {', '.join(self._figures())}, {reason})"
 
     def _repr_html_(self) -> str:
@@ -160,8 +160,3 @@ class Comparison:
 def span_of(values: Sequence[float], joint: str) -> str:
     """Return the least and the greatest value as text with one decimal, with `joint` between; one if both are equal."""
     return joint.join(dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values))))
-
-
-def _cut(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= MAX_SHOWN_CHARACTERS else f"{shown[:MAX_SHOWN_CHARACTERS]}..."
