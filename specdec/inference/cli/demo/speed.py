@@ -64,10 +64,9 @@ async def run(start: Start) -> int:
     return _verdict(comparisons)
 
 
-async def completer_of(stack: AsyncExitStack, *ports: int) -> FailoverCompleter:
-    """Return a completer that asks the servers at these ports of this machine; closing `stack` closes it."""
-    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-    connection = ConnectionConfig(hosts)
+async def completer_of(stack: AsyncExitStack, port: int) -> FailoverCompleter:
+    """Return a completer that asks the server at this port of this machine; closing `stack` closes it."""
+    connection = ConnectionConfig(f"127.0.0.1:{port}")
     return FailoverCompleter(await stack.enter_async_context(connected(connection)), connection)
 
 

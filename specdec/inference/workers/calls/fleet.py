@@ -197,7 +197,7 @@ class Fleet:
             self._policy.ended(address, now, failed=has_failed)
 
     def has_other(self, *than: str) -> bool:
-        """Return whether there is a ready server besides those with an address in `than`."""
+        """Return whether there is a server, besides those with an address in `than`, that is ready and not paused."""
         return self._policy.has_other(time.monotonic(), than=than)
 
     def is_ready(self, replica: Replica) -> bool:

@@ -71,7 +71,7 @@ class ScoreWriter:
         self._num_unread = 0
 
     async def write(self, call: Call, event: TextEvent) -> None:
-        """Write an event as a message of a call; return once gRPC has sent it, or has room for it.
+        """Write an event as a message of a call; return once gRPC has taken it.
 
         Raises:
             CapacityError: with the event's scores, more than `MAX_UNREAD_SCORES` would wait. While no others wait, an
