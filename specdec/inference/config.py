@@ -506,7 +506,7 @@ class ServerConfig:
 
 
 OF_MODELS = ("lookup", "replay", "drafting", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
-"""Fields of `ServerConfig` that are no flags of processes without a target."""
+"""Fields of `ServerConfig` that are flags only of processes with a target."""
 
 
 def optional_grpc_port(what: str) -> Any:

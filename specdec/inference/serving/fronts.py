@@ -140,7 +140,7 @@ class Ports:
         metrics.watch_security(self._tls, self._access)
         port, probes = observers.config.metrics_port, self.probe_fronts(is_healthy)
         if port is None:
-            return probes
+            return [*probes]
         from prometheus_client import make_asgi_app
 
         from specdec.inference.gateway.door.middleware import HttpGate, RequestId

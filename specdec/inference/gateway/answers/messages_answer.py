@@ -115,7 +115,7 @@ def _delta(kind: str, text: str) -> dict[str, str]:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Return a call's arguments from their JSON text; of cut-off JSON the complete part, and {} if it is no object."""
+    """Return a call's arguments from their JSON text; of cut-off JSON the complete part; {} if it is not an object."""
     try:
         return dict(from_json(text, allow_partial=True, allow_inf_nan=False))
     except (ValueError, TypeError):
