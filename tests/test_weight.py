@@ -21,11 +21,11 @@ WEIGHTS: dict[str, int] = {
     "deploy": 700,
     "examples": 160,
     "grpc_comm": 900,
-    "inference": 1240,
+    "inference": 1220,
     "inference/backends": 3860,
-    "inference/cli": 1440,
+    "inference/cli": 1420,
     "inference/engine": 1740,
-    "inference/gateway": 2420,
+    "inference/gateway": 2320,
     "inference/model": 200,
     "inference/observe": 700,
     "inference/sampling": 480,
@@ -37,12 +37,12 @@ WEIGHTS: dict[str, int] = {
     "inference/workers": 2720,
     "scripts": 800,
     "specdec": 540,
-    "tests": 34720,
+    "tests": 34740,
     "vllm_same_text": 240,
 }
 """Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
 the next twenty."""
-PRODUCT = 21_490
+PRODUCT = 21_360
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
 """Share of its number by which a room may grow."""
