@@ -154,7 +154,7 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return the commands' page's table below a heading, second cells by first ones, without links in parentheses."""
+    """Return the table below a heading of docs/commands.md: second cells by first ones, without links' addresses."""
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}

@@ -652,7 +652,7 @@ async def test_a_body_that_is_not_utf8_names_the_byte(body: bytes) -> None:
 
 
 async def test_minus_one_draws_a_seed() -> None:
-    """As in vLLM and llama-server; other negative seeds are seeds."""
+    """A seed of -1 stands for a random one, as in vLLM and llama-server; other negative seeds are seeds as they are."""
     completer = ScriptedCompleter(PASSES)
     for seed in (-1, -2, None):
         assert (await post(completer, "/v1/completions", {"prompt": "x", "n": 2, "seed": seed})).is_success

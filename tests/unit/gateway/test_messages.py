@@ -254,7 +254,7 @@ async def test_faults_are_named_in_anthropics_form(name: str) -> None:
 
 
 async def test_a_stored_conversation_is_refused_as_the_client_expects() -> None:
-    """The client's loop over tools then sends the whole conversation every time."""
+    """A request for a stored conversation gets an error after which Anthropic's client sends the whole one instead."""
     answer = await ask(ScriptedCompleter(PASSES), thread={"type": "create"})
     assert answer.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
     assert "send the whole one as messages" in answer.json()["error"]["message"]
@@ -270,7 +270,7 @@ async def test_a_stored_conversation_is_refused_as_the_client_expects() -> None:
     ],
 )
 async def test_failures_have_anthropics_types(error: SpecDecError, status: int, kind: str) -> None:
-    """A failure has a status, and after the first token it is the last event."""
+    """A failure has Anthropic's type and a status; after the first token it is the last event of the stream."""
     refused = await ask(ScriptedCompleter([], error=error))
     assert (refused.status_code, refused.json()["error"]["type"]) == (status, kind)
     *others, last = events(await ask(ScriptedCompleter(PASSES, error=error), stream=True))

@@ -394,7 +394,7 @@ TEMPLATES = {
     ids=["bare", "null", "empty", "without properties"],
 )
 def test_functions_without_a_description_or_parameters_work_in_templates(name: str, fields: dict[str, Any]) -> None:
-    """Templates print both without a test, since OpenAI's form has them.
+    """A function without a description or parameters gets empty ones, since templates print both without a check.
 
     Regression: 12 of 70 public templates failed with "no attribute 'parameters'".
     """
@@ -407,7 +407,7 @@ def test_functions_without_a_description_or_parameters_work_in_templates(name: s
 
 
 def test_complete_functions_keep_their_order() -> None:
-    """The text of a prompt depends on the order of names; what a client gave whole reaches templates as it is."""
+    """A complete function reaches the template in the client's order of fields, on which the prompt's text depends."""
     given = {"parameters": {"properties": {"a": {}}, "type": "object"}, "name": "f", "description": "d"}
     (spoken,) = Chat((), json.dumps([{"type": "function", "function": given}])).tools() or []
     assert json.dumps(spoken["function"]) == json.dumps(given)

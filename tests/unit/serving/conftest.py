@@ -1,4 +1,4 @@
-"""What tests had loaded stays frozen after a host's end, since the next one begins with a search for garbage."""
+"""Fixture by which loaded objects stay frozen after a host's end: the next host would search them for garbage."""
 
 from __future__ import annotations
 

@@ -133,7 +133,10 @@ def test_errors_of_the_server_are_shown_and_the_conversation_goes_on(way: str) -
 
 @pytest.mark.parametrize("way", ["grpc", "url"])
 def test_ctrl_c_stops_the_answer_and_at_the_prompt_nothing(way: str) -> None:
-    """What is typed after a Ctrl-C at the prompt is answered; what came of a stopped answer stays."""
+    """Ctrl-C at the prompt ends nothing, and the next line is answered.
+
+    During an answer it stops the answer, whose text so far stays in the conversation.
+    """
     completer = ScriptedCompleter([["Hel", "lo"]])
     completer.hangs = True
     with serving(completer) as served, chat(*flags_of(served, way)) as terminal:

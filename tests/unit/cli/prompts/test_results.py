@@ -9,7 +9,7 @@ from tests.support.samples import BUSY, QUIET
 
 
 class Runs:
-    """Function of runs that takes set times, in seconds, and keeps whether each run was drafted."""
+    """Stand-in for the function that runs a prompt: runs take the given seconds, and `drafted` is noted for each."""
 
     def __init__(self, alone_s: list[float], drafted_s: list[float]) -> None:
         self.drafted: list[bool] = []

@@ -48,7 +48,10 @@ async def asked_of(origins: str, *, auth: Path | None = None) -> AsyncGenerator[
 
 @pytest.mark.parametrize("has_tokens", [False, True])
 async def test_a_named_origin_is_let_in_and_others_are_not(auth: Path, *, has_tokens: bool) -> None:
-    """A preflight comes without the token; the refusal for its lack can be read by the page."""
+    """A page of a named origin can use the server, and can read that a token is missing; other pages can do neither.
+
+    The browser's preflight comes without the token.
+    """
     token = {"Authorization": f"Bearer {token_of('alice')}"} if has_tokens else {}
     async with asked_of(f"{PAGE}, http://localhost:3000", auth=auth if has_tokens else None) as (client, _):
         for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/models"):
@@ -80,7 +83,7 @@ async def test_without_the_flag_a_preflight_is_told_of_it(auth: Path, *, has_tok
 
 
 async def test_metrics_of_their_own_port_stay_behind_the_token(auth: Path) -> None:
-    """What passes without a token at the application must not pass where any method gets the metrics."""
+    """The port for metrics asks for a token whatever the HTTP method is, since any method gets the metrics there."""
     async with served(PortSecurity(auth_file=auth)) as at, httpx.AsyncClient() as client:
         answer = await client.options(f"http://127.0.0.1:{at.metrics}/metrics", headers={"Origin": PAGE, **PREFLIGHT})
         assert answer.status_code == 401
