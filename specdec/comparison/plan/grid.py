@@ -46,7 +46,7 @@ class Sample:
         records: one per answered request.
         failures: one per failed request.
         client_share: CPU time over wall time of the process that sent the requests, during this run.
-        counted_s: seconds in which its answers ended, if the run was of a fixed time.
+        counted_s: length of the time in which the answers that count ended, for a run of a fixed time; else 0.
     """
 
     cell: Cell
@@ -62,7 +62,11 @@ class Sample:
 
     @property
     def wall_s(self) -> float:
-        """Seconds spent on requests, failed ones too: their sum at concurrency 1, else first sent to last ended."""
+        """Seconds that tokens/s are counted over; failed requests take part.
+
+        They are `counted_s` if it is set; at concurrency 1 the sum of the requests' times; else the time from the first
+        request sent to the last one ended.
+        """
         if self.counted_s:
             return self.counted_s
         took = (*self.records, *self.failures)
