@@ -257,7 +257,7 @@ class Contender:
 
     @property
     def series(self) -> Contender:
-        """This contender without draft, gamma, branches and workers; the report has one line for all that share this."""
+        """This contender without draft, gamma, branches and workers; the report has a line for each of these."""
         return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
 
     @property
