@@ -1,4 +1,4 @@
-"""Pictures of a report, each with its findings in words for readers without sight. Computes no figure."""
+"""Pictures of a report, each with its findings in words for readers without sight."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _label_height(findings: Findings) -> float:
 
 
 def _free(top: float, lines: Sequence[float], *, room: float) -> float:
-    """Return the height from which a label of height `room` above `top` lies on none of the lines."""
+    """Return a height from `top` on above which a label of height `room` crosses none of the lines at `lines`."""
     for line in sorted(lines):
         top = max(top, line) if line <= top + room else top
     return top
@@ -367,7 +367,12 @@ def knee(loads: Sequence[float], latencies: Sequence[float]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Latency of a series over its loads; `knee` is the load at which latency begins to rise steeply, or None."""
+    """Latency of a series over its loads.
+
+    Attributes:
+        loads: requests in flight, or requests per second in an open loop, ascending.
+        seconds: latency at each of the loads.
+    """
 
     series: Contender
     loads: tuple[float, ...]
@@ -375,6 +380,7 @@ class LoadCurve:
 
     @property
     def knee(self) -> float | None:
+        """Load at which latency begins to rise steeply; None if there is none."""
         index = knee(self.loads, self.seconds)
         return None if index is None else self.loads[index]
 
