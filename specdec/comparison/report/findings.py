@@ -104,7 +104,10 @@ class Findings:
         return next((service for service in self.services if service.cell == cell), None)
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
-        """Return the ratio of a figure to the baseline's under equal conditions; None for the baseline itself."""
+        """Return the ratio of a figure to the baseline's under the same conditions.
+
+        None for the baseline itself, and if the baseline has no answer to compare with.
+        """
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
