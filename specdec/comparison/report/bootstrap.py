@@ -43,14 +43,14 @@ class Ratio:
         return ", ".join(filter(None, (f"{self.estimate:.2f}{interval}", self.doubt)))
 
 
-def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Ratio:
+def paired_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio:
     """Return the ratio of `after` to `before`, two measurements that were interleaved.
 
     Args:
         before, after: values above 0; those at one index are a pair, of the same prompt and the same run.
     """
     logs = np.log(np.asarray(after)) - np.log(np.asarray(before))
-    return _ratio(float(logs.mean()), [logs], len(logs), confidence)
+    return _ratio(float(logs.mean()), [logs], len(logs), CONFIDENCE)
 
 
 def stratified_ratio(
