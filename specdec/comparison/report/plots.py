@@ -30,6 +30,7 @@ from specdec.comparison.report.chart_style import (
     save,
 )
 from specdec.comparison.report.findings import Findings, round_trip
+from specdec.comparison.report.service import describe
 from specdec.comparison.report.summary import CellSummary, Spread
 from specdec.inference.config import model_name
 
@@ -393,8 +394,7 @@ def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCur
         points: dict[float, float] = {}
         for concurrency, rate in sorted(loads):
             if service := findings.served(series, kind, (concurrency, rate)):
-                found = np.percentile(service.values["end_to_end_latency_s"], PERCENT)
-                points[rate or concurrency] = float(found)
+                points[rate or concurrency] = describe(service.values["end_to_end_latency_s"])[f"p{PERCENT}"]
         curves.append(LoadCurve(series, tuple(points), tuple(points.values())))
     return [curve for curve in curves if curve.loads]  # others have no answered request
 
