@@ -116,7 +116,7 @@ class BackendConfig:
 
     @property
     def keeps_seeds(self) -> bool:
-        """Return whether the host samples tokens for one graph of both models; only then do seeds hold as elsewhere."""
+        """Return whether the host samples the tokens of a fused graph, so that seeds hold as in other topologies."""
         return self.method in (None, "fused") and not self.device_sampling
 
 

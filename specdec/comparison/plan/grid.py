@@ -46,7 +46,7 @@ class Sample:
         records: one per answered request.
         failures: one per failed request.
         client_share: CPU time over wall time of the process that sent the requests, during this run.
-        counted_s: length of the time in which the answers that count ended, for a run of a fixed time; else 0.
+        counted_s: seconds during which answers counted, for a run of a fixed time; 0 for other runs.
     """
 
     cell: Cell
@@ -62,10 +62,10 @@ class Sample:
 
     @property
     def wall_s(self) -> float:
-        """Seconds that tokens/s are counted over; failed requests take part.
+        """Seconds by which tokens are divided for tokens/s; the time of failed requests is included.
 
-        They are `counted_s` if it is set; at concurrency 1 the sum of the requests' times; else the time from the first
-        request sent to the last one ended.
+        For a run of a fixed time these are `counted_s`; at concurrency 1 the sum of the times of all requests; else the
+        time from the first request sent to the last one ended.
         """
         if self.counted_s:
             return self.counted_s
