@@ -1,4 +1,4 @@
-"""Margins, the differences in log-probability of the two tokens at which answers part, as servers report them later."""
+"""Margins: differences in log-probability of the two tokens at which answers part; servers are asked after the run."""
 
 from __future__ import annotations
 
