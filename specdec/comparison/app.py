@@ -1,4 +1,4 @@
-"""Entry point: starts servers, measures all cells of the grid, writes the report, and ends all processes it started."""
+"""Entry point: starts servers, measures every contender under all conditions, writes the report, stops the servers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LOG_WIDTH = 132
 
 
 Command = Callable[[Sequence[str]], int]
-"""Function from the arguments after the command's name to the exit code."""
+"""Function that runs a command with the arguments after its name, and returns the exit code."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns:
         0: success. 1: a server or a request failed (failed requests of an open loop are only counted), topologies
-        returned different tokens, `law` did not hold, or `diff` found something slower. 2: wrong flags or files.
+        returned different tokens, `law` found texts that do not follow the reported probabilities, or `diff` found
+        something slower. 2: wrong flags or files.
         3: a study gave no advice, because the machine was busy. 128 + n: signal n.
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
@@ -160,7 +161,11 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
 
 
 async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]:
-    """Start a comparison's servers, measure all cells, stop them; errors: of `deployment` and `measure`."""
+    """Start a comparison's servers, measure every contender under all conditions, and stop the servers.
+
+    Raises:
+        ConfigError, SpecDecError: see `deployment` and `measure`.
+    """
     samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:
         if busy := await busy_at_start(config.usable_cores):

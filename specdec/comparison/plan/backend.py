@@ -1,6 +1,7 @@
-"""Backends of the servers of a comparison, as flags of main.py. Pure.
+"""Backends (inference engines) of a comparison's servers, and the flags of main.py that choose them.
 
-Owns the NeuronCores of each server: all servers run at once, and a process without a share would take every core.
+Each server on neuron is told which NeuronCores are its own: all servers run at once, and a process that is not told
+would take every core.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class BackendConfig:
         self._target_model().check_engine()
 
     def _target_model(self) -> TargetModel:
-        """Return a target's settings with those fields set that its engine may refuse."""
+        """Return settings of a target with the fields that its engine may refuse; other fields have their defaults."""
         given = {name: value for name in ("dtype", "sequence_length") if (value := getattr(self, name)) is not None}
         loading = LoadingSettings(emulation=replace(self.emulation, draft=NOT_EMULATED.draft), **given)
         return TargetModel(engine=self.engine, engine_flags=self.engine_flags, loading=loading)
@@ -110,25 +111,25 @@ class BackendConfig:
         return tuple(f"--{name}={value}" for name in names if (value := getattr(self, name)) is not None)
 
     def one_graph(self, draft: str) -> bool:
-        """Return whether a fused pair is one graph, compiled for one gamma."""
+        """Return whether a fused server compiles the target and this draft into one graph, for a single gamma."""
         return self.name == NEURON and draft != NGRAM and self.method != "vanilla"
 
     @property
     def keeps_seeds(self) -> bool:
-        """Return whether the host samples the tokens of a one-graph pair, so that seeds hold as in other topologies."""
+        """Return whether the host samples the tokens of a fused graph, so that seeds hold as in other topologies."""
         return self.method in (None, "fused") and not self.device_sampling
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """One process of a comparison.
+    """Server process that a comparison starts.
 
     Attributes:
         role: its --role in main.py.
         draft: draft model of the server itself or of its pool worker; None for the target that all drafts share.
-        branches: maximum number of branches beside the draft's chain.
+        branches: maximum number of branches beside the draft's chain; None without a draft worker.
         pooled: whether this is a target with its own pool workers, or one of them.
-        workers: number of workers of its pool.
+        workers: number of workers of its pool; 1 without a pool.
         number: number of this worker in its pool, from 0.
     """
 

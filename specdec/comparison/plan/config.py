@@ -27,7 +27,7 @@ LOOKUP = "lookup"
 DELAY_MS = Range(0.0, 10_000.0)
 ARRIVALS = "arrivals at a rate (an open loop), warm-up and goodput"
 Load: TypeAlias = tuple[int, float | None]
-"""Pair (requests in flight, None), or (0, requests per second of an open loop); see `Cell`."""
+"""Load as (requests in flight, None) if clients wait for answers, or as (0, requests per second) in an open loop."""
 MAX_POOL = 64
 """Most draft workers of one pool of a comparison."""
 OPEN_LOOP_BATCH = 8
@@ -40,13 +40,21 @@ def _require(condition: bool, message: str) -> None:
 
 
 class Topology(enum.Enum):
-    """Placement of draft and target, on one machine or on two."""
+    """Placement of draft and target, on one machine or on two.
+
+    Attributes:
+        TARGET: the target's server alone, without a draft model.
+        FUSED: one server with both models.
+        DISTRIBUTED: a draft worker on a second machine, the edge, which answers clients and asks the target to verify.
+        POOL: a target that answers clients, with draft workers on a second machine.
+        ENDPOINT: a server that runs already; where its models are is unknown.
+    """
 
     TARGET = "target"
     FUSED = "fused"
     DISTRIBUTED = "distributed"
     POOL = "pool"
-    ENDPOINT = "endpoint"  # runs already; where its models are is unknown
+    ENDPOINT = "endpoint"
 
     @property
     def is_split(self) -> bool:
@@ -121,7 +129,7 @@ class NetworkConfig:
         _require_distinct("rtt_ms", self.rtts_ms)
 
     def is_crossed(self, *, at_edge: bool) -> bool:
-        """Return whether the network delays the client's link to a server, which is at the edge if `at_edge`."""
+        """Return whether the client reaches a server over this network; `at_edge` tells on which side the server is."""
         return at_edge is not (self.client_site is ClientSite.EDGE)
 
 
@@ -197,9 +205,10 @@ class Contender:
     """One way to serve: a topology, and how it drafts.
 
     Attributes:
-        draft: a model's directory, "ngram", or "lookup" for a target that drafts by itself; None for others.
+        draft: a model's directory, "ngram", or "lookup" for a target that drafts by itself; None for a target without
+            a draft and for endpoints.
         gamma: draft tokens per round; None where draft is None.
-        schedule: rounds (sync), run-ahead (async) or either by load, for topology distributed; None for others.
+        schedule: rounds (sync), run-ahead (async) or either by load; None for topologies other than distributed.
         branches: maximum number of branches beside the draft's chain; None if the draft does not run ahead.
         endpoint: name of a server that runs already and chooses its drafting itself.
         workers: draft workers of a pool.
@@ -248,7 +257,7 @@ class Contender:
 
     @property
     def series(self) -> Contender:
-        """This contender without draft, gamma, branches and workers: a line of the report."""
+        """This contender without draft, gamma, branches and workers; the report has a line for each of these."""
         return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
 
     @property
@@ -406,7 +415,7 @@ class ComparisonConfig:
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """Machines: the first for the target, or for both models; a second for the draft if a topology is split.
+        """Machines: one for servers with a target, and the edge for draft workers if a topology has them elsewhere.
 
         Raises:
             ConfigError: the host has too few cores.
@@ -428,7 +437,7 @@ class ComparisonConfig:
 
     @property
     def parts(self) -> tuple[ComparisonConfig, ...]:
-        """Comparisons to run in turn: with one_at_a_time one for each set of servers, else one of all."""
+        """Comparisons to run one after another: with one_at_a_time one for each set of servers, else only this one."""
         if not self.one_at_a_time:
             self.machines  # noqa: B018 - raises if the host has too few cores
             return (self,)
@@ -443,9 +452,10 @@ class ComparisonConfig:
 
     @property
     def uses_locust(self) -> bool:
-        """Return whether Locust sends concurrent requests. It cannot send conversations, nor to endpoints.
+        """Return whether Locust, in its own process, sends concurrent requests, and not this process.
 
-        A search for capacities sends them itself, since Locust takes seconds to start, and so do runs of a fixed time.
+        Locust cannot send conversations, nor send to endpoints. It takes seconds to start, so this process also sends
+        the requests of a search for capacities and of runs of a fixed time.
         """
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
         by_count = self.capacity is None and not self.workload.cell_s
@@ -491,7 +501,7 @@ class ComparisonConfig:
 
     @property
     def series(self) -> tuple[Contender, ...]:
-        """Lines of the report, each once, in order."""
+        """Series of all contenders, each once, in order; see `Contender.series`."""
         return tuple(dict.fromkeys(contender.series for contender in self.contenders))
 
     @property

@@ -1,4 +1,4 @@
-"""Readers of prompt files: plain text, chats in JSONL, ShareGPT's JSON. Knows no tokens."""
+"""Readers of prompt files: plain text, chats in JSONL, ShareGPT's JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ = (*_USERS, "system")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns of a user. Each is sent with the conversation so far, including the measured answers.
+    """Messages of a user, sent in turn, each with all messages before it and the answers that the server gave to them.
 
     Attributes:
         turns: messages of the user, at least one.

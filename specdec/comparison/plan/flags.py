@@ -239,7 +239,7 @@ _ABOUT: dict[str, Any] = {
 
 
 def comparison_parser(kind: type[Any] = ComparisonSettings, **options: Any) -> ConfigFileParser:
-    """Return a parser of the flags of these settings; `options` are argparse's."""
+    """Return a parser of the flags that the class `kind` declares; `options` are keyword arguments of the parser."""
     roles = {"comparison": comparison_parser}
     about = {"prog": program("compare", "compare_architectures.py"), **_ABOUT, **options}
     parser = ConfigFileParser(role="comparison", roles=roles, allow_abbrev=False, **about)

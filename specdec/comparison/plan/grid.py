@@ -46,7 +46,7 @@ class Sample:
         records: one per answered request.
         failures: one per failed request.
         client_share: CPU time over wall time of the process that sent the requests, during this run.
-        counted_s: seconds in which its answers ended, if the run was of a fixed time.
+        counted_s: seconds during which answers counted, for a run of a fixed time; 0 for other runs.
     """
 
     cell: Cell
@@ -62,7 +62,11 @@ class Sample:
 
     @property
     def wall_s(self) -> float:
-        """Seconds spent on requests, failed ones too: their sum at concurrency 1, else first sent to last ended."""
+        """Seconds by which tokens are divided for tokens/s; the time of failed requests is included.
+
+        For a run of a fixed time these are `counted_s`; at concurrency 1 the sum of the times of all requests; else the
+        time from the first request sent to the last one ended.
+        """
         if self.counted_s:
             return self.counted_s
         took = (*self.records, *self.failures)

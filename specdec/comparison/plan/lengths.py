@@ -1,4 +1,4 @@
-"""Prompts of lengths drawn from a distribution, cut and joined from texts or made at random, fixed by the seed."""
+"""Prompts of normally distributed lengths: texts that are joined and cut, or random texts; a seed fixes both."""
 
 from __future__ import annotations
 
@@ -67,6 +67,10 @@ def prompts_of_lengths(texts: Sequence[str], lengths: Sequence[int], seed: int, 
     """Return one prompt of each length: the texts in turn, each lengthened by the texts after it, then cut.
 
     Without texts the prompts are random; equal seeds give equal prompts.
+
+    Args:
+        lengths: number of pieces of each prompt.
+        kind: measure that cuts texts into pieces; joined pieces may be fewer when they are cut again.
     """
     chance = random.Random(seed)
     return tuple(

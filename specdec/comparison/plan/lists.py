@@ -13,7 +13,7 @@ EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 
 def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
-    """Return a parser of comma-separated values."""
+    """Return a parser of comma-separated values, each of which `convert` reads."""
 
     def parse(text: str) -> tuple[ValueT, ...]:
         parts = [part.strip(' "') for part in text.strip("[] ").split(",")]  # also accepts an array of a --config file
@@ -24,7 +24,7 @@ def list_of(convert: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, .
 
 
 def one_of(kind: str, values: Iterable[EnumT]) -> Callable[[str], EnumT]:
-    """Return a parser of these enum members by value."""
+    """Return a parser of texts that are the values of these enum members; `kind` is the word for them in errors."""
     by_name = {value.value: value for value in values}
 
     def parse(text: str) -> EnumT:
@@ -51,7 +51,7 @@ def seconds_of(text: str) -> float:
 
 
 def one_or_two(names: str) -> Callable[[str], tuple[float, ...]]:
-    """Return a parser of FIRST or FIRST,SECOND, both at least 0."""
+    """Return a parser of one number or two, each at least 0; `names` says in errors what they are."""
 
     def parse(text: str) -> tuple[float, ...]:
         numbers = list_of(float)(text)

@@ -11,11 +11,14 @@ from specdec.inference.observe.stats import RequestStats
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Tokens of one commit, as the client received them.
+    """Tokens that one pass of the target made final, as the client received them.
 
     Attributes:
         arrived_s: seconds since the request was sent.
-        num_tokens: tokens of the commit.
+        num_tokens: number of these tokens.
+        num_draft_tokens: draft tokens that the pass verified.
+        own: numbers of those draft tokens that the target itself proposed, by lookup or from a grammar.
+        is_held: whether drafting was off for the pass, since it was slower than passes without drafts.
     """
 
     arrived_s: float
@@ -39,7 +42,7 @@ class RequestRecord:
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: tokens of the prompt that the server did not read, because it had kept them.
         token_ids: tokens of the answer; empty if the server sends text only.
-        rounds: commits in order; the first includes the reading of the prompt.
+        rounds: one for each pass with tokens, in order; the first includes the reading of the prompt.
         error_code: name of the gRPC status, HTTP status, or kind of failure; None if the request was answered.
         error_message: readable details of the failure.
         text: text of the answer.

@@ -1,4 +1,4 @@
-"""Roles that serve a contender, with their flags: as command lines, and as a file for `main.py --config`. Pure."""
+"""Roles of main.py that serve a contender, with their flags: as command lines, and as text of a --config file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MARGIN = 1.05
 TIE = 0.95
 """Share of the best speed-up from which contenders count as equal, so that the simplest topology wins."""
 Table = dict[str, str | int | bool]
+"""Flags of one role without their dashes, with their values."""
 
 
 def service_toml(config: ComparisonConfig, contender: Contender | None, reason: str) -> str:

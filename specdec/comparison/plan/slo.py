@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specdec.inference.errors import ConfigError
 
 FIGURES = {"ttft": "ttft_s", "itl": "inter_token_latency_s", "e2e": "end_to_end_latency_s"}
-"""Names of the figures in results, by their names in the flag."""
+"""Names of the figures in results, by their names in --slo."""
 _LIMIT = re.compile(r"(\w+):(\d+(?:\.\d*)?)(ms|s)")
 
 

@@ -1,6 +1,7 @@
 """Check that every topology gives the same tokens.
 
-Only servers of one model are comparable: all that were started here, share a model_id or are declared equal.
+Only answers of the same model are compared: of servers that this comparison has started, that report one model_id, or
+that --equal_weights declares equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ratios of times with intervals of confidence, by bootstrap of the mean logarithm of ratios. Pure."""
+"""Ratios of times with intervals of confidence, by bootstrap of the mean logarithm of ratios."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 10_000
 MAX_DRAWS = 4_000_000
-"""Random draws for one interval, above which it gets fewer resamples, at least 1,000."""
+"""Most random draws for one interval; larger samples are resampled less often, but at least 1,000 times."""
 MIN_PAIRS = 3
 
 Vector = npt.NDArray[np.float64]
@@ -43,10 +43,14 @@ class Ratio:
         return ", ".join(filter(None, (f"{self.estimate:.2f}{interval}", self.doubt)))
 
 
-def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Ratio:
-    """Return the ratio of `after` to `before`: positive values, measured in pairs of the same prompt within seconds."""
+def paired_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio:
+    """Return the ratio of `after` to `before`, two measurements that were interleaved.
+
+    Args:
+        before, after: values above 0; those at one index are a pair, of the same prompt and the same run.
+    """
     logs = np.log(np.asarray(after)) - np.log(np.asarray(before))
-    return _ratio(float(logs.mean()), [logs], len(logs), confidence)
+    return _ratio(float(logs.mean()), [logs], len(logs), CONFIDENCE)
 
 
 def stratified_ratio(
@@ -72,7 +76,8 @@ def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidenc
     """Return the ratio with percentiles of resampled sums as its interval, widened for small samples.
 
     Args:
-        estimate: logarithm of the ratio; its error is that of the sum of the samples' means.
+        estimate: logarithm of the ratio.
+        samples: values whose means, added up, are as uncertain as `estimate`; they are resampled in its place.
     """
     if num_pairs < MIN_PAIRS:
         return Ratio(math.exp(estimate), 0.0, math.inf, num_pairs)

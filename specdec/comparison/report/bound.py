@@ -46,9 +46,9 @@ class Costs:
     """Measured parts of the bound, in seconds.
 
     Attributes:
-        passes_s: times of target passes over 1, 2, 3, ... tokens, which do not fall; at least one.
+        passes_s: times of target passes over 1, 2, 3, ... tokens, at least one; no pass is faster than a narrower one.
         step_s: a step of the draft; 0 if nothing is drafted.
-        prompt_s: further time of the first pass for reading the prompt.
+        prompt_s: time by which the first pass, which reads the prompt, is longer than a pass over one token.
     """
 
     passes_s: tuple[float, ...]
@@ -170,7 +170,7 @@ def measured_costs(
 
 
 def _by_width(rounds: Iterable[Round], widest: int) -> tuple[float, ...]:
-    """Return the times of passes over 1, 2, ... tokens, as many as the widest has; widths between are interpolated."""
+    """Return the seconds of passes over 1, 2, ... tokens, up to `widest` or more; widths between are interpolated."""
     taken_us: dict[int, list[float]] = {}
     for item in rounds:
         if item.timings.compute_us:
@@ -182,7 +182,7 @@ def _by_width(rounds: Iterable[Round], widest: int) -> tuple[float, ...]:
 
 
 def _rising(known: Mapping[int, float], widest: int) -> tuple[float, ...]:
-    """Return times by width, interpolated between known ones, and never above that of a wider pass."""
+    """Return the times of passes over 1 to `widest` tokens, interpolated, each at most that of the next wider pass."""
     times = np.interp(range(1, widest + 1), list(known), list(known.values()))
     rising: list[float] = np.minimum.accumulate(times[::-1])[::-1].tolist()
     return tuple(rising)

@@ -165,6 +165,7 @@ def powers_of_two(axes: Axes, values: Sequence[float]) -> None:
 
 
 def name_values(axes: Axes, values: Sequence[float]) -> None:
+    """Give the x axis ticks at these values only."""
     axes.xaxis.set_major_locator(FixedLocator(sorted(values)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())

@@ -31,7 +31,12 @@ Results = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one latency of one cell, new over old."""
+    """Change of one latency under the same conditions, new over old.
+
+    Attributes:
+        where: contender and conditions, as text.
+        figure: name of the latency.
+    """
 
     where: str
     figure: str
@@ -111,7 +116,7 @@ def differing_conditions(old: Results, new: Results) -> list[str]:
 
 
 def omissions(old: Results, new: Results) -> list[str]:
-    """Return sentences about failed requests, and about cells that only one result has."""
+    """Return sentences about failed requests, and about measurements that only one result has."""
     before, after = _by_cell(old), _by_cell(new)
     failed = [sum(it["error_code"] is not None for it in chain(*cells.values())) for cells in (before, after)]
     omitted = [f"failed requests, in no latency: {failed[0]} in old, {failed[1]} in new"] if any(failed) else []
@@ -120,7 +125,7 @@ def omissions(old: Results, new: Results) -> list[str]:
 
 
 def compare(old: Results, new: Results) -> list[Change]:
-    """Return the change of every latency of every common cell.
+    """Return the change of every latency of every measurement that both results have.
 
     More latencies make wider intervals (Bonferroni), so that only one in twenty pairs of equal results shows a change.
 

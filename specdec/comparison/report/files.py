@@ -75,15 +75,18 @@ def write_report(findings: Findings, directory: Path) -> None:
     _write_csv(cells_of(findings), directory / "results.csv")
     if findings.config.llmperf:
         write_llmperf(findings, directory / "llmperf")
-    write_page(directory / "report.html", lambda: _page(findings, directory))
+    page = directory / "report.html"
+    with_matplotlib(page, lambda: page.write_text(_page(findings, directory), encoding="utf-8"))
 
 
-def write_page(file: Path, page: Callable[[], str]) -> None:
-    """Write a page that needs matplotlib; without it, log a warning."""
+def with_matplotlib(file: Path, write: Callable[[], object]) -> bool:
+    """Call the function that writes a file with matplotlib; without this package, log a warning and return False."""
     try:
-        file.write_text(page(), encoding="utf-8")
+        write()
     except ModuleNotFoundError as error:
         logger.warning("no %s: it needs the package %s, which is not installed", file.name, error.name)
+        return False
+    return True
 
 
 def _page(findings: Findings, directory: Path) -> str:

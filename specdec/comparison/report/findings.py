@@ -96,7 +96,7 @@ class Findings:
 
     @property
     def least_load(self) -> str:
-        """Return the lowest measured concurrency as text, the load of all figures that are not shown by load."""
+        """Lowest measured concurrency, as text: the load of every figure that is not shown for each load."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
@@ -104,7 +104,10 @@ class Findings:
         return next((service for service in self.services if service.cell == cell), None)
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
-        """Return the ratio of a `figure` to the baseline's, all else equal; None for the baseline, or without one."""
+        """Return the ratio of a figure to the baseline's under the same conditions.
+
+        None for the baseline itself, and if the baseline has no answer to compare with.
+        """
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
@@ -298,7 +301,7 @@ def cells_of(findings: Findings) -> list[dict[str, Any]]:
 
 
 def _statistics(findings: Findings, service: Service) -> dict[str, Any]:
-    """Return the distributions of a cell; `over_target` has ratios of times with their intervals."""
+    """Return the distributions of a cell's figures; "over_target" has the ratios of its latencies to the baseline's."""
     over = {name: findings.over_target(service, name) for name in LATENCIES}
     ratios = {name: _rounded(asdict(ratio)) | {"verdict": str(ratio)} for name, ratio in over.items() if ratio}
     return {**place(service.cell), **_rounded(service.statistics()), "over_target": ratios}
@@ -318,10 +321,11 @@ PLACE = (
     *("topology", "endpoint", "schedule", "draft", "gamma", "branches"),
     *("kind", "rtt_ms", "concurrency", "request_rate"),
 )
+"""Names of the values that identify a cell in results: first those of its contender, then its conditions."""
 
 
 def place(cell: Cell) -> dict[str, Any]:
-    """Return the values that identify a cell."""
+    """Return the values that identify a cell, by the names in `PLACE`."""
     contender = cell.contender
     schedule = contender.schedule.value if contender.schedule else None
     values = (

@@ -1,4 +1,4 @@
-"""Pictures of a report, each with its findings in words for readers without sight. Computes no figure."""
+"""Pictures of a report, each with its findings in words for readers without sight."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from specdec.comparison.report.chart_style import (
     save,
 )
 from specdec.comparison.report.findings import Findings, round_trip
+from specdec.comparison.report.service import describe
 from specdec.comparison.report.summary import CellSummary, Spread
 from specdec.inference.config import model_name
 
@@ -155,7 +156,7 @@ def _label_height(findings: Findings) -> float:
 
 
 def _free(top: float, lines: Sequence[float], *, room: float) -> float:
-    """Return the height from which a label of height `room` above `top` lies on none of the lines."""
+    """Return a height from `top` on above which a label of height `room` crosses none of the lines at `lines`."""
     for line in sorted(lines):
         top = max(top, line) if line <= top + room else top
     return top
@@ -367,7 +368,12 @@ def knee(loads: Sequence[float], latencies: Sequence[float]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Latency of a series over its loads; `knee` is the load at which latency begins to rise steeply, or None."""
+    """Latency of a series over its loads.
+
+    Attributes:
+        loads: requests in flight, or requests per second in an open loop, ascending.
+        seconds: latency at each of the loads.
+    """
 
     series: Contender
     loads: tuple[float, ...]
@@ -375,6 +381,7 @@ class LoadCurve:
 
     @property
     def knee(self) -> float | None:
+        """Load at which latency begins to rise steeply; None if there is none."""
         index = knee(self.loads, self.seconds)
         return None if index is None else self.loads[index]
 
@@ -387,8 +394,7 @@ def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCur
         points: dict[float, float] = {}
         for concurrency, rate in sorted(loads):
             if service := findings.served(series, kind, (concurrency, rate)):
-                found = np.percentile(service.values["end_to_end_latency_s"], PERCENT)
-                points[rate or concurrency] = float(found)
+                points[rate or concurrency] = describe(service.values["end_to_end_latency_s"])[f"p{PERCENT}"]
         curves.append(LoadCurve(series, tuple(points), tuple(points.values())))
     return [curve for curve in curves if curve.loads]  # others have no answered request
 

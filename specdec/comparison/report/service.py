@@ -1,4 +1,4 @@
-"""Service of requests, each and all together: figures with LLMPerf's names, failures, goodput."""
+"""How requests were served, each one and all together: figures with LLMPerf's names, failures, and goodput."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Service:
         return len(self.requests) - self.num_failed
 
     def over(self, alone: Service, figure: str) -> Ratio | None:
-        """Return the ratio of a figure of these requests to that of `alone`, over pairs of equal prompt and run."""
+        """Return the ratio of a figure to that of `alone`, over pairs of one prompt and run; None without a pair."""
         here, there = (_by_turn(service.requests, figure) for service in (self, alone))
         both = sorted(here.keys() & there.keys())
         return paired_ratio([there[key] for key in both], [here[key] for key in both]) if both else None

@@ -37,7 +37,7 @@ class CellSummary:
         speedup: tokens/s over those of the baseline in the same run; None without a baseline.
         costs: measured parts of the bound, pooled over the round trip times.
         bound_tokens_per_s: bound in theory; see `bound`.
-        bound_speedup: bound over that of the target alone.
+        bound_speedup: bound over that of the baseline; None without a baseline, and for endpoints.
         is_estimated: whether tokens of some answers are estimates, since the server does not count them.
         cached_share: share of the prompts' tokens that the server had kept, and did not read.
         drafting_share: share of the passes for which drafting was on.
@@ -73,7 +73,7 @@ class Theory:
     """Parts of the bound of one contender, prompt kind and concurrency.
 
     Attributes:
-        answers: sequences of hits, one per answer that differs from the others.
+        answers: sequences of hits (see `bound`), one for each different answer.
         concurrency: sessions per pass, by which the rate of one session is multiplied.
     """
 
@@ -83,9 +83,11 @@ class Theory:
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """Return the bound on tokens/s; `rtt_s` lies between edge and target.
+        """Return the bound on tokens/s; 0 for an endpoint, since its drafting is unknown.
 
-        It is 0 for an endpoint, since its drafting is unknown.
+        Args:
+            rtt_s: round trip time between edge and target.
+            client_is_far: whether the client's requests cross this network.
         """
         if self.contender.endpoint is not None:
             return 0.0
@@ -150,7 +152,7 @@ class Summarizer:
         )
 
     def _hits(self, contender: Contender, kind: str) -> dict[bound.Answer, bound.Hits]:
-        """Return the sequences of hits of a contender's draft, from all that ran with it."""
+        """Return the sequence of hits of each answer, from the answers of all contenders with the same draft."""
         records = (
             record
             for (other, its_kind, _), records in self._by_group.items()
@@ -218,7 +220,7 @@ class Summarizer:
 
 
 def spread_of(summaries: Iterable[CellSummary]) -> float:
-    """Return the fastest run's rate over the slowest one's, for the median cell; open loops do not count."""
+    """Return tokens/s of the fastest run over those of the slowest, the median over all cells without an open loop."""
     closed = [summary.tokens_per_s for summary in summaries if summary.cell.request_rate is None]
     return _median(it.high / it.low for it in closed if it.low) or 1.0
 

@@ -28,6 +28,7 @@ class Column(Generic[RowT]):
 
     Attributes:
         name: heading with the unit, in one line or two.
+        text: function that returns the column's text for a row.
         is_text: whether the column is aligned to the left.
     """
 
@@ -37,7 +38,7 @@ class Column(Generic[RowT]):
 
 
 def place_columns(config: ComparisonConfig) -> list[Column[Cell]]:
-    """Return the columns of values that differ between the cells of this comparison."""
+    """Return the columns that tell the cells of this comparison apart: contender and conditions."""
     columns: list[Column[Cell]] = [Column("topology", lambda cell: cell.contender.name, is_text=True)]
     if config.sweeps:
         columns.append(Column("draft", lambda cell: cell.contender.draft_name, is_text=True))

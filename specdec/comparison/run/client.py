@@ -13,19 +13,19 @@ from specdec.inference.text.chat import Chat, ChatMessage
 CONNECT_TIMEOUT_S = 10.0
 
 Ask: TypeAlias = Callable[[int, float | None], Awaitable[list[RequestRecord]]]
-"""Function (prompt index, due_s) that sends all turns of a prompt; for `due_s` see `Client.complete`."""
+"""Function of (prompt index, due_s) that sends a prompt's turns and returns their records; see `Client.complete`."""
 
 
 NUM_BEST = 5
-"""Best tokens per position that a client asks for; OpenAI allows no more."""
+"""Most probable tokens per position whose log-probabilities a client asks for; OpenAI's API allows no more."""
 
 
 class Step(NamedTuple):
-    """Token of an answer.
+    """Token of an answer, with log-probabilities at its position.
 
     Attributes:
-        offset: number of characters before it.
-        best: texts and log-probabilities of the token and of the best ones in its place.
+        offset: number of characters of the answer before the token.
+        best: pairs of text and log-probability: of the token itself, then of the most probable tokens there.
     """
 
     offset: int

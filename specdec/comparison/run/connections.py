@@ -68,7 +68,11 @@ async def _check_lengths(config: ComparisonConfig, contender: Contender, client:
 
 
 async def _length(client: Client, prompt: Prompt, max_new_tokens: int, limit: int) -> int:
-    """Return tokens of the last turn's prompt and all answers; 0 if the prompt's bytes show that they fit."""
+    """Return the most tokens that a prompt and its answers may have together, as the server counts the prompt.
+
+    The result is 0 if a text has so few bytes that it fits into `limit` tokens however it is counted. A prompt that the
+    server does not count has 0 tokens.
+    """
     if isinstance(prompt, str):
         if len(prompt.encode()) + NUM_SPECIAL + max_new_tokens <= limit:
             return 0

@@ -53,7 +53,12 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Chunk of an answer; `num_tokens` counts the answer so far, None if the server does not report it."""
+    """Chunk of an answer.
+
+    Attributes:
+        arrived_s: seconds since the request's start.
+        num_tokens: tokens of the answer up to this chunk; None if the server does not report it.
+    """
 
     arrived_s: float
     text: str
@@ -95,6 +100,8 @@ class _Arrived:
 
     Attributes:
         sent_s: monotonic seconds of the request's start.
+        num_tokens: latest count of the answer's tokens; None if the server has reported none.
+        is_complete: whether a chunk has had a finish_reason.
     """
 
     def __init__(self, due_s: float | None = None) -> None:
@@ -153,8 +160,10 @@ class _Arrived:
 def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ...]:
     """Return a round per chunk, with the number of tokens in it.
 
-    The server's count of a chunk is taken, and chunks of no token dropped. Without it the answer's count is spread by
-    characters, and every chunk of text stays, as TTFT depends on it; without both, a chunk is one token.
+    If the server reports a count in each chunk, these counts are used, and chunks without a new token are dropped. If
+    it reports only one for the whole answer, these tokens are spread over the chunks of text by their characters; if it
+    reports none, each chunk of text is one token. Then no chunk of text is dropped, since the first one's time is the
+    TTFT.
     """
     counts = [chunk.num_tokens for chunk in chunks]
     if is_spread := None in counts:

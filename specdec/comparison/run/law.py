@@ -1,10 +1,13 @@
 """Statistical test of a server: do its texts follow the distribution that it reports in its own log-probabilities?
 
-Works with any server of OpenAI's completions API. Speculation must not change the law of the text. Each token's rank
-among the best tokens at its place is compared with the probabilities that the server reports there: apart for each
-beginning of an answer that has come often, and for all others apart by the rank of the token before. Given the tokens
-before, observed less expected counts have mean zero, so their squares over the covariances of the ranks add up to a
-chi-squared value. The first token of an answer is left out, since no server speculates about it.
+Works with any server of OpenAI's completions API. Speculation must not change the law of a text, which is the
+probability of each next token given all tokens before it. With each token of an answer the server reports the most
+probable tokens at that position. The test counts how often the sampled token was the most probable one (rank 1), the
+second, and so on, and compares these counts with the reported probabilities. It keeps separate counts for each
+beginning of an answer that many answers share; all other tokens are counted by the rank of the token before them. If
+the server follows its law, the observed counts less the expected ones have mean zero, so their squares over the
+covariances of the ranks add up to a chi-squared value. The first token of an answer is left out, since no server
+speculates about it.
 """
 
 from __future__ import annotations
@@ -35,13 +38,13 @@ NUM_TOKENS = 8
 ALPHA = 0.001
 """Probability that a server which follows its law fails the test."""
 SHIFT = 0.03
-"""Change of a probability to find: vLLM before its pull request 54282 drew a token of 60 % in 63 %."""
+"""Change of a probability that is to be found. Before its pull request 54282, vLLM drew a token of 60 % in 63 %."""
 POWER = 0.99
 """Probability with which a change of `SHIFT` is found."""
 MIN_VISITS = 100
-"""Least number of answers with the same beginning whose next tokens are counted apart."""
+"""Least number of answers with the same beginning for which the tokens after it have counts of their own."""
 FREEDOM = 200
-"""Degrees of freedom assumed when the number of tokens is chosen, before the answers' are known."""
+"""Degrees of freedom assumed for the choice of the number of tokens; the real number is known from the answers only."""
 MIN_EXPECTED = 5.0
 """Least expected count of a class of ranks; a class below it joins the next better one."""
 LAW = {"temperature": 1.0, "top_p": 1.0, "logprobs": NUM_RANKS}
@@ -50,11 +53,12 @@ _DRAWS = 400_000  # from a chi-squared law, for probabilities down to some 1e-5
 
 
 class Row:
-    """Observed less expected counts of the ranks after one beginning, or after one rank.
+    """Counts of the ranks of tokens that followed the same beginning, or a token of the same rank.
 
     Attributes:
-        excess, expected: [NUM_CLASSES].
-        covariance: [NUM_CLASSES, NUM_CLASSES], of `excess`.
+        excess: [NUM_CLASSES] of float64, observed less expected counts.
+        expected: [NUM_CLASSES] of float64, counts expected from the probabilities that the server reports.
+        covariance: [NUM_CLASSES, NUM_CLASSES] of float64, of `excess`.
     """
 
     def __init__(self) -> None:
@@ -62,7 +66,7 @@ class Row:
         self.covariance = np.zeros((NUM_CLASSES, NUM_CLASSES))
 
     def add(self, rank: int, best: Sequence[float]) -> None:
-        """Count a token of class `rank`, where the best tokens have these probabilities."""
+        """Count a token of class `rank`; `best` has the probabilities of the `NUM_RANKS` best tokens, in order."""
         share = np.zeros(NUM_CLASSES)
         share[: len(best)] = best
         share[NUM_RANKS] = max(0.0, 1.0 - share.sum())
@@ -89,7 +93,7 @@ class Row:
 
 @dataclass
 class Counts:
-    """Tokens of answers, each as (beginning, class of the token before, own class, probabilities of the best)."""
+    """Tokens of answers: (beginning, class of the token before, its own class, probabilities of the best tokens)."""
 
     tokens: list[tuple[tuple[Any, ...], int, int, list[float]]] = field(default_factory=list)
 
@@ -103,7 +107,7 @@ class Counts:
             begun, before = (*begun, text), rank
 
     def rows(self) -> dict[str, Row]:
-        """Return rows by what stands before their tokens."""
+        """Return rows by what stands before their tokens: a common beginning, else the rank of the token before."""
         visits = Counter(begun for begun, *_ in self.tokens)
         rows: defaultdict[str, Row] = defaultdict(Row)
         for begun, before, rank, best in self.tokens:
@@ -150,7 +154,7 @@ def _merging(expected: FloatArray) -> FloatArray:
 
 
 def p_value(counts: Counts) -> float:
-    """Return the probability that a lawful server deviates so much, to some 1e-5."""
+    """Return the probability that a server which follows its law deviates at least so much, estimated down to 1e-5."""
     statistic, freedom = _chi_squared(counts.rows().values())
     if not freedom:
         return 1.0
@@ -158,9 +162,10 @@ def p_value(counts: Counts) -> float:
 
 
 def num_needed(alpha: float, shift: float) -> int:
-    """Return the number of tokens by which a change of an even chance by `shift` is found with probability `POWER`.
+    """Return the number of tokens with which a change of an even chance by `shift` is found with probability `POWER`.
 
-    The change is taken to concern all tokens; one that concerns one in n takes n times as many.
+    `alpha` is the probability of a false alarm. The change is taken to concern all tokens; one that concerns one in n
+    takes n times as many.
     """
     draws = np.random.default_rng(2)
     limit = np.quantile(draws.chisquare(FREEDOM, _DRAWS), 1.0 - alpha)
@@ -175,7 +180,8 @@ def num_needed(alpha: float, shift: float) -> int:
 def classes(answer: dict[str, Any]) -> Iterator[tuple[str, int, list[float]]]:
     """Yield the text, the class and the best tokens' probabilities of each token of an answer with `logprobs`.
 
-    The list is empty where two of the best tokens may have one text, as parts of characters have.
+    The list of probabilities is empty if the server reports fewer than `NUM_RANKS` best tokens, and if one of them is a
+    part of a character: several such tokens have the same text.
     """
     entries = answer["choices"][0].get("logprobs") or {"tokens": (), "token_logprobs": (), "top_logprobs": ()}
     columns = (entries["tokens"], entries["token_logprobs"], entries["top_logprobs"])

@@ -36,7 +36,7 @@ LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_CLIENT = 2
 _PIP = f"{sys.executable} -m pip install"
 PAUSE_S = 0.1
-"""Seconds that a stream of a load without end waits after a request that failed."""
+"""Seconds that a stream of `steady` waits after a failed request, before it sends the next one."""
 START_S = 30.0
 """Seconds for Locust to start and connect."""
 
@@ -57,7 +57,10 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
 
 
 async def for_seconds(ask: Ask, count: int, streams: int, seconds: float) -> list[RequestRecord]:
-    """Keep `streams` requests in flight; after half of `seconds`, return the answers that end in that many seconds."""
+    """Keep `streams` requests in flight for a fixed time; return the records of requests that ended while it counted.
+
+    The time that counts is `seconds` long, and begins after half as long, when the load is steady.
+    """
     counted_s = time.monotonic() + seconds / 2
     records = await steady(ask, count, streams, 1.5 * seconds, wanted=sys.maxsize)
     return [record for record in records if record.ended_s >= counted_s]
@@ -69,8 +72,8 @@ async def steady(
     """Keep `streams` requests in flight, with `count` prompts in turn, and return the first answers within `limit_s`.
 
     Args:
-        wanted: number of answers after which the load ends; by default they cover all prompts and streams. Later
-            requests only keep up the load, and are cancelled.
+        wanted: number of answers after which the load ends (default: the larger of `count` and `streams`). They are
+            those of the first requests; later requests only keep up the load, and are cancelled.
     """
     numbers, records = itertools.count(), list[RequestRecord]()
     wanted = max(count, streams) if wanted is None else wanted

@@ -92,7 +92,7 @@ class Measurement:
         return Sample(cell, repeat, answered, failures, client_share, counted_s)
 
     def _counted_s(self, cell: Cell, repeat: int) -> float:
-        """Return the length of a run in seconds if it is fixed: not of the warm-up, nor in an open loop; else 0."""
+        """Return the seconds of a run by --cell_s; 0 for the warm-up and for open loops, which end by themselves."""
         return self.config.workload.cell_s if repeat != WARM_UP and cell.request_rate is None else 0.0
 
     async def _send(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> tuple[list[RequestRecord], float]:

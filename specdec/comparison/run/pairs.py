@@ -1,6 +1,7 @@
-"""Pairs of answers that must be equal: every answer, with the first one to the same prompt by the same model. Pure.
+"""Pairs of answers that must be equal: every answer, with the first one to the same prompt by the same model.
 
-Servers have the same model if they were started here, by their model_id, or by --equal_weights.
+Servers have the same model if this comparison has started them, if they report one model_id, or if they are endpoints
+and --equal_weights is set.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from specdec.comparison.plan.record import RequestRecord
 Output: TypeAlias = Sequence[int] | str
 """Token ids, or a text."""
 Parting: TypeAlias = tuple[int, int | str | None, int | str | None]
+"""First difference of two answers: (position, expected token id or character, actual one), None after the end."""
 OURS = "started here"
 """Name for the model of every server that the comparison has started, in place of its model_id."""
 

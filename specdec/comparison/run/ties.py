@@ -1,4 +1,4 @@
-"""Difference in log-probability of the two tokens at which answers part; a server is asked for it after the run."""
+"""Margins: differences in log-probability of the two tokens at which answers part; servers are asked after the run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def margin_of(text: str, steps: Sequence[Step], expected: str, actual: str) -> f
     """Return the difference in log-probability of the tokens at which two answers part; None: unknown.
 
     Args:
-        text, steps: a server's new answer to the same prompt; it must go on as one of the two answers does.
+        text, steps: a server's new answer to the same prompt. The margin is known only if this answer goes on, where
+            the two part, as exactly one of them does.
+        expected, actual: texts of the two answers.
     """
     parting = first_difference(expected, actual)
     step = next((step for step in reversed(steps) if parting and step.offset <= parting[0]), None)

@@ -1,4 +1,4 @@
-"""Advice from trials: which contender to use, and under which conditions it pays, in sentences with figures. Pure."""
+"""Advice from trials: which contender to use, and under which conditions it pays, in sentences with figures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POO
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Measurement of one contender under one set of conditions, see `Conditions`.
+    """Measurement of one contender under one set of conditions.
 
     Attributes:
+        place: the conditions.
         speedup: speed-up over the target without a draft in the same run: median and range of the runs.
         tokens_per_s, alone_tokens_per_s: tokens/s of all clients together, with the contender and without a draft.
         ttft_s, alone_ttft_s: median time to the first token, with the contender and without a draft.
@@ -59,7 +60,11 @@ class Prices:
 
 
 class Evidence:
-    """Trials of a study, by their conditions (`place`), contender or one factor."""
+    """Trials of a study, with questions to them: by conditions, by contender, or along one changing condition.
+
+    Args:
+        skipped: groups of trials for which the time was too short.
+    """
 
     def __init__(self, space: Space, trials: Sequence[Trial], skipped: Sequence[Group] = ()) -> None:
         self.space = space
@@ -181,7 +186,7 @@ def _by_length(evidence: Evidence, leader: Trial) -> Iterator[str]:
 
 
 def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
-    """Yield advice by load: a busy target gains least, since other requests fill its passes."""
+    """Yield a sentence on each leader that was measured at several loads: a busy target gains least from drafts."""
     for trial in evidence.leaders:
         trials = evidence.over("concurrency", trial.contender)
         if len(trials) < 2:

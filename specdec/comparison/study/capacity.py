@@ -26,19 +26,23 @@ from specdec.comparison.study.search import Budget
 from specdec.inference.observe.host_load import HostLoad, LoadMeter
 
 FIRST = 8
-"""Streams of the first contender's first probe."""
+"""Streams of the first contender's first probe (the measurement of one number of streams)."""
 RESOLUTION = 16
 """Inverse precision of the search, which ends when the number of streams is known to 1/16."""
 PATIENCE = 1.5
-"""Time that a probe may take, over that promised for its answers; it then ends without the late answers."""
+"""Time after which a probe ends without its late answers, as a multiple of the time that --slo promises for all."""
 TRIES = 2
-"""Probes of a number of streams until it counts as too many, since other work may disturb one."""
+"""Probes that must fail before a number of streams counts as too many, since other work may disturb one."""
 
 
 def search(limit: int, first: int) -> Generator[int, bool, int]:
-    """Yield numbers of streams, in steps that double and then by bisection; return the most, up to `limit`, that held.
+    """Yield numbers of streams to measure; return the most that held, 0 if none did.
+
+    The caller sends whether the number held. Steps double until one number has held and another has not; then the
+    search goes on by bisection.
 
     Args:
+        limit: most streams to try.
         first: expected number of streams; the first step from it is a quarter of it.
     """
     low, high, streams = 0, limit + 1, min(max(1, first), limit)
@@ -58,7 +62,7 @@ def search(limit: int, first: int) -> Generator[int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Figures of one number of streams; times are in seconds, 0 without answers.
+    """Measurement of one number of streams; times are in seconds, 0 without answers.
 
     Attributes:
         itl_s: time between tokens that nine in ten answers keep; its inverse is the rate of a slow stream.
@@ -67,6 +71,7 @@ class Probe:
         draft_share: mean time of drafting over the time of the pass; above 0 where both share a device.
         num_drafted: mean draft tokens of a session in a pass.
         tokens_per_pass: mean tokens of a session from a pass.
+        client_share: CPU time over wall time of the process that sent the requests.
         holds: whether --slo was kept.
     """
 
@@ -207,7 +212,7 @@ class Searcher:
 
 
 def probe_of(config: ComparisonConfig, sample: Sample, wanted: int) -> Probe:
-    """Return the figures of a sample, of which `wanted` answers must be within the limits."""
+    """Return the figures of a sample; the limits are kept only if it has `wanted` answers and no failure."""
     values = values_of([record.stats for record in sample.records])
     slow = {name: describe(each).get("p99" if name == "ttft_s" else "p90", 0.0) for name, each in values.items()}
     rounds = [item for record in sample.records for item in record.rounds[1:]]

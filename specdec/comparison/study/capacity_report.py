@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specdec.comparison.plan.config import ComparisonConfig, Topology
+from specdec.comparison.report.files import with_matplotlib
 from specdec.comparison.report.findings import emulation_of, measured_conditions
 from specdec.comparison.report.markdown import markdown, page_part, write_part
 from specdec.comparison.study.capacity import Capacities, Capacity
 from specdec.comparison.study.space import way
 from specdec.inference.config import NOT_EMULATED
-
-logger = logging.getLogger(__name__)
 
 HEADER = (
     *("served by", "round trip, ms", "streams", "over the target alone", "TTFT p99, ms", "tokens a pass", "pass, ms"),
@@ -112,12 +110,8 @@ def _prediction(found: Capacities) -> str:
 
 def _with_picture(found: Capacities, picture: Path) -> str:
     """Draw the picture; return the report with it, or without it if matplotlib is not installed."""
-    try:
-        draw(found, picture)
-    except ModuleNotFoundError as error:
-        logger.warning("no %s: it needs the package %s, which is not installed", picture.name, error.name)
-        return text_of(found)
-    return f"![{PICTURE}]({picture.name})\n\n{text_of(found)}"
+    is_drawn = with_matplotlib(picture, lambda: draw(found, picture))
+    return f"![{PICTURE}]({picture.name})\n\n{text_of(found)}" if is_drawn else text_of(found)
 
 
 def draw(found: Capacities, file: Path) -> None:

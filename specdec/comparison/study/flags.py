@@ -120,7 +120,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
 
 
 def _require_what_can_be_studied(config: ComparisonConfig) -> None:
-    """Raise ConfigError for what a study cannot vary or measure, and for topologies without the target alone."""
+    """Raise ConfigError for settings that only a comparison has, and for topologies without the target alone."""
     others = {
         "endpoint": config.endpoints,
         "request_rate": config.workload.request_rates,

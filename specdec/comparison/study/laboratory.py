@@ -1,7 +1,8 @@
-"""Run of a study: a search over servers that start once, or a sweep over one at a time. Each group is a comparison.
+"""Run of a study: a search over servers that all start once, or a sweep that starts one contender's at a time.
 
-A sweep is for graphs that are compiled for one gamma: a search would start and stop the same servers again and
-again. It starts each contender once, and measures it under the usual conditions and with each of them changed.
+Each group of trials is measured as a comparison. A sweep is for graphs that are compiled for one gamma: a search would
+start and stop the same servers again and again. The sweep starts each contender once, and measures it under the usual
+conditions and with each of them changed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from specdec.comparison.study.space import Conditions, Group
 from specdec.inference.observe.host_load import LoadMeter, busy_at_start
 
 Samples: TypeAlias = dict[Conditions, list[Sample]]
+"""Samples of one contender, by the conditions under which they were measured."""
 
 
 async def conduct_study(config: StudyConfig, console: Console) -> Study:
@@ -145,7 +147,7 @@ async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
 def _taking(
     laboratory: Laboratory, journal: Journal, contender: Contender, alone: Samples
 ) -> Callable[[Conditions, list[Sample]], None]:
-    """Return a function that records a contender's samples under some conditions as a trial, also in the journal."""
+    """Return a function that makes a trial of a contender's samples and `alone`'s, and writes it into the journal."""
 
     def take(place: Conditions, samples: list[Sample]) -> None:
         num_known = len(laboratory.differences)

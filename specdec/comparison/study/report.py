@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.comparison.plan.config import ComparisonConfig, Contender
 from specdec.comparison.plan.roles import MARGIN, TIE, service_toml
-from specdec.comparison.report.files import write_page
+from specdec.comparison.report.files import with_matplotlib
 from specdec.comparison.report.findings import emulation_of, measured_conditions
 from specdec.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
 from specdec.inference.observe.host_load import HostLoad, busy_warning
@@ -76,7 +76,8 @@ def write_study(study: Study, directory: Path) -> None:
     else:
         reason = next(iter(sentences(study.evidence, None)))
         service.write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
-    write_page(directory / "study.html", lambda: _page(study, directory))
+    page = directory / "study.html"
+    with_matplotlib(page, lambda: page.write_text(_page(study, directory), encoding="utf-8"))
 
 
 def json_of(study: Study) -> dict[str, Any]:

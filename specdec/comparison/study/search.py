@@ -1,6 +1,6 @@
-"""Order of trials: one factor at a time from the usual conditions, then pairs around the best.
+"""Order of trials: under the usual conditions, then with one condition changed, then with two.
 
-Pure: the search yields groups to measure, and receives their speed-ups.
+The search itself measures nothing: it yields groups to measure, and is sent their speed-ups.
 
 A search of this size (three or four topologies, a few drafts and lengths, tens of conditions) ends within a few dozen
 groups. The most valuable groups come first, since the time may end after any of them.
@@ -20,13 +20,16 @@ from specdec.comparison.study.space import Conditions, Group, Space, way
 Speeds: TypeAlias = Mapping[Contender, float]
 """Speed-ups over the target alone, by contender; empty if there was no time."""
 Search: TypeAlias = Generator[Group, Speeds, None]
+"""Generator that yields groups to measure, and is sent the speed-ups of each."""
 Measure: TypeAlias = Callable[[Group], Awaitable[Speeds]]
+"""Function that measures a group."""
 
 CHOICES = ("draft", "gamma", "branches")
+"""Fields of a contender that may vary within a topology and schedule."""
 
 
 def search(space: Space) -> Search:
-    """Yield groups to measure: under the usual conditions, then the leaders with one condition changed, or two."""
+    """Yield groups to measure: under the usual conditions, then the best of each way with one or two changed."""
     known: dict[Conditions, dict[Contender, float]] = defaultdict(dict)
 
     def ask(place: Conditions, contenders: Iterable[Contender]) -> Search:
@@ -45,7 +48,7 @@ def search(space: Space) -> Search:
     yield from ask(usual, space.ways)
     for choice in CHOICES:
         yield from ask(usual, [it for best in leaders(usual)[:1] for it in _varied(space, best, choice)])
-    # A way may have lost only for its draft or length: all get the best one's, then pairs around it are tried.
+    # A way may have lost only for its draft or gamma: all get the best one's, then gammas beside those of the best two.
     yield from ask(usual, [it for best in leaders(usual)[:1] for it in _alike(space, best)])
     yield from ask(usual, [it for best in leaders(usual)[:2] for it in _neighbours(space, best)])
     chosen = leaders(usual)
@@ -63,7 +66,7 @@ def _varied(space: Space, best: Contender, choice: str) -> Iterator[Contender]:
 
 
 def _alike(space: Space, best: Contender) -> Iterator[Contender]:
-    """Yield the contenders that have `best`'s draft, gamma and branches, or none."""
+    """Yield the contenders with the draft, gamma and branches of `best`; None, on either side, equals any value."""
     for contender in space.contenders:
         both = [(getattr(contender, choice), getattr(best, choice)) for choice in CHOICES]
         if all(mine == its or None in (mine, its) for mine, its in both):

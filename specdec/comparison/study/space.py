@@ -1,4 +1,4 @@
-"""Search space of a study: conditions that clients set, and ways to serve them. Pure."""
+"""Search space of a study: conditions that clients set, and ways to serve them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Conditions:
 
 
 FACTORS = tuple(field.name for field in fields(Conditions))
+"""Names of the conditions."""
 
 
 @dataclass(frozen=True, slots=True)
