@@ -1,4 +1,7 @@
-"""Summaries of samples: one per cell, with the spread over the runs and the bound."""
+"""Summaries of a comparison: one per cell, which is a contender under one set of conditions.
+
+A summary has the medians over the cell's runs, their range, and the theoretical bound of its speed (bound.py).
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,10 @@ class Laboratory:
         self.summaries: list[CellSummary] = []
 
     def take(self, group: Group, samples: Sequence[Sample]) -> Speeds:
-        """Add a group's samples, the target alone's among them; return its speed-ups over the target alone."""
+        """Add the samples of a group of contenders that were measured together, and return their speed-ups.
+
+        The group has the target alone in it, which the speed-ups are over.
+        """
         config = comparison_of(self.config, group)
         self.differences += map(str, check_agreement(samples, near_tie=config.workload.near_tie).differences)
         summaries = list(Summarizer(config, samples).summaries())

@@ -161,7 +161,7 @@ class DraftSession:
 
     @property
     def can_yield(self) -> bool:
-        """Return whether the session has committed tokens since it entered, so that leaving now loses no work."""
+        """Return whether tokens were committed since the session took its slot; then leaving the slot loses no work."""
         return len(self.committed) > self._entered_at
 
     def fail(self, error: Exception) -> None:

@@ -71,11 +71,15 @@ class Grammars:
         return self._known.setdefault(grammar, asyncio.get_running_loop().create_future())
 
     async def _tried(self, grammar: Grammar, trial: _Trial) -> GrammarMatcher | None:
-        """Try a grammar out when the caller's turn has come, unless another request's trial ends before.
+        """Try a grammar out once it is the caller's turn to use the compiler; stop if another request is sooner.
+
+        Args:
+            grammar: the grammar.
+            trial: outcome of the first trial of this grammar, for which all requests with the grammar wait.
 
         Returns:
-            The matcher that the trial made; None if another request's trial ended first, or this one failed. The
-            outcome is then in `trial`.
+            The matcher that this trial made; None if another request's ended first, or this one failed. `trial` is
+            done then.
         """
         work = self._trials.run(self._compiler.compile, grammar, self._trials.is_awaited)
         turn = asyncio.ensure_future(work)

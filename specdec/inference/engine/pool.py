@@ -138,12 +138,12 @@ class DraftPool:
             self._computing.discard(worker)
 
     def propose(self, worker: Worker, help_id: str, branches: Sequence[Branch]) -> None:
-        """Pass a worker's branches on to a session, unless the session has another worker by now.
+        """Add a worker's draft tokens to a session's tree; drop them if another worker drafts for the session by now.
 
         Args:
             worker: the worker that proposes.
-            help_id: the session's name at the worker.
-            branches: draft tokens for the session.
+            help_id: the name by which the worker knows the session.
+            branches: draft tokens, each branch with the number of the token that it follows, its parent.
 
         Raises:
             InvalidRequestError: a branch names a parent that never existed, or an unknown token id. For a private

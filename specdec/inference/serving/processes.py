@@ -62,7 +62,7 @@ class ServerProcess:
 
     @property
     def last_words(self) -> str:
-        """Return words about the end of the server's log, with which an error's message can end."""
+        """Return the last lines of the server's log, in words that can be added to the message of an error."""
         return f"its log ends with:\n{tail}" if (tail := self.log_tail().strip()) else "its log is empty"
 
 

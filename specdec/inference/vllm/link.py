@@ -1,4 +1,6 @@
-"""The mailbox's end in vLLM's engine core: a thread that reads what the front (this project's server or pool) sends.
+"""The core's end of the mailbox (mailbox.py), by which a front and vLLM's engine core exchange drafts and reports.
+
+It is a thread that reads what the front, this project's server or pool, sends.
 
 The owner of the core decides what a lost link means. A core that a front has started ends when the front ends, together
 with all processes of its group, which would otherwise stay and keep the memory of their devices. A core that no front

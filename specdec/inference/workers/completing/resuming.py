@@ -207,7 +207,10 @@ class Resuming:
         self._failed.clear()
 
     async def _pause(self, exc: SpecDecError) -> None:
-        """Wait before the next attempt, after one has failed by `exc`; if another server is ready, only for the budget.
+        """Wait before the next attempt, after one has failed by `exc`.
+
+        The wait is random and grows with each attempt; if another server is ready, it lasts only until the retry budget
+        allows an attempt.
 
         Raises:
             SpecDecError: no further attempt is made; this is the error that the client gets.
