@@ -44,7 +44,7 @@ class Matcher(Protocol):
         """
 
     def forced(self, output: Sequence[int], limit: int) -> list[int]:
-        """Return up to `limit` tokens that must follow; none if several may, or if the grammar refuses the output so far."""
+        """Return up to `limit` tokens that must follow; none if several may, or the grammar refuses the output."""
 
     def goes_on(self, output: Sequence[int]) -> bool:
         """Return whether the grammar allows the output and lets it continue."""

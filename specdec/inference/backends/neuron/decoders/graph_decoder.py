@@ -1,7 +1,8 @@
 """Common base of the decoders over NxDI's own graphs.
 
 A step of such a graph does more than a pass over given tokens: it drafts, or chooses tokens. So it cannot be a
-`Backend` (model/slots.py), whose passes return logits. The base counts the tokens that each slot holds; each subclass runs the steps of one kind of graph.
+`Backend` (model/slots.py), whose passes return logits. The base counts the tokens that each slot holds; each subclass
+runs the steps of one kind of graph.
 """
 
 from __future__ import annotations
