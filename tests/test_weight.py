@@ -33,16 +33,16 @@ WEIGHTS: dict[str, int] = {
     "inference/serving": 1240,
     "inference/speculation": 820,
     "inference/text": 1340,
-    "inference/vllm": 1740,
+    "inference/vllm": 1680,
     "inference/workers": 2720,
     "scripts": 800,
     "specdec": 540,
-    "tests": 34720,
-    "vllm_same_text": 240,
+    "tests": 34800,
+    "vllm_same_text": 220,
 }
 """Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
 the next twenty."""
-PRODUCT = 21_490
+PRODUCT = 21_420
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
 """Share of its number by which a room may grow."""
