@@ -86,7 +86,6 @@ class VllmEngine(Sessions):
         self._idle = asyncio.Event()
         self.adapters: Mapping[str, LoRARequest] = {}
         config, model = llm.vllm_config, llm.model_config
-        self._chooses = not config.use_v2_model_runner  # on V2 vLLM does
         self.max_length, self.vocab_size = model.max_model_len, model.get_vocab_size()
         self.num_slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
 
@@ -212,12 +211,11 @@ class VllmEngine(Sessions):
 
     def _params(self, request: GenerationRequest, name: str) -> VllmParams:
         max_tokens = min(request.max_new_tokens, self.max_length - len(request.prompt_token_ids))
-        choice: dict[str, Any] = {"temperature": 0.0, "prompt_logprobs": request.prompt_logprobs}
-        if self._chooses:
-            choice["extra_args"] = runner_v1.extra_args(request, name, self._limits.gamma)
-        else:
+        if self._llm.vllm_config.use_v2_model_runner:
             choice = own_fields(request, max_tokens)
             choice["extra_args"] = {KEY: carried(request, name, self._limits.gamma)}
+        else:
+            choice = runner_v1.greedy_fields(request, name, self._limits.gamma)
         if request.grammar is not None:
             source = OWN_FORM + self._grammars.source(request.grammar)
             choice["structured_outputs"] = StructuredOutputsParams(grammar=source)
@@ -262,10 +260,8 @@ class VllmEngine(Sessions):
 
 
 def _require_finite(session: VllmSession) -> None:
-    """Raise an error if a reported pass of the session had logits that were not finite, or a grammar without a mask."""
+    """Raise InternalError if a reported pass of the session had logits that were not finite."""
     for row, _ in session.rows:
-        if not row.is_finite and session.grammar is not None:
-            raise InvalidRequestError("grammar: it became too complex: no token may follow", field="grammar")
         if not row.is_finite:
             raise InternalError(f"the model's logits are not finite at position {row.position} or soon after")
 

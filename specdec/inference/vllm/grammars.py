@@ -14,7 +14,7 @@ OWN_FORM = "specdec "
 
 
 def take_own_grammars() -> None:
-    """Let this process of vLLM take grammars in llguidance's own form, marked by `OWN_FORM`, beside those of others."""
+    """Let this process of vLLM take grammars in llguidance's own form, marked by `OWN_FORM`, beside those it knows."""
     from vllm.v1.structured_output import backend_guidance
     from vllm.v1.structured_output.backend_guidance import serialize_guidance_grammar as serialize
 

@@ -51,7 +51,7 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Address of a core's mailbox, and rules of their link; vLLM's `additional_config` carries both to the core.
+    """Address of the mailbox that an engine core dials, and rules for the core, both from vLLM's `additional_config`.
 
     Attributes:
         path: path of the socket.

@@ -211,7 +211,10 @@ def engine_config(model: VllmModel) -> Any:
 
 
 def noise_of(config: Any, asked: Noise | None) -> Noise:
-    """Return the noise of vLLM's runner: V2 has its own alone; V1 has none that fits, so that either is computed here.
+    """Return the rule by which a seed gives random numbers: vLLM's own on runner V2, the one asked for on runner V1.
+
+    Args:
+        asked: rule that the operator asks for; None leaves it to the runner, and on V1 is this project's own.
 
     Raises:
         ConfigError: another one is asked for on runner V2.
@@ -267,12 +270,13 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str | None = None) -> d
 
 
 def require_kept(config: Any, wanted: str = METHOD) -> None:
-    """Raise ConfigError, which names the setting, if vLLM would use a feature that makes its answers inexact.
-
-    It logs a warning if rounding does.
+    """Check that no feature which vLLM would use makes tokens depend on drafts; log a warning where rounding may.
 
     Args:
-        wanted: the speculation method.
+        wanted: speculation method that the configuration must have.
+
+    Raises:
+        ConfigError: names the setting, and what to do.
     """
     model, speculation = config.model_config, config.speculative_config
     method, is_cpu = None if speculation is None else speculation.method, config.device_config.device_type == "cpu"

@@ -61,6 +61,12 @@ def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, A
     return {KEY: ours}
 
 
+def greedy_fields(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
+    """Return vLLM's own fields for a request on runner V1, except those that both runners have; see `extra_args`."""
+    ours = extra_args(request, name, gamma)
+    return {"temperature": 0.0, "prompt_logprobs": request.prompt_logprobs, "extra_args": ours}
+
+
 def chooses(extra_args: Mapping[str, Any] | None) -> bool:
     """Return whether this project chooses a request's tokens: its parameters are there, and not for greedy choice."""
     ours = None if extra_args is None else extra_args.get(KEY)
