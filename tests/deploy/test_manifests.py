@@ -291,7 +291,7 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
-def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
+def test_a_server_may_get_its_devices_from_another_component(component: str, fault: str, tmp_path: Path) -> None:
     """Another component may provide a server's devices; the checks find a wrong number of devices.
 
     The component replaces claims/xl of the overlay trn2-fused, whose server uses 32 logical cores; a whole instance has
@@ -322,7 +322,7 @@ def built_with(folder: Path, component: str, *overlays: str) -> list[list[Manife
     return built
 
 
-def test_tls_everywhere(tmp_path: Path) -> None:
+def test_the_component_tls_leaves_no_server_without_a_certificate(tmp_path: Path) -> None:
     for documents in built_with(
         tmp_path, "tls", "cpu-demo", "trn2-distributed", "trn2-fused", "gpu-vllm", "vllm-serve"
     ):
@@ -400,33 +400,3 @@ def test_the_check_of_manifests_finds_each_planted_mistake(mistake: tuple[str, s
     documents = manifests(KUBERNETES / "overlays" / overlay)
     spoil(documents, place, value)
     assert any(MISTAKES[mistake] in fault for fault in faults(documents)), faults(documents)
-
-
-def test_a_misspelled_field_is_noticed(tmp_path: Path) -> None:
-    documents = core(manifests(KUBERNETES / "overlays" / "cpu-demo"))
-    spoil(documents, f"StatefulSet {POD} terminationGracePeriod", 3)
-    assert "terminationGracePeriod" in validated(documents, "1.34", tmp_path)
-
-
-KARPENTERS_RULES: tuple[tuple[str, object], ...] = (
-    ("NodePool spec limits", {"cpu": "192"}),
-    ("NodePool spec weight", 10),
-    ("NodePool spec disruption budgets 0 schedule", "@daily"),
-    ("NodePool spec template spec requirements 0 values", []),
-    ("NodePool spec template spec requirements 0 key", "karpenter.sh/capacity_type"),
-    ("NodePool spec template spec requirements 0 key", "karpenter.k8s.aws/instance-cpus"),
-    ("EC2NodeClass spec instanceProfile", "nodes"),
-    ("EC2NodeClass spec amiSelectorTerms 0 alias", "al2023"),
-    ("EC2NodeClass spec subnetSelectorTerms", []),
-)
-
-
-@pytest.mark.parametrize(("place", "value"), KARPENTERS_RULES)
-def test_karpenters_rules_between_fields_are_kept(place: str, value: object) -> None:
-    """Node pools that break a rule between fields, such as a limit of CPUs beside `replicas`, are found.
-
-    A JSON schema without these rules would accept what Karpenter refuses.
-    """
-    documents, kind = manifests(KUBERNETES / "nodes" / "reserved"), place.split()[0]
-    spoil(documents, place, value)
-    assert custom_faults(kind, of_kind(documents, kind)) != ""

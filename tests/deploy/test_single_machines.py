@@ -117,23 +117,18 @@ def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -
     assert int(service["TimeoutStopSec"]) > needed_s(arguments)
 
 
-def complaints_of_systemd(folder: Path, *, spoil: tuple[str, str] = ("", "")) -> list[str]:
+def complaints_of_systemd(folder: Path) -> list[str]:
     """Return what `systemd-analyze verify` finds wrong in the units, with programs and folders of this machine."""
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("there is no systemd-analyze")
     for unit in UNITS:
         text = unit.read_text().replace("/opt/specdec/.venv/bin/python", "/bin/true").replace("=/opt/specdec", "=/")
-        text = re.sub(r"^(User|Group|EnvironmentFile)=.*$", "", text.replace(*spoil), flags=re.MULTILINE)
+        text = re.sub(r"^(User|Group|EnvironmentFile)=.*$", "", text, flags=re.MULTILINE)
         (folder / unit.name).write_text(text)
     command = [program, "verify", "--man=no", "--recursive-errors=no", *sorted(folder.glob("*.service"))]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     return [line for line in done.stderr.splitlines() if "specdec-" in line]
 
 
-def test_units_are_systemds(tmp_path: Path) -> None:
+def test_systemd_accepts_every_unit(tmp_path: Path) -> None:
     assert complaints_of_systemd(tmp_path) == []
-
-
-def test_a_misspelled_setting_is_noticed(tmp_path: Path) -> None:
-    found = complaints_of_systemd(tmp_path, spoil=("ProtectSystem", "ProtectSytem"))
-    assert any("ProtectSytem" in line for line in found)

@@ -17,9 +17,11 @@ from typing import Any
 import grpc
 import pytest
 
-from specdec.grpc_comm import options
+from specdec.grpc_comm import options, secured
 from specdec.grpc_comm.call import Call
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.tls import ServerTls
+from specdec.inference.config import DialSecurity
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.request import Schedule
 from specdec.inference.text.tokenizer import Tokenizer
@@ -27,6 +29,7 @@ from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting import service, stream
 from specdec.inference.workers.drafting.stream import AssistStream, Offer
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
+from tests.support.certificates import pki
 from tests.support.edges import Edge, edge
 from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of
@@ -229,6 +232,27 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
             seen.update(worker.id for worker in target.pool._workers)
             num_undrafted += await num_drafted(client, 24) == 0
         assert num_undrafted <= 3  # requests that were sent just when their connection grew old
+
+
+async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft worker's proposals follow its requests to a new connection after a change of certificates.
+
+    Regression: requests used a new connection after the change, and draft tokens the old one for another
+    hour.
+    """
+    monkeypatch.setattr(secured, "LOOK_S", 0.05)
+    trust = pki(tmp_path)
+    tls = ServerTls(*trust.pair("server"))
+    async with serving(credentials=tls.grpc_credentials()) as target:
+        secure = edge(target.server.port, Schedule.SYNC, security=DialSecurity(trust.ca))
+        async with secure as client, asyncio.timeout(60):
+            assert await num_drafted(client, 24) > 0
+            (before,) = target.pool._workers
+            trust.ca.write_bytes(trust.ca.read_bytes() + b"\n")
+            await until(lambda: bool(target.pool._workers) and before not in target.pool._workers)
+            assert await num_drafted(client, 24) > 0
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:

@@ -200,15 +200,6 @@ async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models
             assert run.stdout.strip()
 
 
-def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
-    for arguments in (("gateway", "--help"), ("--role", "gateway", "--help")):
-        run = subprocess.run(
-            [environment / "bin" / "specdec", *arguments], capture_output=True, text=True, cwd=tmp_path, env=variables()
-        )
-        assert run.returncode == 0
-        assert "--served_model_name" in run.stdout
-
-
 def test_one_name_is_in_the_wheel(wheel: Path) -> None:
     """The wheel has one top-level name, `specdec`.
 
@@ -232,43 +223,6 @@ def test_packages_and_prompts_of_comparisons_are_in_the_wheel(environment: Path,
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
     assert (run.returncode, run.stdout.splitlines()[0]) == (0, "[True, True]"), run.stderr
     assert "--topologies" in run.stdout
-
-
-RUN = """
-import runpy, sys
-sys.argv = sys.argv[1:]
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as end:
-    print("ended", end.code, *{name.split(".")[0] for name in sys.modules} & {"inference", "grpc_comm", "comparison"})
-"""
-CLIENT = "fused_client --port 1 --connect_timeout_s 0.1 --prompt x"
-PAIR = "verify_fused --prompt 1,2,3 --max_new_tokens 4"
-
-
-@pytest.mark.parametrize(
-    ("is_installed", "command"),
-    [*((installed, command) for installed in (False, True) for command in (CLIENT, "compare --help")), (True, PAIR)],
-)
-def test_no_module_has_the_name_of_its_folder(
-    is_installed: bool, command: str, environment: Path, tmp_path: Path
-) -> None:
-    """No module is imported by its folder's name, without `specdec.`, since it would then exist twice.
-
-    `inference` is also another project's name.
-    """
-    word, *flags = command.split()
-    started: list[str | Path] = [ROOT / "main.py", "--role", word]
-    if word == "compare":
-        started = [ROOT / "compare_architectures.py"]
-    if is_installed:
-        started = [environment / "bin" / "specdec", word]
-    python = environment / "bin" / "python" if is_installed else sys.executable
-    run = subprocess.run(
-        [python, "-c", RUN, *started, *flags],
-        capture_output=True, text=True, cwd=tmp_path if is_installed else ROOT, env=variables(), timeout=120,
-    )  # fmt: skip
-    assert run.stdout.splitlines()[-1] == f"ended {int('fused_client' in command)}", run.stdout + run.stderr
 
 
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:

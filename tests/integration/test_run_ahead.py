@@ -68,21 +68,6 @@ def some_requests(num_tokens: int = 40) -> list[CompletionRequest]:
     ]
 
 
-@pytest.mark.parametrize("conditions", [LinkConditions(), FAR], ids=["near", "far"])
-@pytest.mark.parametrize("gamma", [0, 4])
-async def test_tokens_are_the_targets(
-    far_target: ServerProcess, worker: ServerProcess, link: DelayProxy, conditions: LinkConditions, gamma: int
-) -> None:
-    link.conditions = conditions
-    requests = some_requests()
-    alone = await complete_all(far_target, requests)
-    helped = await complete_all(worker, with_gamma(requests, gamma))
-    assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
-    assert [h.text for h in helped] == [a.text for a in alone]
-    if gamma == 0:
-        assert all(h.num_draft_tokens == 0 for h in helped)
-
-
 async def test_branches_come_true_over_a_slow_link(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy
 ) -> None:

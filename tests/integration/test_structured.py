@@ -179,25 +179,6 @@ async def test_a_cut_link_changes_no_token(
     assert answers([helped]) == answers(plain[1:2])
 
 
-REFUSED = {
-    "schema": (Grammar(GrammarKind.JSON_SCHEMA, '{"properties":{"a":{"type":"nonsense"}}}'), {}, "properties/a"),
-    "regex": (Grammar(GrammarKind.REGEX, "("), {}, "regex"),
-    "endless": (GRAMMARS[0], {"ignore_eos": True}, "ignore_eos"),
-}
-
-
-@pytest.mark.parametrize(("grammar", "others", "part"), REFUSED.values(), ids=REFUSED)
-async def test_grammars_are_refused_alike_with_and_without_a_draft(
-    models: ModelDirectories, target: Server, link: DelayProxy, grammar: Grammar, others: dict[str, bool], part: str
-) -> None:
-    request = CompletionRequest("the wind", grammar=grammar, **others)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match=part):
-        await complete_at(target, [request])
-    async with worker(models.related, models, link) as completer:
-        with pytest.raises(InvalidRequestError, match=part):
-            await completed_by(completer, [request])
-
-
 async def test_a_peer_that_ignores_grammars_is_noticed(
     models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,14 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specdec.grpc_comm.channel import open_channel
-from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
-from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.backends.onnx.packed import packed_decoder
 from specdec.inference.commit import FinishReason
 from specdec.inference.request import MAX_SEED, SamplingParams, Schedule, SeedScope
@@ -168,29 +164,6 @@ async def test_a_chats_next_turn_reuses_the_last(topologies: Topologies, target:
     assert answers([second]) == answers([anew])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies, temperature: float) -> None:
-    """If draft and target are the same model, all draft tokens are accepted, also in a last, shorter round."""
-    requests = [
-        CompletionRequest(
-            PROMPTS[number],
-            SamplingParams(temperature=temperature, top_p=0.9 if number % 2 else 1.0),
-            seed=number,
-            max_new_tokens=limit,
-            ignore_eos=True,
-            gamma=gamma,
-            schedule=Schedule.SYNC,
-        )
-        for number, (gamma, limit) in enumerate((gamma, limit) for gamma in (1, 4, 8) for limit in (1, 2, 5, 10, 17))
-    ]
-    completions = await complete_all(topologies["itself"], requests)
-    for request, completion in zip(requests, completions, strict=True):
-        assert len(completion.token_ids) == request.max_new_tokens
-        assert completion.num_accepted_tokens == completion.num_draft_tokens
-        assert completion.reason is FinishReason.LENGTH
-        assert completion.num_deltas == -(-request.max_new_tokens // ((request.gamma or 0) + 1))
-
-
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
     """An answer goes on to the end of the target's context, even if the draft's own context is shorter."""
@@ -212,46 +185,6 @@ async def test_a_drawn_seed_is_reported_and_repeats_the_answer(topologies: Topol
     first, second = await complete_all(topologies["related"], [request, request])
     assert first.seed != second.seed
     assert (await complete(target, replace(request, seed=first.seed))).token_ids == first.token_ids
-
-
-GENERATE_REFUSED = {
-    "no prompt": (pb.GenerateRequest(), ["no prompt"]),
-    "empty token ids": (pb.GenerateRequest(token_ids=pb.TokenIds()), ["empty"]),
-    "empty text": (pb.GenerateRequest(text=""), ["empty"]),
-    "prompt too long": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[3] * 500)), ["500", "127"]),
-    "token outside the vocabulary": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[999])), ["999", "288"]),
-    "max_new_tokens 0": (pb.GenerateRequest(text="a", max_new_tokens=0), ["max_new_tokens 0"]),
-    "temperature": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=101)), ["101", "100"]),
-    "temperature not a number": (
-        pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=float("nan"))),
-        ["temperature nan"],
-    ),
-    "top_p 0": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(top_p=0)), ["top_p 0"]),
-    "min_p above 1": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(min_p=1.5)), ["min_p 1.5", "1]"]),
-    "a short name of a session": (pb.GenerateRequest(text="a", draft_session=b"x"), ["draft_session", "1 bytes", "16"]),
-    "gamma": (pb.GenerateRequest(text="a", gamma=1000), ["gamma 1000", "64"]),
-    "schedule": (pb.GenerateRequest(text="a", schedule=7), ["schedule 7"]),  # type: ignore[arg-type]
-}
-
-
-@pytest.mark.parametrize("helper", ["target", "related"])
-@pytest.mark.parametrize(("request_message", "parts"), GENERATE_REFUSED.values(), ids=GENERATE_REFUSED)
-async def test_refused_generate(
-    target: ServerProcess,
-    topologies: dict[str, ServerProcess],
-    request_message: pb.GenerateRequest,
-    parts: list[str],
-    helper: str,
-) -> None:
-    """Target and draft worker refuse invalid requests with the same status and message."""
-    address = (topologies | {"target": target})[helper].address
-    async with open_channel(address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in rpc.GenerationServiceStub(channel).Generate(request_message, timeout=60):
-                pass
-    message = caught.value.details() or ""
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert all(part in message for part in parts), message
 
 
 @pytest.mark.parametrize("server", ["target", "related", "fused"])

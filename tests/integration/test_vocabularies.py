@@ -7,7 +7,6 @@ tokenizer: a disturbed twin of the target, in SentencePiece's spelling and witho
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -32,7 +31,6 @@ from tests.support.servers import (
     fused_server,
     interrupted,
     pool_worker,
-    run_command,
     target_server,
     vocabulary_share,
 )
@@ -171,30 +169,6 @@ async def test_every_topology_gives_the_targets_tokens(kind: Kind, servers: Serv
         assert [completion.token_ids for completion in helped] == expected
         num_drafted = sum(completion.num_draft_tokens for completion in helped)
         assert 0.05 * num_drafted < sum(completion.num_accepted_tokens for completion in helped) < num_drafted
-
-
-async def test_the_command_line_gives_the_targets_tokens(
-    kind: Kind, servers: Servers, models: dict[str, Path], tokenizer: tuple[str, ...]
-) -> None:
-    """A draft with another vocabulary gives the target's tokens; one that needs --tokenizer is refused without it."""
-    asked = ("--prompt", "the wind", "--max_new_tokens", "12", "--format", "json", "--threads", "1")
-    draft = ("--role", "draft", "--model", str(models["draft"]), "--port", str(servers.target.port), *asked)
-    result = await run_command(*draft, *tokenizer)
-    (expected,) = await alone(servers.target, [CompletionRequest("the wind", max_new_tokens=12)])
-    assert result.code == 0, result.stderr
-    assert result.objects[0]["token_ids"] == expected
-    if tokenizer:
-        refused = await run_command(*draft)
-        assert refused.code != 0
-        assert "--tokenizer" in refused.stderr
-
-
-@of_another_tokenizer
-async def test_a_draft_with_too_few_of_the_targets_tokens_is_refused(models: dict[str, Path]) -> None:
-    pair = ("--role", "verify_fused", "--target_model", models["target"], "--draft_model", models["draft"])
-    refused = await run_command(*pair, "--prompt", "the", "--min_vocabulary_share", "1")
-    assert refused.code != 0
-    assert re.search(r"\d+ of the target's 272 tokens .*--min_vocabulary_share 1", refused.stderr)
 
 
 async def test_metrics_show_what_the_draft_can_propose(kind: Kind, servers: Servers) -> None:

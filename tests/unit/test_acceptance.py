@@ -22,11 +22,6 @@ def test_shared_noise_has_the_acceptance_of_its_own_draws() -> None:
     assert np.mean(np.array(drawn[0]) == np.array(drawn[1])) == pytest.approx(coupled(P, Q), abs=0.01)
 
 
-def test_shared_noise_is_the_sum_over_tokens() -> None:
-    ratios = np.maximum(P / P[:, None], Q / Q[:, None])
-    assert coupled(P, Q) == pytest.approx((1.0 / ratios.sum(axis=1)).sum())
-
-
 def test_schemes_have_their_order_and_equal_laws_their_limits() -> None:
     found = {scheme: float(values[0]) for scheme, values in expected(P[None], Q[None]).items()}
     assert found["rejection sampling"] == pytest.approx(0.1 + 0.3 + 0.15 + 0.05)

@@ -143,10 +143,6 @@ def test_a_file_that_cannot_be_used_is_named(
     assert message in capsys.readouterr().err
 
 
-def test_every_tutorial_configuration_is_checked() -> None:
-    assert {file.stem for file in CONFIGS} >= TP_DEGREES.keys()
-
-
 @pytest.mark.parametrize(
     ("file", "role"),
     [
