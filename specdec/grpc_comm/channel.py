@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import cast
 
 import grpc
@@ -75,16 +76,15 @@ async def _look(address: str, timeout_s: float, tls: ClientTls | None) -> bytes 
         UnreachableError: the server can never be reached, however long a client waits.
     """
     try:
-        async with asyncio.timeout(timeout_s):
-            await asyncio.get_running_loop().getaddrinfo(*split_address(address))
-    except TimeoutError:
-        return None
+        if tls is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.get_running_loop().getaddrinfo(*split_address(address))
+            await check_handshake(address, tls, timeout_s)
+            return None
+        answer = await greeting(address, timeout_s)
     except socket.gaierror as exc:
         raise UnreachableError(f"{address}: the host is not known ({exc.strerror})") from exc
-    if tls is not None:
-        await check_handshake(address, tls, timeout_s)
-        return None
-    answer = await greeting(address, timeout_s)
     if answer == b"HTTP/1.":
         raise UnreachableError(f"{address} speaks HTTP, not gRPC: is it the port of a gateway, of metrics, or a proxy?")
     return answer

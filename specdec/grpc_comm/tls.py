@@ -7,6 +7,7 @@ A server uses a new certificate from the next connection on. A client needs a ne
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -292,10 +293,15 @@ async def greeting(address: str, timeout_s: float) -> bytes | None:
     """Return the first bytes that HOST:PORT answers to plain-text gRPC; None if no server answers.
 
     The result is empty if the server ends the connection without an answer.
+
+    Raises:
+        socket.gaierror: the host is not known.
     """
     try:
         async with asyncio.timeout(timeout_s):
             return await _answer(address, len(b"HTTP/1."))
+    except socket.gaierror:
+        raise
     except (OSError, TimeoutError):
         return None
 
