@@ -176,7 +176,7 @@ def spelled_out(function: FunctionT) -> FunctionT:
 
 
 def _read(name: str, value: Any) -> Any:
-    """Return the value of the parameter `name` in the form of requests.
+    """Convert a parameter's value to the type that requests hold it as, such as a tuple for a list.
 
     Raises:
         InvalidRequestError: the value has another type than the parameter.

@@ -61,7 +61,7 @@ _LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "lo
 
 
 def model_type(family: str) -> str:
-    """Return Transformers' name of a family, such as llama, without a suffix for variants of it."""
+    """Return Transformers' name of a key of `FAMILIES`: "mistral" for "mistral, windows"."""
     return family.partition(",")[0]
 
 

@@ -192,7 +192,7 @@ class Site:
 
 
 def _registered(folder: Path) -> Path:
-    """Write the metadata by which vLLM finds the plug-in `vllm_same_text`, as its distribution has it."""
+    """Write metadata as an installation of `vllm_same_text` has, by which vLLM finds the plug-in; return the folder."""
     info = folder / "vllm_same_text-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-same-text\nVersion: 0\n")

@@ -62,7 +62,7 @@ class Costs:
 
     @property
     def verify_s(self) -> float:
-        """Return the time of the widest pass."""
+        """Return the time of a pass over the most tokens, which verifies gamma draft tokens."""
         return self.passes_s[-1]
 
 

@@ -189,7 +189,10 @@ def _speedup(findings: Findings, summary: CellSummary, speedup: Spread) -> str:
 
 
 def tokens_over_rtt(findings: Findings) -> Figure:
-    """Draw lines: a panel per prompt kind, marks at measured points, dashes for the bound."""
+    """Draw tokens per second over the round-trip time: a panel per kind of prompt, a line per contender.
+
+    Marks are measured; dashed lines are the theoretical bound.
+    """
     way = "round trip time between edge and target (ms)" if findings.config.topologies else ""
     names = [f"tokens per second, {findings.least_load}"], [way] * len(findings.kinds)
     return panels([findings], findings.kinds, _rtt_panel, size=(4.6, 3.6), names=names)

@@ -109,7 +109,7 @@ class PoolWorker(DraftWork):
             self._streams[address] = stream, group.create_task(self._run(stream, security))
 
     async def _run(self, stream: AssistStream, security: DialSecurity) -> None:
-        """Draft for one target, until every target has refused this worker."""
+        """Draft for a target over its stream; give up once all targets of this worker have refused it as a worker."""
         await stream.serve(
             lambda: open_channel(stream.address, credentials_of(security), options=WORKER_OPTIONS),
             lambda: not all(each.is_refused for each, _ in self._streams.values()),
