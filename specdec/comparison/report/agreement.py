@@ -18,8 +18,8 @@ class Difference:
     """Answer that differs from the reference.
 
     Attributes:
-        cell, repeat, prompt_index: where the answer comes from: contender and conditions, number of the run, and number of
-        the prompt, from 0 on, among those of its kind.
+        cell, repeat, prompt_index: where the answer comes from: contender and conditions, number of the run, and number
+            of the prompt, from 0 on, among those of its kind.
         reference: label of the contender with the expected answer.
         position: first difference, in output tokens; in characters if one of the servers sends no tokens.
         expected, actual: token ids or characters there; None if an answer has ended.
