@@ -1,6 +1,6 @@
 """Request context: who makes the request that is served now, and its id, in a context variable; and audit lines.
 
-Knows nothing of tokens and certificates.
+Knows nothing of how callers prove who they are, by tokens or certificates.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Caller:
 
         It is a digest of the account or its prefix group, and of the salt `given` by the client. So no client can
         choose another account's salt, and it is the same on every server. Without an auth file there are no accounts,
-        and it is the client's own.
+        and the salt is the client's own.
         """
         if not self.account:
             return given

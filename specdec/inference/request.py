@@ -238,7 +238,7 @@ class Schedule(enum.Enum):
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether the draft goes on, at least under low load, without waiting for the target's verdicts."""
+        """Return whether the draft goes on, at least under low load, before the target has verified its tokens."""
         return self is not Schedule.SYNC
 
 
@@ -249,7 +249,7 @@ class Provenance:
     Attributes:
         model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws the
             noise, so that no other server can resume.
-        grammar_version: version of the masks' compiler, if the output keeps to a grammar.
+        grammar_version: version of what compiles a grammar into masks of the allowed tokens; empty without a grammar.
         prompt_digest: digest of the prompt's token ids.
     """
 
@@ -307,7 +307,7 @@ class Options:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the values of these parameters by name, to make a request of the other form."""
+        """Return the values of these parameters by name, to make a request of another subclass with them."""
         return {each.name: getattr(self, each.name) for each in fields(Options)}
 
 
