@@ -18,7 +18,14 @@ from enum import StrEnum
 
 
 class Right(StrEnum):
-    """Right of a caller; the auth file lists those of each caller under `roles`."""
+    """Right of a caller; the auth file lists those of each caller under `roles`.
+
+    Attributes:
+        CLIENT: get answers, and draft for them.
+        WORKER: draft for the requests of all callers.
+        OPS: read metrics and load.
+        ADMIN: drain the server, which ends it, and read its load.
+    """
 
     CLIENT = "client"
     WORKER = "worker"

@@ -64,6 +64,8 @@ class TokenLogprobs:
 class Timings:
     """Where the time of one commit went, in microseconds; a part that this process does not know is 0.
 
+    A draft worker is the process with the draft model, where that is not the target's.
+
     Attributes:
         queue_us: time in which the session was ready for a pass of the target, and was in none.
         compute_us: the target's pass, including the choice of tokens.

@@ -288,7 +288,7 @@ class Options:
         grammar: grammar of the output; it ends with an end-of-sequence token, so those must end the sequence.
         cache_salt: prompts share cached prefixes only if their salts are equal.
         draft_session: name, in hexadecimal digits, under which the client's own draft worker proposes tokens on the
-            same connection; a server puts the connection's scope before it. Empty without such a worker.
+            same connection; a server puts the client's name and address before it. Empty without such a worker.
         include_rejected: commits carry the draft tokens that their passes rejected.
         adapter: name of an adapter (LoRA) that the target computes with; empty for the model itself.
     """
