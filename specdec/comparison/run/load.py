@@ -57,7 +57,7 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
 
 
 async def for_seconds(ask: Ask, count: int, streams: int, seconds: float) -> list[RequestRecord]:
-    """Keep `streams` requests in flight for 1.5 times `seconds`; return the records of those that ended in the last part.
+    """Keep `streams` requests in flight for 1.5 times `seconds`; return the records of those that end in the last part.
 
     That part is `seconds` long; the load is steady when it begins.
     """
