@@ -1,8 +1,8 @@
 """Library (`LLM`, `Client` and their asynchronous twins), and the command `specdec`.
 
 Each name is imported at its first use. `inference`, `grpc_comm` and `comparison` at the root of the repository are
-links to folders of this package. Import them as `specdec.inference` and so on, never by the names of the links: by
-these each module would exist a second time.
+links to folders of this package. Import them as `specdec.inference` and so on, never by the names of the links, which
+would load each module a second time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def __dir__() -> list[str]:
 
 
 def main() -> int:
-    """Run the role or measurement that the command line names; return the exit code."""
+    """Run what the command line names, such as a server, a client or a measurement; return the exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["compare"], ["study"], ["diff"], ["law"]):
         from specdec.comparison.app import main as measure

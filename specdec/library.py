@@ -1,6 +1,7 @@
 """Generation in notebooks and scripts: `LLM` loads models in this process, `Client` asks a server.
 
-`AsyncLLM` and `AsyncClient` are the same for asynchronous code. Settings have the names of flags (docs/library.md).
+`AsyncLLM` and `AsyncClient` are the same for asynchronous code. Settings have the names of the command line's
+flags (docs/library.md).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ T = TypeVar("T")
 _owner: int | None = None
 """Id of the process that opened the first model or connection; None before that.
 
-A fork of it has none of its threads, and so cannot use what it opened.
+A fork of that process has none of its threads, and so cannot use the models and connections that it opened.
 """
 
 
@@ -74,7 +75,10 @@ def _require_process() -> None:
 
 
 def _briefly(function: FunctionT) -> FunctionT:
-    """Return the function with short tracebacks for users' mistakes: only its own frame, as notebooks show all."""
+    """Return the function with short tracebacks for users' mistakes: without the frames of what it calls.
+
+    Notebooks would show all of them.
+    """
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -115,7 +119,7 @@ class _Asking:
 
 
 class _Async:
-    """Base class of `AsyncLLM` and `AsyncClient`; a subclass makes its completer in `_open`.
+    """Base class of `AsyncLLM` and `AsyncClient`; a subclass makes in `_open` the completer, which answers requests.
 
     Args:
         settings: settings of the subclass.
@@ -140,7 +144,10 @@ class _Async:
         raise NotImplementedError
 
     async def open(self) -> Self:
-        """Load models or connect, as entering `async with` does: for notebooks, where no block spans several cells."""
+        """Load models or connect, as entering `async with` does, and return the object itself.
+
+        It is for notebooks, where no block spans several cells. Models and connections that are open already stay so.
+        """
         _require_process()
         async with AsyncExitStack() as stack:
             self._completer = self._completer or await self._open(stack)
@@ -174,7 +181,9 @@ class _Async:
 
     @spelled_out
     async def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
-        """Complete a prompt with the draft and by the target alone, in turn, several times, with the same seed.
+        """Complete a prompt several times with the draft and by the target alone; return the results in pairs.
+
+        All runs have the same seed. Before these runs there is one of each kind whose result is not kept.
 
         Raises:
             ConfigError: `gamma` is given.
@@ -309,7 +318,10 @@ class _Blocking:
     @spelled_out
     @_briefly
     def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
-        """Complete a prompt with the draft and by the target alone, in turn, several times, with the same seed."""
+        """Complete a prompt several times with the draft and by the target alone; return the results in pairs.
+
+        All runs have the same seed. Before these runs there is one of each kind whose result is not kept.
+        """
         self._check()
         return self._run(self._inner.compare(prompt, **parameters))
 
@@ -328,10 +340,12 @@ class _Blocking:
 
 
 class LLM(_Blocking):
-    """Models loaded into this process: a target with or without a draft, by default the bundled pair.
+    """Models loaded into this process: a target with or without a draft; without arguments the bundled pair.
 
     Args:
-        target, draft: directories or hub ids; the draft may also be "ngram" (prompt lookup), or "none" for no draft.
+        target, draft: directories or hub ids; the draft may also be "ngram" (prompt lookup), or "none" for no draft. If
+            no target is named, it is the bundled one, with the bundled draft unless another is named; a target that
+            is named has only the draft that is named.
         settings: values of those flags of `specdec fused_target` that concern models; without a draft, of
             `specdec verify_target`.
     """

@@ -1,6 +1,7 @@
 """Prompts and parameters of the library's calls: their types for users, and the requests that are made of them.
 
-Names, defaults and types are read off the classes of requests, so that a new parameter is known here too.
+Calls read names and types off `CompletionRequest` and `SamplingParams`. The typed dictionaries here repeat them for
+type checkers.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def prompt_list(prompts: Any) -> list[Prompt]:
 
 
 def prompt_of(prompt: Any) -> str | tuple[int, ...] | Chat:
-    """Return a prompt in the form of `CompletionRequest.prompt`.
+    """Return a prompt in the form that `CompletionRequest.prompt` takes: a text, a tuple of token ids, or a `Chat`.
 
     Raises:
         InvalidRequestError: the value has another type than a prompt.
@@ -204,10 +205,12 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _structured(name: str, value: Any) -> Any:
-    """Return `structured_outputs` after a check that exactly one field, such as regex, has a value of its type.
+    """Return `structured_outputs` unchanged if it is None, or has a value of the right type in just one field.
+
+    Fields are named by the kind of grammar, such as regex.
 
     Raises:
-        InvalidRequestError: there is no such field or more than one, or its value is of another type.
+        InvalidRequestError: no field or several have a value, a field is unknown, or its value is of another type.
     """
     kinds = [*KINDS, "json_object"]
     given = {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else {}

@@ -25,7 +25,7 @@ from specdec.inference.workers.completion import Codec, Completer, CompletionReq
 
 MAX_WAITING = 64
 CARD = ModelCard("tiny", "fused", 128, 288, "0123", call_format="hermes")
-"""Card of the imaginary model whose answers are scripted."""
+"""Description of the imaginary model whose answers are scripted."""
 REJECTED = "other "
 """Text of the draft token that each scripted pass rejects."""
 
@@ -39,14 +39,16 @@ SCORES = tuple(
 
 
 class ScriptedCompleter:
-    """Completer that answers with scripted passes, in which all tokens but the last are accepted draft tokens.
+    """Completer that answers, in place of a model, with scripted passes of a target.
+
+    All tokens of a pass but the last are accepted draft tokens.
 
     Args:
         passes: for each pass, the texts of its tokens.
         error: exception to raise after the passes, or at once if there are none; None raises none.
         gap_s: seconds to wait before each pass.
         reason: reason with which the answers end.
-        prompt: text of the prompt that requests with echo get.
+        prompt: text that requests with `echo` get as that of their prompt.
         origin: `Provenance` that the answers report.
 
     Attributes:
@@ -142,7 +144,7 @@ class Served:
 
 @contextmanager
 def serving(completer: Completer | None = None) -> Generator[Served, None, None]:
-    """Serve gRPC and HTTP on free ports during the block, in a thread with an event loop of its own.
+    """Serve gRPC and HTTP on free ports during the block, in a thread with an event loop of its own; yield addresses.
 
     Args:
         completer: completer that answers, such as a `ScriptedCompleter`; None: the bundled pair of models.

@@ -1,4 +1,4 @@
-"""Entry point: starts servers, measures every contender under all conditions, writes the report, stops the servers."""
+"""Entry point: starts servers, measures each way to serve under all conditions, writes the report, ends the servers."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
 def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
     """Return the function that makes event loops: with precise timers, or asyncio's own if there are endpoints.
 
-    Precise loops use select(), which takes too few sockets for many streams to endpoints.
+    Precise loops use select(), which takes too few sockets for many streams to endpoints (servers that run already).
     """
     return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 
 async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
-    """Run the comparison; the first signal cancels it, stops its servers, and raises `_InterruptedError`."""
+    """Run the comparison, and return its result; the first signal cancels it and raises `_InterruptedError`."""
     task = asyncio.create_task(comparison)
     received: list[signal.Signals] = []
 
@@ -161,7 +161,7 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
 
 
 async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]:
-    """Start a comparison's servers, measure every contender under all conditions, and stop the servers.
+    """Start a comparison's servers, measure every contender under all conditions, and stop them; return all samples.
 
     Raises:
         ConfigError, SpecDecError: see `deployment` and `measure`.

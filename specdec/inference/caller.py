@@ -1,6 +1,6 @@
 """Request context: who makes the request that is served now, and its id, in a context variable; and audit lines.
 
-Knows nothing of tokens and certificates.
+Knows nothing of how callers prove who they are, by tokens or certificates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from enum import StrEnum
 
 
 class Right(StrEnum):
-    """Right of a caller; the auth file lists those of each caller under `roles`."""
+    """Right of a caller; the auth file lists those of each caller under `roles`.
+
+    Attributes:
+        CLIENT: get answers, and draft for them.
+        WORKER: draft for the requests of all callers.
+        OPS: read metrics and load.
+        ADMIN: drain the server, which ends it, and read its load.
+    """
 
     CLIENT = "client"
     WORKER = "worker"
@@ -77,7 +84,7 @@ class Caller:
 
         It is a digest of the account or its prefix group, and of the salt `given` by the client. So no client can
         choose another account's salt, and it is the same on every server. Without an auth file there are no accounts,
-        and it is the client's own.
+        and the salt is the client's own.
         """
         if not self.account:
             return given

@@ -1,4 +1,7 @@
-"""Events of an answer, from engines and for clients: commits of tokens, what they cost, and why the output ended."""
+"""Events of an answer, from engines and for clients: which tokens became final, at what cost, and why the output ended.
+
+A commit is the tokens that became final in one pass of the target.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ class TokenLogprob(NamedTuple):
 class TokenLogprobs:
     """Log-probabilities at one position: of the chosen token, then of the most probable ones, best first.
 
-    They are stored in columns: the objects for a few long prompts delayed all requests by 0.1 s in every full garbage
-    collection, which looks at a tuple of numbers only once.
+    They are stored in columns, not as one object for each token: such objects for a few long prompts delayed all
+    requests by 0.1 s in every full garbage collection, which looks at a tuple of numbers only once.
 
     Attributes:
         token_ids, logprobs, texts: columns of the fields of `TokenLogprob`; `texts` is empty until a completer with a
@@ -61,6 +64,8 @@ class TokenLogprobs:
 class Timings:
     """Where the time of one commit went, in microseconds; a part that this process does not know is 0.
 
+    A draft worker is the process with the draft model, where that is not the target's.
+
     Attributes:
         queue_us: time in which the session was ready for a pass of the target, and was in none.
         compute_us: the target's pass, including the choice of tokens.
@@ -80,14 +85,15 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a draft worker counted for one commit; a count that this process does not know is 0.
+    """What a draft worker, the process with the draft model, counted for one commit; unknown counts are 0.
 
     Attributes:
         bytes_up, bytes_down: bytes of messages from draft worker to target, and back, since the previous commit.
-        num_branch_hits: 1 if the target rejected a token of the draft's chain and chose a token that begins a branch.
+        num_branch_hits: 1 if the target rejected a token of the draft's chain (its best guess) and chose a token that
+            begins a branch, an alternative that was drafted too; else 0.
         num_wasted_tokens: draft tokens that were dropped, since the commit differs from them.
         window: limit of draft tokens past the committed ones, from this commit on.
-        max_branches: limit of branches beside the draft's chain, from this commit on.
+        max_branches: limit of such branches, from this commit on.
     """
 
     bytes_up: int = 0
@@ -127,7 +133,12 @@ class OwnDrafts:
         return self.num_lookup_accepted + self.num_forced_accepted
 
     def cut(self, num_tokens: int, num_accepted_tokens: int) -> OwnDrafts:
-        """Return the counts for a pass, of `num_accepted_tokens` accepted ones, that is cut to `num_tokens` tokens."""
+        """Return the counts that remain if only the first `num_tokens` tokens of the pass are committed.
+
+        Args:
+            num_tokens: number of these tokens, fewer than the pass gave.
+            num_accepted_tokens: draft tokens that the target accepted in the whole pass.
+        """
         num_lookup = min(self.num_lookup_accepted, num_tokens)
         num_forced = max(0, num_tokens - (num_accepted_tokens - self.num_forced_accepted))  # forced ones come last
         return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced, self.is_predicted)
@@ -207,8 +218,8 @@ class Opened:
     Attributes:
         num_cached_tokens: prompt tokens that the slot had in its cache, from an earlier request.
         prompt_logprobs: one per prompt token except the first, if the request asked for them; else empty.
-        audits: if the request asked for them, one per committed token at the prompt's end, up to the first that its
-            grammar refuses; else empty.
+        audits: if the request asked for them, one per token of earlier output at the prompt's end, up to the first that
+            the request's grammar refuses; else empty.
     """
 
     num_cached_tokens: int = 0

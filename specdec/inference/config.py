@@ -32,14 +32,15 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 COMPILE_POLICIES = ("auto", "never", "always", "only")
 MTP = "mtp"
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa", MTP)
-"""Speculation methods on Neuron: with vanilla this project's engine drafts, with the others a graph of NxDI.
+"""Speculation methods on AWS Neuron: with vanilla this project's engine drafts, with the others a compiled graph of
+NxDI (NeuronX Distributed Inference).
 
-vLLM as the engine has fused, eagle, eagle3 and mtp, and alone has the last one.
+With vLLM as the engine there are fused, eagle, eagle3 and mtp; only vLLM has mtp.
 """
 
 DEFAULT_BRANCHES = 3
 DEFAULT_GAMMA = 8
-"""Default of the draft tokens per round in schedule sync, of the most per pass in async, and of a compiled graph's."""
+"""Default number of draft tokens: of a round in schedule sync, at most of a pass in async, and of a compiled graph."""
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
@@ -63,14 +64,14 @@ MAX_PASS_MS = 10_000.0
 BATCH = Range(1, 4096)
 """Range of the number of sequences in flight at once."""
 BRANCHES = Range(0, 16)
-"""Range of the number of branches that a sequence has beside its chain; each takes a slot of the draft model."""
+"""Range of the number of branches (alternative drafts) of a sequence; each takes a further slot of the draft model."""
 PORT = Range(0, 65535)
 """Range of ports to listen on; 0 takes a free one."""
 SECONDS = Range(0.0, above=True)
 COUNT = Range(0)
 NEURON = "AWS Neuron devices (backend neuron)"
 SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
-"""Fields of `ObserveConfig` that are flags of server roles only."""
+"""Fields of `ObserveConfig` that are flags of servers only, not of clients."""
 
 _DNS, _FILE = "dns:///", "file:///"
 _ORIGIN = re.compile(r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^A-Z/?#@\s,*]+")

@@ -1,6 +1,6 @@
-"""Settings that configurations declare, listed; and configurations made of values by the names of their flags.
+"""List of the settings that a configuration (a dataclass) declares, and configurations made of values by flag name.
 
-Both the command line and the library read their settings so. Knows nothing of argparse.
+Both the command line and the library read their settings with it. Knows nothing of argparse.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EXPECTED = {bool: "True or False", int: "a whole number", float: "a number"}
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Setting that a field of a configuration declares, as a role or the library takes it.
+    """Setting that a field of a configuration declares, as a command or the library takes it.
 
     Attributes:
         kind: type of the value, or of each value if there may be several.
@@ -212,7 +212,7 @@ def _declared(group: Group) -> Iterator[Declared]:
 
 
 def _parts(group: Group) -> Iterator[tuple[str, Any]]:
-    """Yield each field's name with its `Declared` or its `Group`, or with the value that a role gives it for good."""
+    """Yield each field's name with its `Declared`, its `Group`, or the fixed value in the `changes` of the group."""
     hints = get_type_hints(group.kind)
     for each in fields(group.kind):
         change = group.changes.get(each.name, each)

@@ -83,7 +83,8 @@ class InvalidRequestError(RequestError):
     """Error of a request with a value that is malformed, out of range or not supported by this server.
 
     Attributes:
-        field: field at fault, by its name in GenerateRequest and its messages; None: no single field is at fault.
+        field: name of the field at fault in the gRPC message GenerateRequest, or in a message within it; None: no
+            single field is at fault.
     """
 
     def __init__(self, message: str, *, field: str | None = None, address: str | None = None) -> None:
@@ -92,7 +93,7 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """Error of a prompt that is too long for a message, or for the model's context with one output token behind it."""
+    """Error of a prompt too long for a gRPC message, or for the model's context with one output token behind it."""
 
 
 class IncompatibleDraftError(RequestError):

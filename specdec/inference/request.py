@@ -238,7 +238,7 @@ class Schedule(enum.Enum):
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether the draft goes on, at least under low load, without waiting for the target's verdicts."""
+        """Return whether the draft goes on, at least under low load, before the target has verified its tokens."""
         return self is not Schedule.SYNC
 
 
@@ -249,7 +249,7 @@ class Provenance:
     Attributes:
         model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws the
             noise, so that no other server can resume.
-        grammar_version: version of the masks' compiler, if the output keeps to a grammar.
+        grammar_version: version of what compiles a grammar into masks of the allowed tokens; empty without a grammar.
         prompt_digest: digest of the prompt's token ids.
     """
 
@@ -288,7 +288,7 @@ class Options:
         grammar: grammar of the output; it ends with an end-of-sequence token, so those must end the sequence.
         cache_salt: prompts share cached prefixes only if their salts are equal.
         draft_session: name, in hexadecimal digits, under which the client's own draft worker proposes tokens on the
-            same connection; a server puts the connection's scope before it. Empty without such a worker.
+            same connection; a server puts the client's name and address before it. Empty without such a worker.
         include_rejected: commits carry the draft tokens that their passes rejected.
         adapter: name of an adapter (LoRA) that the target computes with; empty for the model itself.
     """
@@ -307,7 +307,7 @@ class Options:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the values of these parameters by name, to make a request of the other form."""
+        """Return the values of these parameters by name, to make a request of another subclass with them."""
         return {each.name: getattr(self, each.name) for each in fields(Options)}
 
 

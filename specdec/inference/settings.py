@@ -19,7 +19,7 @@ from specdec.inference.errors import ConfigError
 T = TypeVar("T")
 
 REQUIRED: Any = MISSING
-"""Default of a setting that has none."""
+"""Mark, in place of a default, of a setting that must be given."""
 FINITE = sys.float_info.max
 """Upper end for a range that excludes only infinity."""
 
@@ -95,7 +95,7 @@ class Setting:
         return self.usage.removeprefix(" ".join(self.names)).strip() or None
 
     def check(self, name: str, value: Any) -> None:
-        """Raise ConfigError if the value of the field `name` is out of range, or none of the choices; None is valid."""
+        """Raise ConfigError if the field `name` has a value out of range or not among the choices; None is valid."""
         if value is None:
             return
         shown = self.key if self.usage else name
@@ -179,7 +179,7 @@ def field_of(kind: type[Any], name: str) -> Field[Any]:
 
 
 def check(config: Any) -> None:
-    """Raise ConfigError if the value of any setting of a configuration is out of range, or none of its choices."""
+    """Raise ConfigError if any setting of a configuration has a value out of range or not among its choices."""
     for each in fields(config):
         if SETTING in each.metadata:
             each.metadata[SETTING].check(each.name, getattr(config, each.name))

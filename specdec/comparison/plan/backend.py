@@ -127,8 +127,8 @@ class ServerPlan:
     Attributes:
         role: its --role in main.py.
         draft: draft model of the server itself or of its pool worker; None for the target that all drafts share.
-        branches: maximum number of branches beside the draft's chain; None without a draft worker.
-        pooled: whether this is a target with its own pool workers, or one of them.
+        branches: maximum number of branches, which are drafts beside the best one; None without a draft worker.
+        pooled: whether this is a target with its own pool of draft workers, or one of these workers.
         workers: number of workers of its pool; 1 without a pool.
         number: number of this worker in its pool, from 0.
     """
@@ -142,7 +142,7 @@ class ServerPlan:
 
 
 SHARED_TARGET = ServerPlan("target")
-"""Target that answers clients without a draft, and verifies the proposals of the draft workers at the edge."""
+"""Target that answers clients without a draft, and verifies for draft workers on a second machine, the edge."""
 
 
 def vllm_flags(backend: BackendConfig, num_slots: int) -> list[str]:

@@ -209,7 +209,8 @@ class Contender:
             a draft and for endpoints.
         gamma: draft tokens per round; None where draft is None.
         schedule: rounds (sync), run-ahead (async) or either by load; None for topologies other than distributed.
-        branches: maximum number of branches beside the draft's chain; None if the draft does not run ahead.
+        branches: maximum number of branches, which are drafts beside the best one; None if the draft does not run
+            ahead.
         endpoint: name of a server that runs already and chooses its drafting itself.
         workers: draft workers of a pool.
     """
@@ -257,7 +258,7 @@ class Contender:
 
     @property
     def series(self) -> Contender:
-        """This contender without draft, gamma, branches and workers; the report has a line for each of these."""
+        """This contender without draft, gamma, branches and workers: what a line of the report stands for."""
         return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
 
     @property

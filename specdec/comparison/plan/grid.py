@@ -1,4 +1,4 @@
-"""Grid of measurements and the order in which it is walked."""
+"""Grid of measurements, each way to serve under each set of conditions, and the order in which they are made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec.comparison.plan.record import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of the grid: a contender under certain conditions.
+    """One point of the grid of measurements: a contender (a way to serve) under certain conditions.
 
     Attributes:
         kind: prompt kind.
@@ -80,7 +80,7 @@ class Sample:
 
 
 def walk(config: ComparisonConfig) -> Iterator[tuple[int, Cell]]:
-    """Yield (repeat, cell), interleaved: contenders under the same conditions follow directly on one another.
+    """Yield (run from 0, cell), interleaved: contenders under the same conditions follow directly on one another.
 
     The first contender rotates, over conditions and over repeats, so that drift (heat, other processes) favours none.
     """

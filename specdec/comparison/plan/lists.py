@@ -39,7 +39,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
 
 def time_of(text: str) -> str:
-    """Return a time above 0, as 90s, 10m or 1h, unchanged; refuse other texts."""
+    """Return a time above 0, as 90s, 10m or 1h, unchanged; raise ArgumentTypeError for other texts."""
     if not re.fullmatch(r"\d+(?:\.\d+)?[smh]", text) or seconds_of(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 1h")
     return text

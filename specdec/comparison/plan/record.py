@@ -1,4 +1,4 @@
-"""Record of one request: its tokens, and the arrival time of each round's tokens."""
+"""Record of one request: its tokens, and when those of each round (a pass of the target) arrived."""
 
 from __future__ import annotations
 
@@ -74,6 +74,6 @@ class RequestRecord:
 
     @cached_property
     def stats(self) -> RequestStats:
-        """Figures of the request, defined as in all of the project."""
+        """Figures of the request, such as its time to first token; `RequestStats` defines them."""
         arrivals = ((item.arrived_s, item, item.num_tokens) for item in self.rounds)
         return RequestStats.of(arrivals, num_prompt_tokens=self.num_prompt_tokens)

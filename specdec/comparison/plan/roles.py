@@ -1,4 +1,7 @@
-"""Roles of main.py that serve a contender, with their flags: as command lines, and as text of a --config file."""
+"""Roles of main.py (kinds of processes) that serve one of the compared ways, with their flags.
+
+They are written as command lines, and as the text of a --config file.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Agreement:
 
 
 def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False, near_tie: float = 0.0) -> Agreement:
-    """Compare every answer with its reference.
+    """Compare every answer with its reference, the first answer to the same prompt by the same model.
 
     Args:
         equal_weights: whether all endpoints have the same weights, according to the user.

@@ -46,8 +46,8 @@ class Costs:
     """Measured parts of the bound, in seconds.
 
     Attributes:
-        passes_s: times of target passes over 1, 2, 3, ... tokens, at least one; no pass is faster than a narrower one.
-        step_s: a step of the draft; 0 if nothing is drafted.
+        passes_s: times of target passes over 1, 2, 3, ... tokens, at least one; none is below that for fewer tokens.
+        step_s: time in which the draft model makes one token; 0 if nothing is drafted.
         prompt_s: time by which the first pass, which reads the prompt, is longer than a pass over one token.
     """
 
@@ -92,7 +92,7 @@ def answer_s(hits: Hits, costs: Costs, *, rtt_s: float, runs_ahead: bool) -> flo
 
 
 def _begins(hits: Hits, end: int, widest: int) -> range:
-    """Return the numbers of tokens after which a pass may begin that ends after `end` tokens."""
+    """Return the numbers of tokens after which a pass over at most `widest` tokens may begin that ends after `end`."""
     first = end - 1
     while first > 0 and end - first < widest and hits[first - 1] is not Hit.NONE:
         first -= 1
@@ -170,7 +170,7 @@ def measured_costs(
 
 
 def _by_width(rounds: Iterable[Round], widest: int) -> tuple[float, ...]:
-    """Return the seconds of passes over 1, 2, ... tokens, up to `widest` or more; widths between are interpolated."""
+    """Return the seconds of passes over 1, 2, ... tokens, up to `widest` or more; missing ones are interpolated."""
     taken_us: dict[int, list[float]] = {}
     for item in rounds:
         if item.timings.compute_us:
@@ -182,13 +182,13 @@ def _by_width(rounds: Iterable[Round], widest: int) -> tuple[float, ...]:
 
 
 def _rising(known: Mapping[int, float], widest: int) -> tuple[float, ...]:
-    """Return the times of passes over 1 to `widest` tokens, interpolated, each at most that of the next wider pass."""
+    """Return the times of passes over 1 to `widest` tokens, interpolated, each at most that for one token more."""
     times = np.interp(range(1, widest + 1), list(known), list(known.values()))
     rising: list[float] = np.minimum.accumulate(times[::-1])[::-1].tolist()
     return tuple(rising)
 
 
 def undisturbed_s(values_us: Sequence[float]) -> float:
-    """Return the tenth percentile in seconds: other processes, or the building of graphs, delayed the slower values."""
+    """Return the tenth percentile in seconds, since other processes or building graphs delay some; 0 for no values."""
     values = sorted(values_us)
     return values[len(values) // 10] / 1e6 if values else 0.0

@@ -148,13 +148,13 @@ def median_line(axes: Axes, at: Sequence[float], spreads: Sequence[Spread], **st
 
 
 def bound_line(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour: str, mark: str) -> None:
-    """Draw the theoretical bound at the measured points as a dashed line, and name it in the legend."""
+    """Draw the theoretical limit of speed at the measured points as a dashed line, and name it in the legend."""
     axes.plot(at, bounds, color=colour, linestyle="--", linewidth=1.2, marker=mark, markerfacecolor="white")
     name_bound(axes)
 
 
 def name_bound(axes: Axes) -> None:
-    """Add an entry for the dashed lines of the theoretical bounds to the legend."""
+    """Add an entry for the dashed lines of the theoretical limits to the legend."""
     axes.plot([], [], color="black", linestyle="--", label=BOUND)
 
 

@@ -43,7 +43,7 @@ class Change:
     ratio: Ratio
 
     def is_slower(self, threshold: float) -> bool:
-        """Return whether even the lower end of the change's interval is above the threshold."""
+        """Return whether even the lower end of the change's interval is above 1 by more than the threshold."""
         return self.ratio.low > 1.0 + threshold
 
     @property
@@ -52,7 +52,7 @@ class Change:
 
 
 def diff(arguments: Sequence[str]) -> int:
-    """Compare two results.
+    """Compare two results, and print the latencies that differ.
 
     Returns:
         0, or 1 if a latency is slower by more than the threshold.

@@ -27,7 +27,7 @@ class Findings:
     """Findings of a comparison.
 
     Attributes:
-        summaries: one per cell with an answered request.
+        summaries: one per cell (a contender under one set of conditions) with an answered request.
         services: one per cell, even if all its requests failed.
         agreement: result of the comparison of all answers.
         duration_s: seconds of the whole comparison, with the start of servers.
@@ -112,7 +112,10 @@ class Findings:
         return None if alone is None or alone is service else service.over(alone, figure)
 
     def at_place(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
-        """Return a series' summaries at one RTT and load (default: the lowest), one per draft, gamma and branches."""
+        """Return the summaries of a series (see `Contender.series`) at one RTT and load (default: the lowest).
+
+        There is one for each draft, gamma and number of branches.
+        """
         wanted = (series, kind, rtt_ms, load or (min(self.config.workload.concurrencies), None))
         return [summary for summary in self.summaries if _place(summary.cell) == wanted]
 
@@ -295,7 +298,7 @@ def json_of(findings: Findings) -> dict[str, Any]:
 
 
 def cells_of(findings: Findings) -> list[dict[str, Any]]:
-    """Return the rows of results.csv."""
+    """Return the rows of results.csv, one per cell with an answered request."""
     emulated = str(findings.config.backend.emulation) or None
     return [{**row(summary), "emulated": emulated} for summary in findings.summaries]
 

@@ -30,7 +30,7 @@ class Header:
     """Head of a page.
 
     Attributes:
-        verdicts: pairs of a sentence and True if it is bad news.
+        verdicts: sentences on the result, each with True if it is bad news, else False.
         remarks: warnings and differences below the verdicts.
     """
 

@@ -1,4 +1,6 @@
-"""Results in LLMPerf's two files (ray-project/llmperf, results version 2023-08-31), one pair for each cell.
+"""Results in LLMPerf's two files (ray-project/llmperf, results version 2023-08-31).
+
+There is a pair of files for each cell, which is a way to serve under one set of conditions.
 
 Names and nesting are LLMPerf's, so that its readers work unchanged. Only inter_token_latency_s differs: it is (end to
 end - TTFT) / (output tokens - 1), as in AWS's patch for Neuron, while LLMPerf's own also counts the TTFT.

@@ -64,7 +64,7 @@ class Drawn:
 
 
 def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
-    """Draw every picture that the findings have data for."""
+    """Draw every picture that the findings have data for, and return them."""
     drawn = []
     with mpl.rc_context(STYLE):
         for picture in PICTURES:
@@ -76,7 +76,7 @@ def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
 
 
 def _drafting(findings: Findings) -> list[Contender]:
-    """Return all series except the baseline's."""
+    """Return all series (see `Contender.series`) except the baseline's."""
     return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
@@ -107,7 +107,7 @@ MAX_WIDE_BARS = 6
 
 
 def speedup_by_kind(findings: Findings) -> Figure:
-    """Draw bars: a panel per round trip time, a group per prompt kind, a bar per topology, its bound as a dash."""
+    """Draw speed-ups: a panel per round trip time, a group per prompt kind, a bar per topology, its limit as a dash."""
     rtts_ms = findings.config.network.rtts_ms
     names = [f"speed-up over {findings.config.baseline_name}"], [""] * len(rtts_ms)
     return panels([findings], rtts_ms, _speedup_panel, size=(3.4, 3.4), names=names)
@@ -163,7 +163,7 @@ def _free(top: float, lines: Sequence[float], *, room: float) -> float:
 
 
 def _highest(findings: Findings) -> float:
-    """Return the height of the highest bar or bound."""
+    """Return the height of the highest bar or dash of a theoretical limit."""
     found = [it for _, _, best in _over_rtt(findings) for it in best if it.speedup is not None]
     return max(max(it.speedup.high, it.bound_speedup or 0.0) for it in found if it.speedup)
 
@@ -191,7 +191,7 @@ def _speedup(findings: Findings, summary: CellSummary, speedup: Spread) -> str:
 def tokens_over_rtt(findings: Findings) -> Figure:
     """Draw tokens per second over the round-trip time: a panel per kind of prompt, a line per contender.
 
-    Marks are measured; dashed lines are the theoretical bound.
+    Marks are measured; dashed lines are the theoretical limit.
     """
     way = "round trip time between edge and target (ms)" if findings.config.topologies else ""
     names = [f"tokens per second, {findings.least_load}"], [way] * len(findings.kinds)
@@ -213,7 +213,7 @@ def _rtt_panel(axes: Axes, findings: Findings, kind: str) -> None:
 
 
 def tokens_over_concurrency(findings: Findings) -> Figure:
-    """Draw a row per prompt kind, a column per round trip time, a line per topology."""
+    """Draw tokens/s over requests in flight: a row per prompt kind, a column per round trip, a line per topology."""
     rtts_ms, loads = sorted(findings.config.network.rtts_ms), sorted(findings.config.workload.concurrencies)
 
     def panel(axes: Axes, kind: str, rtt_ms: float) -> None:
@@ -251,9 +251,10 @@ def _rates_of_many(findings: Findings) -> list[str]:
 
 
 def speedup_over_gamma(findings: Findings) -> Figure:
-    """Draw a row per series and round trip, a column per prompt kind, a line per draft; dashes are bounds.
+    """Draw the speed-up over gamma: a row per series and round trip, a column per prompt kind, a line per draft.
 
-    Most runs have more rows than columns, and a page is too narrow for the opposite.
+    Dashed lines are the theoretical limit. Most runs have more rows than columns, and a page is too narrow for the
+    opposite.
     """
     rows = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
     what, over = f"speed-up over {findings.config.baseline_name}", "gamma (draft tokens per round)"
@@ -310,7 +311,7 @@ NUM_MARKS = 6
 
 
 def latency_shares(findings: Findings) -> Figure:
-    """Draw cumulative distributions: a row per prompt kind, a column per figure."""
+    """Draw cumulative distributions of latencies: a row per prompt kind, a column per kind of latency."""
 
     def panel(axes: Axes, kind: str, name: str) -> None:
         for series in findings.config.series:
@@ -403,7 +404,10 @@ def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCur
 
 
 def latency_over_load(findings: Findings) -> Figure:
-    """Draw a row per prompt kind, columns for closed and open loop, and a ring at the knee of each line."""
+    """Draw latency over load: a row per prompt kind, and columns for closed and open loop.
+
+    A ring marks the knee of each line, from which latency rises steeply.
+    """
 
     def panel(axes: Axes, kind: str, is_open: bool) -> None:
         for curve in load_curves(findings, kind, is_open=is_open):

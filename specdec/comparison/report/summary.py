@@ -38,9 +38,9 @@ class CellSummary:
         alpha: probability that a draft token is accepted, given that all before it in its round were.
         wire_bytes_per_token: bytes between draft worker and target, both ways, per output token; None if unknown.
         speedup: tokens/s over those of the baseline in the same run; None without a baseline.
-        costs: measured parts of the bound, pooled over the round trip times.
-        bound_tokens_per_s: bound in theory; see `bound`.
-        bound_speedup: bound over that of the baseline; None without a baseline, and for endpoints.
+        costs: measured times from which the limit below is computed, pooled over the round trip times.
+        bound_tokens_per_s: theoretical upper limit of tokens/s; see `bound`. 0 for endpoints.
+        bound_speedup: this limit over that of the baseline; None without a baseline, and for endpoints.
         is_estimated: whether tokens of some answers are estimates, since the server does not count them.
         cached_share: share of the prompts' tokens that the server had kept, and did not read.
         drafting_share: share of the passes for which drafting was on.
@@ -73,7 +73,7 @@ class CellSummary:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """Parts of the bound of one contender, prompt kind and concurrency.
+    """What the theoretical limit of speed of one contender, prompt kind and concurrency is computed from.
 
     Attributes:
         answers: sequences of hits (see `bound`), one for each different answer.
@@ -223,7 +223,7 @@ class Summarizer:
 
 
 def spread_of(summaries: Iterable[CellSummary]) -> float:
-    """Return tokens/s of the fastest run over those of the slowest, the median over all cells without an open loop."""
+    """Return tokens/s of the fastest run over those of the slowest: the median over cells in closed loops, else 1."""
     closed = [summary.tokens_per_s for summary in summaries if summary.cell.request_rate is None]
     return _median(it.high / it.low for it in closed if it.low) or 1.0
 

@@ -1,4 +1,4 @@
-"""Tables of figures: columns, tables for the terminal, and the Markdown table of load."""
+"""Tables of figures: columns, tables for the terminal, and Markdown tables with a column for each load."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ FIGURES: tuple[Column[CellSummary], ...] = (
 
 
 def print_tables(console: Console, findings: Findings) -> None:
-    """Print a table per prompt kind, then warnings and the verdict on the tokens."""
+    """Print a table per prompt kind, then warnings, and whether all answers have the expected tokens."""
     place = place_columns(findings.config)
     for kind in findings.kinds:
         title = ", ".join(filter(None, (f"{kind} prompts", emulation_of(findings.config))))
@@ -99,7 +99,7 @@ LEAST = 0.97
 
 
 def load_table(findings: Findings) -> str:
-    """Return conditions, tables, and a sentence on how many cells reach the share `LEAST` of the target's speed."""
+    """Return conditions, tables, and a sentence on how many speed-ups reach the share `LEAST` of the target's speed."""
     conditions = dict(findings.conditions)
     head = [f"{conditions[name].removesuffix('.')}." for name in ("Prompts", "Machines", "Host", "Host load")]
     label = emulation_of(findings.config)

@@ -1,4 +1,4 @@
-"""Connected clients of all contenders, with a check that their prompts fit."""
+"""Connected clients, one for each contender (a way to serve), with a check that prompts fit into its context."""
 
 from __future__ import annotations
 

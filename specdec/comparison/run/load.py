@@ -57,9 +57,9 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
 
 
 async def for_seconds(ask: Ask, count: int, streams: int, seconds: float) -> list[RequestRecord]:
-    """Keep `streams` requests in flight for a fixed time; return the records of requests that ended while it counted.
+    """Keep `streams` requests in flight for 1.5 times `seconds`; return the records of those that end in the last part.
 
-    The time that counts is `seconds` long, and begins after half as long, when the load is steady.
+    That part is `seconds` long; the load is steady when it begins.
     """
     counted_s = time.monotonic() + seconds / 2
     records = await steady(ask, count, streams, 1.5 * seconds, wanted=sys.maxsize)

@@ -1,4 +1,4 @@
-"""Walk of the grid over running servers, with a record of every request."""
+"""Measurement of each way to serve under each set of conditions, on running servers, with a record of every request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specdec.inference.errors import SpecDecError, UnavailableError
 async def measure(
     config: ComparisonConfig, servers: Deployment, progress: Progress, before: Sequence[Sample] = ()
 ) -> list[Sample]:
-    """Warm up, then run the whole grid. The warm-up's samples come first and serve only the check of tokens.
+    """Warm up, then measure the whole grid; return all samples. The warm-up's come first, only for the check of tokens.
 
     Args:
         before: samples of servers that ran earlier, with which answers are compared.

@@ -63,7 +63,7 @@ class Deployment:
                 self._draft_links[server] = await stack.enter_async_context(delay_proxy(port))
 
     async def serve(self, server: ServerPlan, start: Start, is_ready: asyncio.Event) -> None:
-        """Run a server until this task is cancelled.
+        """Run a server until this task is cancelled; set `is_ready` once it is ready.
 
         Raises:
             UnavailableError: the server ended, or its start stood still.

@@ -1,4 +1,4 @@
-"""Advice from trials: which contender to use, and under which conditions it pays, in sentences with figures."""
+"""Advice from measurements: with which draft and topology to serve, and when that pays, in sentences with figures."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def crossovers(trials: Mapping[float, Trial]) -> list[float]:
 
 
 def sentences(evidence: Evidence, prices: Prices | None) -> list[str]:
-    """Return the advice, most important sentences first."""
+    """Return the advice, most important sentences first; it has costs only if there are prices."""
     leader = evidence.leader
     if leader is None:
         return ["Nothing was measured: the time is too short for the first group. Give it more, or ask for less."]

@@ -1,7 +1,7 @@
 """Capacity of one target: the most streams that it serves at a promised rate, alone and with each way to draft.
 
 A stream sends its next request as soon as the last one is answered. A number of streams holds if nine in ten answers
-keep the limits of --slo (DistServe, arXiv 2401.09670, counts goodput so), and 99 in 100 times to the first token.
+keep the limits of --slo (DistServe, arXiv 2401.09670, counts goodput so), and 99 in 100 the one for the first token.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Searcher:
         return self._limit_s(streams) <= self._budget.left_s
 
     def _limit_s(self, streams: int) -> float:
-        """Return the longest time of a probe, in seconds: some streams answer several prompts."""
+        """Return the longest time of a probe, in seconds; a stream that gets several prompts gets the time for all."""
         answers = math.ceil(len(self._prompts.prompts) / streams)
         return PATIENCE * answers * self._config.itl_s * self._config.workload.max_new_tokens + 1.0
 

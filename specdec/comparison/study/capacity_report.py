@@ -39,7 +39,7 @@ def json_of(found: Capacities) -> dict[str, Any]:
 
 
 def write_capacities(found: Capacities, directory: Path) -> None:
-    """Write capacity.md, and the page if one is asked for, each with its picture if matplotlib is installed."""
+    """Write capacity.md, and the part of a page that --page names, each with its picture if matplotlib is installed."""
     text = _with_picture(found, directory / "capacity.png")
     (directory / "capacity.md").write_text(f"# Capacity\n\n{text}", encoding="utf-8")
     if page := found.config.page:

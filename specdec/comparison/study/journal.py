@@ -1,4 +1,4 @@
-"""Journal of a study with one server at a time: finished trials in a file, so that the study can be resumed."""
+"""Journal of a study that serves one way at a time: a file of finished measurements, by which it can be resumed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Run of a study: a search over servers that all start once, or a sweep that starts one contender's at a time.
 
-Each group of trials is measured as a comparison. A sweep is for graphs that are compiled for one gamma: a search would
-start and stop the same servers again and again. The sweep starts each contender once, and measures it under the usual
-conditions and with each of them changed.
+A contender is a way to serve, a trial its measurement under one set of conditions. Each group of trials is measured as
+a comparison. A sweep is for graphs that are compiled for one gamma (number of draft tokens): a search would start and
+stop the same servers again and again. The sweep starts each contender once, and measures it under the usual conditions
+and with each of them changed.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Laboratory:
     def take(self, group: Group, samples: Sequence[Sample]) -> Speeds:
         """Add the samples of a group of contenders that were measured together, and return their speed-ups.
 
-        The group has the target alone in it, which the speed-ups are over.
+        The samples include those of the target alone, with which the others are compared.
         """
         config = comparison_of(self.config, group)
         self.differences += map(str, check_agreement(samples, near_tie=config.workload.near_tie).differences)

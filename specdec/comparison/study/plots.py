@@ -38,7 +38,7 @@ MOST_COLUMNS = 3
 
 
 def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn]:
-    """Write the picture; return it, or nothing if no condition has more than one value."""
+    """Write the picture; return it in a list, which is empty if no condition has more than one value."""
     names = [name for name in _NUMBERS if any(len(evidence.over(name, it.contender)) > 1 for it in evidence.leaders)]
     if names:
         with mpl.rc_context(STYLE):

@@ -23,7 +23,7 @@ class Study:
         differences: sentences on answers that differ from the target's; there should be none.
         prices: prices of machines; None for advice without costs.
         load: load of this host during the study.
-        spread: how far equal runs differ, see `spread_of`.
+        spread: tokens/s of the fastest of equal runs over those of the slowest; see `spread_of`.
         anyway: whether to advise even if the machine was busy.
     """
 

@@ -1,6 +1,7 @@
-"""Order of trials: under the usual conditions, then with one condition changed, then with two.
+"""Order of a study's measurements: under the usual conditions, then with one condition changed, then with two.
 
-The search itself measures nothing: it yields groups to measure, and is sent their speed-ups.
+The search itself measures nothing: it yields groups of ways to serve, each group to be measured under one set of
+conditions, and is sent their speed-ups.
 
 A search of this size (three or four topologies, a few drafts and lengths, tens of conditions) ends within a few dozen
 groups. The most valuable groups come first, since the time may end after any of them.
@@ -29,7 +30,11 @@ CHOICES = ("draft", "gamma", "branches")
 
 
 def search(space: Space) -> Search:
-    """Yield groups to measure: under the usual conditions, then the best of each way with one or two changed."""
+    """Yield groups to measure: under the usual conditions, then with one or two changed.
+
+    Under changed conditions it yields the best contender of each topology and schedule (with two changed, only
+    the best two of these), and then the winner with neighbouring gammas.
+    """
     known: dict[Conditions, dict[Contender, float]] = defaultdict(dict)
 
     def ask(place: Conditions, contenders: Iterable[Contender]) -> Search:
