@@ -1,6 +1,6 @@
-"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics and the page.
+"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics and a web page.
 
-It only translates between HTTP and a `Completer`; each algorithm is elsewhere.
+It only translates between HTTP and a `Completer`, the object that answers requests; each algorithm is elsewhere.
 """
 
 from __future__ import annotations

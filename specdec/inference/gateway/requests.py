@@ -169,7 +169,7 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return the error with the name of a field in the body: for "grammar", that of the field it was made from."""
+    """Return the error with the client's name of its field: for a grammar, the body's field that it was made from."""
     if error.field != "grammar":
         return error
     tools = body.offered() if isinstance(body, ChatBody) else []

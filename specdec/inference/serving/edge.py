@@ -304,7 +304,7 @@ def _metrics(behind: Edge, name: str, role: str) -> Metrics:
 
 
 class EdgeWork(DraftWork):
-    """`Work` of a process that drafts for requests which it sends to a target itself: the requests, and the engine."""
+    """`Work` (host.py) of a process that drafts for the requests which it sends to targets: requests and engine."""
 
     def __init__(self, completer: SupervisedCompleter, engine: DraftEngine) -> None:
         super().__init__(engine)

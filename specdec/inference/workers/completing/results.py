@@ -158,5 +158,5 @@ class Comparison:
 
 
 def span_of(values: Sequence[float], joint: str) -> str:
-    """Return the least and the greatest value as text with one decimal, with `joint` between; one if both are equal."""
+    """Return the least and the greatest value with one decimal and `joint` between; one number if they look equal."""
     return joint.join(dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values))))

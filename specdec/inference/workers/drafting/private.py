@@ -35,7 +35,7 @@ ATTACH_S = 2.0
 
 
 class PrivateWorker:
-    """Draft worker for the requests of a `FailoverCompleter`, with an Assist stream to each server that this uses.
+    """Draft worker for the requests of a `FailoverCompleter`, with an Assist stream to each of its servers.
 
     It begins to attach as soon as it is made, inside a running event loop.
 

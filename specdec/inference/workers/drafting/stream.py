@@ -220,7 +220,7 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Keep what the target's answer says about drafting: its rule for random numbers, and its tokenizer if another.
+        """Keep what the target's answer says about drafting: a rule for random numbers, and perhaps a tokenizer.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
@@ -323,7 +323,7 @@ class AssistStream:
             self.decline(session_id, error)
 
     def judge(self, session: DraftingSession) -> None:
-        """After the end of a request, open the stream again if none of the request's draft tokens reached the target.
+        """Open the stream again if a request that has ended got none of its draft tokens to the target.
 
         If that happens to the next request too, log a warning: a proxy may take stream and requests to different
         servers.
