@@ -45,7 +45,7 @@ POOL = "pool"
 
 
 class GrpcFront(Server):
-    """gRPC port of a server, opened by its `Host`; with client certificates, a second port takes those.
+    """gRPC port of a server, opened by its `Host`; a second port, if set, takes calls with client certificates.
 
     Args:
         answers: True if the server answers requests of clients, so that the log can name a command to try it.
