@@ -46,7 +46,7 @@ class Front(Protocol):
     def report(self, *, ready: bool, alive: bool = True) -> None:
         """Set what health checks report: `ready` if requests are accepted, `alive` unless a restart would help.
 
-        Requests are accepted nevertheless.
+        The port itself goes on accepting requests.
         """
 
     async def refuse_new(self) -> None:

@@ -124,7 +124,7 @@ class AssistStream:
             goes_on: function that is asked after each refusal; if it returns False, the refusal is raised.
 
         Raises:
-            RequestError, HandshakeError: the target refused this worker, and `goes_on` returned False; see `run`.
+            RequestError, HandshakeError: the errors of `run`, if `goes_on` returned False.
         """
         while True:
             try:
