@@ -28,7 +28,7 @@ from specdec.inference.serving.signals import end_after
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 END_S = 2.0
-"""Seconds within which a process has to end once its work is done; then it is ended."""
+"""Seconds that a process may take to end once its work is done; after that it is ended by force."""
 COMMANDS = {
     **{name: role.summary for name, role in ROLES.items()},
     "compare": "Measure topologies against each other (compare_architectures.py, as the three below).",
@@ -36,7 +36,7 @@ COMMANDS = {
     "diff": "Show what got slower between two reports.",
     "law": "Test whether a server's texts follow the log-probabilities that it reports.",
 }
-"""Summary of each command that --help lists, by its name: of all but `help`."""
+"""Summary of each command that --help lists, by the command's name; the command `help` is not listed."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 

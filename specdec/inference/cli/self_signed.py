@@ -35,7 +35,7 @@ def make_certificates(server: ServerConfig) -> None:
     """Make trial certificates in the folder that a server's settings name; do nothing if they name none.
 
     Raises:
-        ConfigError: certificates cannot be written, or those in the folder are not of the CA beside them.
+        ConfigError: certificates cannot be written, or those in the folder were not issued by the CA beside them.
     """
     folder = server.security.self_signed
     try:
@@ -46,7 +46,9 @@ def make_certificates(server: ServerConfig) -> None:
 
 
 def make_trial(folder: Path, host: str) -> None:
-    """Write a new CA, and certificates and keys of it, into a folder; or add to its server.pem the names that it lacks.
+    """Write a new CA, with certificates and keys that it issues, into a folder.
+
+    If the folder has them already, add only the names that its server.pem lacks.
 
     Args:
         host: address that the server listens on. The certificate names it, this machine, the addresses of all its
@@ -54,7 +56,7 @@ def make_trial(folder: Path, host: str) -> None:
 
     Raises:
         OSError: the folder has no certificates, and they cannot be written.
-        ConfigError: certificates that were made here are not of the CA beside them.
+        ConfigError: certificates that are in the folder were not issued by the CA beside them.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _alone_in(folder):
@@ -68,7 +70,7 @@ def make_trial(folder: Path, host: str) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None, None, None]:
-    """Hold a lock on the folder during the block, so that servers that start together do not write two chains there."""
+    """Hold a lock on the folder during the block, so that servers that start together do not write two CAs there."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

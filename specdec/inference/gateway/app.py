@@ -1,6 +1,6 @@
-"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics and the page.
+"""HTTP application: OpenAI's and Anthropic's endpoints, health, metrics and a web page.
 
-It only translates between HTTP and a `Completer`; each algorithm is elsewhere.
+It only translates between HTTP and a `Completer`, the object that answers requests; each algorithm is elsewhere.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""Content security policy of the page: it may run its own scripts and reach its own server, but not make HTML of texts;
-no other page may frame it."""
+"""Content security policy of the page: it may run its own scripts and reach its own server, but not turn texts into
+HTML, and no other page may frame it."""
 SPOKEN = (
     "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/audit, GET /v1/models; Anthropic's /v1/messages"
 )
@@ -172,7 +172,7 @@ def _telemetry(spans: Spans | None) -> TelemetryConfig:
 
 
 def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request gets no trace span: any, such as a health check, but POST requests below /v1/."""
+    """Return whether a request, such as a health check, gets no trace span: only POST requests below /v1/ get one."""
     return scope["method"] != "POST" or not scope["path"].startswith("/v1/")
 
 
@@ -246,7 +246,7 @@ async def _answer_chat(
 
 
 def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], str, Readers]:
-    """Return a chat's completion requests, one per choice, the name of their model, and the maker of answers' readers.
+    """Return a chat's completion requests, one per choice, their model's name, and the function of type `Readers`.
 
     Raises:
         ApiError, InvalidRequestError: no such model is served, or it cannot take such a conversation.
@@ -456,7 +456,7 @@ def _add_failures(app: FastAPI) -> None:
 
 
 class HttpFront(HttpPort):
-    """HTTP port that serves the application of a gateway; a `Front` of its process (inference/serving/host.py)."""
+    """HTTP port that serves the application of a gateway; a `Host` (inference/serving/host.py) opens and closes it."""
 
     def __init__(
         self, gateway: Gateway, server: ServerConfig, tls: ServerTls | None = None, access: Access | None = None

@@ -35,7 +35,7 @@ MAX_AT_ONCE = 32
 MAX_UNREAD = 256
 """Limit of events of one request that wait for its reader; beyond it, its choices wait."""
 MIN_IDS = 1024
-"""Number of token ids up to which a prompt is passed on whatever the context; the target refuses it if that is less."""
+"""Most token ids of a prompt that is passed on although the model's context is shorter; the target then refuses it."""
 NOTHING_NEW = Delta(0, ())
 
 
@@ -53,12 +53,12 @@ def completion_requests(body: CompletionBody, card: ModelCard) -> list[Completio
 
 
 def max_numbers(card: ModelCard) -> int:
-    """Return how many numbers a body may have: the token ids of `MAX_PROMPTS` full prompts, but at most `MAX_IDS`."""
+    """Return how many numbers a body may have: enough for `MAX_PROMPTS` longest prompts, but at most `MAX_IDS`."""
     return min(MAX_IDS, MAX_PROMPTS * max(MIN_IDS, card.max_length))
 
 
 def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
-    """Refuse a list of token ids longer than the context and `MIN_IDS`, before it is sent to the server.
+    """Refuse a list of token ids that is longer than both the model's context and `MIN_IDS`, before it is sent on.
 
     Raises:
         ContextLengthError: it is longer; the message names the field and both numbers.
@@ -69,7 +69,7 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
-    """Return a chat's completion requests, one per choice; without any limit of tokens they may fill the context.
+    """Return a chat's completion requests, one per choice; if no limit of tokens is set, outputs may fill the context.
 
     If the model may reason, the prompt is echoed, since its end shows whether the output begins inside the reasoning.
     """
@@ -169,7 +169,7 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return an error that names the client's field: for a fault of the grammar, the one the grammar was made of."""
+    """Return the error with the client's name of its field: for a grammar, the body's field that it was made from."""
     if error.field != "grammar":
         return error
     tools = body.offered() if isinstance(body, ChatBody) else []
@@ -180,7 +180,7 @@ async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidReq
 
 
 def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
-    """Return the path of the first fault in the tools' JSON schemas, and its message; empty texts if none is found."""
+    """Return the path and the message of the first fault in the tools' JSON schemas; empty texts if there is none."""
     deadline = time.monotonic() + SEARCH_S  # for all tools: each may be tried out in a process of its own
     for i, tool in enumerate(tools):
         if time.monotonic() > deadline:

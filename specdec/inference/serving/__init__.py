@@ -1,5 +1,5 @@
 """Life cycles of servers: which models are loaded, which ports open, and how a server drains and ends.
 
-Does not know: parsed flags, and what tokens are.
+Does not know: the command line's flags, or what tokens are.
 Start reading: `host.py`, then `target.py`.
 """

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """Loaded source of draft tokens, a model or prompt lookup, for targets with one tokenizer.
+    """Loaded source of draft tokens, a draft model or prompt lookup, for targets that all have the same tokenizer.
 
     Attributes:
         proposer: source of draft tokens.
@@ -60,7 +60,7 @@ class LoadedDraft:
         vocabulary: vocabulary of these ids.
         prefix_caching: True if slots keep prefixes for later requests.
         token_map: map from the targets' token ids to the draft model's.
-        own: tokenizer of the draft model, and number of rows of its output layer; None for prompt lookup.
+        own: the draft model's own tokenizer, and the number of rows of its output layer; None for prompt lookup.
         min_share: least share of a target's tokens that the draft must have.
         num_threads: threads of the draft model; 0 for prompt lookup.
     """
@@ -91,7 +91,11 @@ class LoadedDraft:
         return replace(self, tokenizer=tokenizer, vocabulary=words, token_map=joined)
 
     def words_of(self, tokenizer: Tokenizer) -> TargetWords:
-        """Return vocabulary, map of token ids and grammars for targets with the given tokenizer; see `for_target`."""
+        """Return the vocabulary, the map of token ids and the compiler of grammars for targets with this tokenizer.
+
+        Raises:
+            IncompatibleDraftError: as `for_target`.
+        """
         draft = self.for_target(tokenizer)
         return TargetWords(draft.vocabulary, draft.token_map, draft.grammars)
 
@@ -116,14 +120,14 @@ class RunningTarget:
 
     Attributes:
         arithmetic: name of the arithmetic on which logits depend besides the weights; a part of the model's id.
-        vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
+        vocabulary_share: share (0 to 1) of the target's ids that its draft can propose; None without a draft here.
         models: loaded models of target and draft, for metrics.
-        collectors: functions that make further collectors of metrics, from the registry of this project's metrics.
-        adapters: digests of the model's adapters, by name.
+        collectors: functions that make further collectors of metrics, given the registry of this project's metrics.
+        adapters: hash of each of the model's adapters (LoRA), by name.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
         num_threads: threads of the target model; 0: not known.
-        lend: function that gives the pool of draft workers to an engine whose requests come from `vllm serve`; None
-            for other engines.
+        lend: function that hands the pool of draft workers, and the metrics, to an engine whose requests come from
+            `vllm serve`; None for other engines.
     """
 
     engine: ServedEngine[Any]
@@ -148,8 +152,8 @@ async def target_engine(config: ModelConfig | FusedConfig, limits: EngineLimits)
     """Load a target, or a target with its draft, and run an engine over them until the block ends.
 
     Args:
-        limits: limits of requests and times. Those that follow from the models are replaced here. `num_spare` is the
-            number of slots beyond those of the configuration, if the backend's number is not fixed.
+        limits: limits of requests and times. Those that follow from the models are replaced here. `num_spare` of them
+            is the number of slots to add to the configuration's, if the backend does not fix the number.
 
     Raises:
         IncompatibleDraftError: target and draft do not share a vocabulary.
@@ -187,7 +191,7 @@ class _LoadedTarget:
     Attributes:
         decoder: decoder over the target, or over the target and its draft.
         gamma: most draft tokens of a session in one pass.
-        width: the same where the tokens come from a text that the output may repeat, not from a draft model.
+        width: most draft tokens of a session in one pass if they are looked up in a text that the output may repeat.
     """
 
     decoder: Decoder
@@ -236,7 +240,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
     Return None if the configuration asks for no compiled decoder.
 
     Raises:
-        IncompatibleDraftError: target and draft do not have one vocabulary.
+        IncompatibleDraftError: target and draft do not have the same vocabulary.
     """
     started = time.monotonic()
     decoder = await asyncio.to_thread(load_decoder, target, draft, decide)
@@ -252,7 +256,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
     """Return the name of the arithmetic on which logits depend besides the weights.
 
-    The model reports it; if it does not, the name is made of the settings.
+    The model reports this name; if it does not, the name is made of the settings.
     """
     settings = f"{config.backend} {config.dtype} {config.device} {config.neuron}"
     return str(getattr(model, "arithmetic", settings + (" exact" if config.exact == "always" else "")))
@@ -313,8 +317,8 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
 async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
     """Load a model's tokenizer, then in a thread the model itself, and warm the model up.
 
-    The tokenizer comes first, so that no two threads import at a time: onnx adds to a dictionary of numpy that numpy.ma
-    walks when it is imported, and a start on a busy machine failed there with "dictionary changed size".
+    The tokenizer comes first, so that no two threads import at a time: onnx adds to a dictionary of numpy over which
+    numpy.ma may just iterate in its own import: so a start on a busy machine failed with "dictionary changed size".
     """
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
@@ -325,7 +329,7 @@ async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
 
 
 def _warm_up(backend: Backend) -> None:
-    """Run one pass and choose a token, so that the first request does not wait for what is made only once."""
+    """Run one pass and choose a token, so that the first request does not wait for what is set up at first use."""
     logits = backend.forward([Span(slot=0, start=0, token_ids=[0], num_logits=1)])
     choose_tokens(logits, [SamplingParams()], [1])
 

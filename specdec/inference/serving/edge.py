@@ -1,8 +1,8 @@
 """Life cycle of an edge: a process in front of the servers of one model, with a draft worker or without.
 
-Gateways, drafts that serve or complete prompts, and thin clients are edges. All of them dial their servers, follow the
-model that these have and, if they have a draft, draft and make text. They differ in whether they have a draft, and in
-their ports.
+Edges are gateways, draft workers that serve clients or complete prompts themselves, and clients without a model. All
+of them dial their servers and notice when these serve another model. An edge with a draft also drafts, and makes the
+text of tokens. Edges differ in whether they have a draft, and in their ports.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from specdec.inference.workers.drafting.private import PrivateWorker
 logger = logging.getLogger(__name__)
 
 REFUSALS = (RequestError, ConfigError, HandshakeError)
-"""Errors of a server that do not pass until it is replaced or configured otherwise."""
+"""Errors of a server that last until the server is replaced, or configured in another way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Settings of an edge's draft worker: which draft it loads, and how it drafts."""
+    """Settings of a draft worker for the requests of its own process: which draft it loads, and how it drafts."""
 
     proposer: ProposerConfig
     config: DraftConfig
@@ -61,13 +61,13 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class RunningDraft:
-    """Draft of an edge while it runs.
+    """Running draft of a process that sends requests to servers.
 
     Attributes:
-        loaded: the draft, mapped to the target's tokens.
-        path: directory of the tokenizer in whose tokens it drafts.
+        loaded: the draft, which drafts in the target's token ids.
+        path: directory of the tokenizer whose token ids these are.
         engine: engine over the draft.
-        worker: draft worker that drafts with this engine for the edge's requests.
+        worker: draft worker that drafts with this engine for the requests of the process.
     """
 
     loaded: LoadedDraft
@@ -85,11 +85,11 @@ class RunningDraft:
 
 
 class Edge:
-    """Servers of one model as an edge uses them: a completer over them, and the card of the model that they have.
+    """Process in front of the servers of one model: a completer over them, and the description (card) of their model.
 
     Attributes:
         fleet: the servers.
-        card: card of the model that the servers have now.
+        card: description of the model that the servers have now.
         draft: draft of this process; None if there is none.
         remote: completer and codec over the servers; the draft worker drafts for its requests.
     """
@@ -106,7 +106,7 @@ class Edge:
 
     @property
     def completer(self) -> Completer:
-        """Return the completer for requests; with a draft whose tokenizer can do it, texts are made in this process."""
+        """Return the completer for requests; with a draft whose tokenizer fits, texts are made in this process."""
         return self.remote if self.draft is None else TextCompleter(self.remote, self._writer)
 
     def _writer(self) -> Tokenizer | None:
@@ -114,7 +114,7 @@ class Edge:
         return None if own is None or own.text_fingerprint != self.card.text_fingerprint else own
 
     async def is_serving(self) -> bool:
-        """Ask the servers whether one of them serves; return False unasked if their model does not fit the draft."""
+        """Return whether the servers' model fits the draft, and one of the servers, which are asked now, serves."""
         return self._serves and await self.fleet.is_serving()
 
     async def follow(self, show: Callable[[ModelCard], None], report: Callable[[bool], None]) -> None:
@@ -122,7 +122,7 @@ class Edge:
 
         Args:
             show: function that gets the card of the model when the servers have another one.
-            report: function that gets whether any server can be used, at once and at each change.
+            report: function that is called with whether any server can be used, at once and when that may have changed.
         """
         async with aclosing(self.fleet.serves()) as changes:
             async for serves in changes:
@@ -130,9 +130,9 @@ class Edge:
                 report(self._serves)
 
     async def _fits(self, show: Callable[[ModelCard], None]) -> bool:
-        """Ask for the servers' model, and follow it if it is another one; return whether it can be used.
+        """Ask the servers for their model, and follow it if it has changed; return whether it can be used.
 
-        Servers that do not answer count as usable, since they may just be busy; they are asked again later.
+        If the servers do not answer, return True, since they may just be busy; they are asked again later.
         """
         fault, may_change = "", False
         try:
@@ -179,7 +179,7 @@ async def edge(
 
 
 async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None) -> ModelCard:
-    """Return the card as `_card` does; ask again for up to `patience_s` seconds, since servers may be busy at first."""
+    """Return what `_card` returns; ask again for up to `patience_s` seconds, since servers may be busy at first."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + patience_s
     while True:
@@ -192,7 +192,7 @@ async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None)
 
 
 async def _card(fleet: Fleet, draft: Vocabulary | None) -> ModelCard:
-    """Return the card of the model that a fleet's servers have, after a check that it fits the draft, if there is one.
+    """Return the card of the model that a fleet's servers have, after a check that the draft, if there is one, fits it.
 
     Raises:
         IncompatibleDraftError: the draft has another vocabulary, or the servers are not targets.
@@ -212,8 +212,8 @@ async def private_draft(
     """Run an engine over a loaded draft, and a worker that drafts with it for this process's requests to the fleet.
 
     Args:
-        path: directory of the tokenizer in whose tokens the draft drafts.
-        card: card of the fleet's model.
+        path: directory of the tokenizer in whose token ids the draft drafts.
+        card: description of the fleet's model.
     """
     reader = await _reader(loaded, path, card)
     async with running(draft_engine(loaded, max_waiting=config.max_waiting)) as engine:
@@ -269,7 +269,7 @@ async def serve_edge(
 
 
 async def _serve(behind: Edge, ports: Ports, observers: Observers, stopped: asyncio.Task[Signals]) -> None:
-    """Open the ports of an edge, and serve until the task `stopped`, which waits for a signal, is done."""
+    """Open the ports of a process in front of servers, and serve until the task `stopped`, which ends at a signal."""
     metrics = _metrics(behind, ports.name_of(behind.card), observers.config.role)
     completer = observers.around(behind.completer, metrics, model=ports.name_of(behind.card))
     draft, engine = behind.draft, None if behind.draft is None else behind.draft.engine
@@ -304,7 +304,7 @@ def _metrics(behind: Edge, name: str, role: str) -> Metrics:
 
 
 class EdgeWork(DraftWork):
-    """What an edge with a draft does, for its host: requests, which run at the target, and an engine that drafts."""
+    """`Work` (host.py) of a process that drafts for the requests which it sends to targets: requests and engine."""
 
     def __init__(self, completer: SupervisedCompleter, engine: DraftEngine) -> None:
         super().__init__(engine)

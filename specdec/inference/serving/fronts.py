@@ -1,4 +1,4 @@
-"""Ports of a server: gRPC, HTTP, metrics and probes. Each is a `Front` (host.py), which the server's `Host` opens."""
+"""Ports of a server: gRPC, HTTP, metrics and probes. Each is a `Front`, which a `Host` opens and closes (host.py)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOVE_AFTER_S = 1.0
-"""Seconds of a drain before requests move to another server, which reads the prompt again: some may end before."""
+"""Seconds of a drain before requests move to another server. In that time some end, and need no second prompt pass."""
 
 
 async def _always() -> bool:
@@ -41,11 +41,11 @@ async def _always() -> bool:
 
 
 POOL = "pool"
-"""Role whose server only lends draft workers, and refuses clients."""
+"""Role whose server only lends draft workers to `vllm serve`, and refuses clients."""
 
 
 class GrpcFront(Server):
-    """gRPC port of a server, a `Front`; with client certificates a second one.
+    """gRPC port of a server, opened by its `Host`; a second port, if set, takes calls with client certificates.
 
     Args:
         answers: True if the server answers requests of clients, so that the log can name a command to try it.
@@ -63,7 +63,7 @@ class GrpcFront(Server):
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the port numbers by name, once the front is open."""
+        """Return the port numbers by name, once the ports are open."""
         return {"grpc": self.port} | ({} if self.mtls_port is None else {"mtls": self.mtls_port})
 
     async def open(self) -> None:
@@ -79,7 +79,8 @@ class GrpcFront(Server):
     async def refuse_new(self) -> None:
         """Report NOT_SERVING to health checks, which keeps new requests away; running ones continue.
 
-        If `ServerConfig.drain` is "move", those that their callers can continue elsewhere end after `MOVE_AFTER_S`.
+        If `ServerConfig.drain` is "move", requests that their callers can continue at other servers end after
+        `MOVE_AFTER_S`.
         """
         await super().refuse_new()
         if self._moves:
@@ -87,7 +88,7 @@ class GrpcFront(Server):
 
 
 class Ports:
-    """Ports of a server, with their certificates and access rights, all checked before a model is loaded for minutes.
+    """Ports of a server, with their certificates and access rights, all checked before models load, which takes long.
 
     Raises:
         ConfigError: a port cannot be listened on, or a file of certificates or tokens cannot be used.
@@ -175,7 +176,7 @@ class Ports:
             self._web.show(card)
 
     def report_upstream(self, serves: bool) -> None:
-        """Let gRPC health checks report from now on whether the servers that this one needs are serving."""
+        """Let gRPC health checks report `serves` from now on: whether the servers that this one needs are serving."""
         if self._grpc is not None:
             self._grpc.report_upstream(serves)
 

@@ -1,8 +1,8 @@
-"""Life cycle of every server: open its fronts, wait for a signal, drain, close.
+"""Life cycle of every server: open its ports, wait for a signal, drain, close.
 
-A drain has this order. All fronts report that they are not ready. After a delay, in which balancers notice, they take
-no new requests. Running requests get the grace period, and the rest fail with a message. Then the fronts close. The
-process ends even if something hangs. Roles without a port have the same life cycle.
+A drain has this order. All ports report that they are not ready. After a delay, in which load balancers notice that,
+they take no new requests. Running requests may end within the grace period, after which the rest fail with a message.
+Then the ports close. The process ends even if something hangs. Processes without a port have the same life cycle.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from specdec.inference.workers.completing.generation import Operation
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.1
-"""Seconds between two checks of the work; how late a check comes shows the event loop's lag."""
+"""Seconds between two checks of the engine's state; how late a check comes shows the event loop's lag."""
 FORCE_AFTER_S = 2.0
-"""Seconds after the grace period, at which a process that still runs ends at once."""
+"""Seconds after the end of the grace period, at which a process that still runs ends at once."""
 
 
 class Front(Protocol):
-    """Interface of a port on which requests arrive, as its host opens and drains it."""
+    """Interface of a port on which requests arrive, as its `Host` opens and drains it."""
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the port numbers by name, once the front is open."""
+        """Return the numbers of the opened ports, by name."""
 
     async def open(self) -> None:
         """Listen, and report to health checks that requests are accepted."""
@@ -46,7 +46,7 @@ class Front(Protocol):
     def report(self, *, ready: bool, alive: bool = True) -> None:
         """Set what health checks report: `ready` if requests are accepted, `alive` unless a restart would help.
 
-        No request is refused.
+        The port itself goes on accepting requests.
         """
 
     async def refuse_new(self) -> None:
@@ -57,7 +57,7 @@ class Front(Protocol):
 
 
 class Work(Protocol):
-    """Interface of what runs the requests of a process, such as an engine, as its host watches and drains it."""
+    """Interface of what runs the requests of a process, such as an engine, as its `Host` watches and drains it."""
 
     @property
     def fault(self) -> str | None:
@@ -81,9 +81,9 @@ class Host:
     Args:
         work: runner of requests, which is watched and drained.
         fronts: ports, in the order in which they open.
-        config: durations of a drain.
-        metrics: metrics that record the event loop's lag.
-        operation: source of drain calls; None if no call can drain the server.
+        config: settings with the durations of a drain.
+        metrics: metrics that record the event loop's lag; None records nothing.
+        operation: receiver of gRPC calls of Drain; None if no call can drain the server.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Host:
         self._operation = operation
 
     async def run(self, until: Awaitable[object] | None = None) -> None:
-        """Serve until a signal, a call of Drain, the end of stdin (`lifeline`) or of `until`, or a permanent fault.
+        """Serve until a signal, a gRPC call of Drain, the end of `until` or of stdin (if set so), or a permanent fault.
 
         Raises:
-            Exception: the error that `until`, or the watch of the work, ended with.
-            InternalError: the work broke.
+            Exception: the error with which `until`, or the watch of the work, ended.
+            InternalError: the work can never serve a request again.
         """
         async with AsyncExitStack() as stack:
             for front in self._fronts:
@@ -163,7 +163,7 @@ class Host:
             watching.result()
 
     async def _watch(self) -> None:
-        """Watch the work, and report each change of its state to all fronts, until it is broken for good."""
+        """Watch the work, and report each change of its state to all ports, until it is broken for good."""
         reported, was_ready = (True, True), False
         if self._metrics is not None:
             self._metrics.watch_loop(asyncio.get_running_loop())
@@ -192,7 +192,7 @@ def _end_at_next(first: asyncio.Task[Signals]) -> None:
 
 @asynccontextmanager
 async def opened(front: Front) -> AsyncGenerator[None, None]:
-    """Keep a front open during the block."""
+    """Keep a port open during the block."""
     await front.open()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Settings of the models that a role loads, and the model configurations that are made of them."""
+"""Settings of the models that a role (a value of --role) loads, and the configurations that are made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process records about its requests, as far as the configuration asks for it: profile, traces, time-line."""
+"""What a process records about its requests, if the configuration asks for it: a profile, trace spans, a time-line."""
 
 from __future__ import annotations
 

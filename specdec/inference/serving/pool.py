@@ -1,4 +1,4 @@
-"""Life cycle of a pool of draft workers beside `vllm serve`, whose engine cores dial the pool's mailbox."""
+"""Life cycle of a pool of draft workers beside `vllm serve`, whose engine cores dial a unix socket of the pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_pool(folder: Path, server: ServerConfig, observe: ObserveConfig) -> None:
-    """Let vLLM's engine cores, which dial the mailbox in `folder`, use draft workers, until a signal.
+    """Let vLLM's engine cores, which dial a unix socket in `folder`, use draft workers, until a signal.
 
     The ports for draft workers open when the first core has dialled.
 

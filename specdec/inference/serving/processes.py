@@ -1,6 +1,6 @@
 """Servers of this project started in processes of their own, for the demo, the comparison and the tests.
 
-Each ends with the block of its context manager, even after an exception. Needs no torch.
+Each process ends with the block of its context manager, even after an exception. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specdec.inference.errors import UnavailableError
 
 STOP_TIMEOUT_S = 15.0
 STILL_S = 120.0
-"""Seconds without progress, in log or CPU time, after which the start of a server has failed."""
+"""Seconds without progress, that is, with neither new log nor CPU time, after which a server's start has failed."""
 LOOK_S = 1.0
 """Seconds between two looks at a server that starts."""
 MOVED_CPU_S = 0.5
@@ -68,7 +68,7 @@ class ServerProcess:
 
 @dataclass(slots=True)
 class Start:
-    """Start of one or several servers, which may wait for each other: it fails only if none of them makes progress.
+    """Start of one or several servers, which may wait for each other: while any makes progress, none counts as stuck.
 
     Attributes:
         timeout_s: most seconds from the beginning until all are ready.
@@ -177,7 +177,7 @@ async def server_process(
         log_file: file that keeps its log; None uses a temporary one.
 
     Raises:
-        UnavailableError: the process ended, or did not get on; the message has the end of its log.
+        UnavailableError: the process ended, or made no progress; the message has the end of its log.
     """
     start = start or Start()
     with log_file.open("wb") if log_file else NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log") as log:
@@ -216,7 +216,7 @@ async def _until_ready(server: ServerProcess, start: Start, ready_line: str | No
     """Wait until the server reports SERVING to health checks, or until its log has `ready_line` if that is given.
 
     Raises:
-        UnavailableError: its start has failed.
+        UnavailableError: the server's start has failed.
     """
     async with open_channel(server.address) as channel:
         while not (await is_serving(channel) if ready_line is None else ready_line in server.log_tail(None)):

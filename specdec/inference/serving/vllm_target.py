@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
 WAIT_S = 1.0
-"""Seconds that those of vLLM's processes get to end that vLLM's own shutdown has left running."""
+"""Seconds between SIGTERM and SIGKILL for processes that vLLM's own shutdown has left running."""
 
 
 async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig) -> None:
@@ -104,9 +104,9 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
 
 
 def laws(config: Any, eos: frozenset[int], noise: Noise) -> tuple[str, str]:
-    """Return two texts that name all that a model's text depends on beside its files: arithmetic, and ends of outputs.
+    """Return two texts that name all but the files on which a model's output depends: arithmetic, and ends of outputs.
 
-    They are a part of the model's id. So no answer is continued by a server that would choose other tokens.
+    Both become a part of the model's id, so that no server continues an answer for which it would choose other tokens.
     """
     words = config.model_config
     arithmetic = f"vllm {installed()} {words.dtype} {words.quantization}" + " invariant" * is_invariant()
@@ -116,7 +116,7 @@ def laws(config: Any, eos: frozenset[int], noise: Noise) -> tuple[str, str]:
 
 
 def _part(mailbox: Mailbox) -> None:
-    """Give up, in a process that vLLM has forked, what belongs to its parent: the event loop's signals, the mailbox."""
+    """Give up, in a process that vLLM has forked, what belongs to its parent: signals of the event loop, the socket."""
     signal.set_wakeup_fd(-1)
     mailbox.forget()
 
@@ -151,7 +151,7 @@ async def _adapters(llm: Any, model: VllmModel) -> tuple[dict[str, LoRARequest],
 
 
 async def _warm_up(engine: VllmEngine, num_ranks: int) -> None:
-    """Answer requests with draft tokens, noise and log-probabilities on each rank, to see that vLLM can run the model.
+    """Answer sampled requests with draft tokens and log-probabilities on each rank, to see that vLLM can run the model.
 
     Raises:
         ConfigError: a pass failed.

@@ -1,4 +1,4 @@
-"""Life cycle of a draft worker in the pool of targets, which drafts for the sessions that they lend it."""
+"""Life cycle of a draft worker in the pools of targets, which drafts for the sessions that the targets assign to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversation with its tools, as a chat template reads it. Knows no tokens.
+"""Conversation with the tools that the model may call, for a chat template. This module knows no tokens.
 
 Between processes, tools and calls stay texts of JSON; only the process that has the chat template parses them.
 """
@@ -190,7 +190,7 @@ def _spoken(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_template(named: Mapping[str, str]) -> str | None:
-    """Return one chat template in place of a model's several, which are given by name; None if none of them is used.
+    """Return one chat template made of a model's several, given by name; None if it has neither of the two used.
 
     As in Transformers, a conversation with tools gets "tool_use" if the model has it, and any other gets "default".
     """

@@ -52,7 +52,8 @@ class GrammarCompiler:
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError, InternalError: its trial was ended because other requests wait, or failed for another reason.
+            CapacityError: its trial compilation was ended because other requests wait.
+            InternalError: its trial compilation failed for another reason, which is not the grammar's fault.
         """
         if not self.eos_token_ids:
             raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
@@ -75,7 +76,7 @@ class GrammarCompiler:
         return LLMatcher(self._words, self.source(grammar), log_level=0, limits=parser_limits())
 
     def source(self, grammar: Grammar) -> str:
-        """Return a grammar that `compile` has accepted in llguidance's own form, with this tokenizer's markers."""
+        """Return, in llguidance's own form, a grammar that `compile` has accepted, with this tokenizer's markers."""
         return with_tokens(source_of(grammar), self._tokenizer.markers)
 
     @cached_property
@@ -94,11 +95,12 @@ def _path(grammar: Grammar) -> str:
 
 
 class GrammarMatcher:
-    """`Matcher` (inference/model/decoder.py) of one sequence. A call goes on where its tokens leave those of the last.
+    """`Matcher` (inference/model/decoder.py) of a grammar along one sequence of output tokens.
 
-    llguidance's limits count all tokens that one of its matchers ever saw, rejected drafts included, and its errors are
-    final. So after an error a new one is made, which sees only the sequence: no draft can fail a request. A copy would
-    not do: copies share their states, and after an error refuse everything without a word.
+    Each call takes the tokens from the beginning of the output, and starts where they differ from those of the call
+    before. llguidance's limits count all tokens that one of its matchers ever saw, rejected drafts included, and its
+    errors are final. So after an error a new matcher is made, which sees only the sequence, and no draft can fail a
+    request. A copy would not do: copies share their states, and after an error refuse everything without a message.
 
     Args:
         matcher: llguidance's matcher, at the beginning of an output.
@@ -138,7 +140,7 @@ class GrammarMatcher:
         return masks
 
     def forced(self, output: Sequence[int], limit: int) -> list[int]:
-        """Return up to `limit` tokens without which the output cannot go on; empty if there is a choice of the next."""
+        """Return up to `limit` next tokens for which the grammar leaves no choice; empty if the next is not certain."""
         if limit <= 0 or not self.goes_on(output):
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]
@@ -170,7 +172,7 @@ class GrammarMatcher:
         return num_taken
 
     def _go_to(self, tokens: Sequence[int]) -> int:
-        """Move the matcher along `tokens`, up to one that the grammar refuses or that ends the output; return how many.
+        """Move the matcher along `tokens`, up to one that is refused or ends the output; return the number before that.
 
         Raises:
             InvalidRequestError: even a new matcher exceeds llguidance's limits at these tokens.
@@ -219,5 +221,5 @@ class GrammarMatcher:
         return True
 
     def _too_complex(self) -> InvalidRequestError:
-        """Return the error for an exceeded limit, the only fault that a compiled grammar can still have."""
+        """Return the error for an exceeded limit of llguidance, the only fault that a compiled grammar can have."""
         return InvalidRequestError(f"grammar: {brief(self._fault)}", field="grammar")

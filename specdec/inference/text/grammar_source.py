@@ -1,4 +1,6 @@
-"""Translation of each kind of grammar, with its preamble, into llguidance's own form. Needs no tokenizer.
+"""Translation of each kind of grammar, with the reasoning allowed before it (its preamble), into llguidance's own form.
+
+Needs no tokenizer.
 
 The whitespace of JSON and llguidance's limits are set here. Fuel is llguidance's unit of work, counted alike on every
 machine; docs/structured.md has the cost of each limit.
@@ -37,10 +39,10 @@ _MARKER = re.compile(r'^(specdec_marker_\w+): "(.*)"$', re.MULTILINE)
 
 
 class Markers:
-    """Writer of literals for a Lark grammar, which has rules in place of markers such as <think>.
+    """Writer of literals for a Lark grammar, in which rules stand for markers such as <think>.
 
     A marker may be a token of the model, which only the compiler knows. The compiler finds these rules by their names.
-    Another program that compiles the grammar takes each for the marker's letters.
+    For another program that compiles the grammar, each rule matches the marker's letters.
 
     Args:
         texts: the markers, each a text within angle brackets.
@@ -58,13 +60,13 @@ class Markers:
     def anything_before(self, name: str, marker: str) -> str:
         """Return Lark rules, of which `name` is the main one, for any text that ends with `marker`.
 
-        They use TEXT, which `complete` defines.
+        The rules use the terminal TEXT, which `complete` defines.
         """
         spelled = f"{name}_spelled[lazy]: TEXT {json.dumps(marker)}"
         return f"{name}: {name}_spelled | TEXT {self.literal(marker)}\n{spelled}\n"
 
     def complete(self, lark: str) -> str:
-        """Return a Lark grammar with the rules of the markers that it uses, and of TEXT, which is any text."""
+        """Return a Lark grammar, completed by the rules of the markers that it uses, and by TEXT, which is any text."""
         rules = [f'{name}: "{text}"\n' for text, name in self._names.items() if name in lark]
         return "".join([lark, *rules, "TEXT: /(.|\\n)*/\n"])
 
@@ -119,12 +121,12 @@ def source_of(grammar: Grammar) -> str:
 
 
 def written_out(grammar: Grammar) -> Grammar:
-    """Return an equal grammar without a preamble: its text allows the reasoning too. Not all peers know preambles."""
+    """Return an equal grammar without a preamble, for peers that know none: its text allows the reasoning itself."""
     return grammar if grammar.preamble is Preamble.NONE else Grammar(GrammarKind.GRAMMAR, source_of(grammar))
 
 
 def nested(lark: str, inner: Grammar, name: str) -> Grammar:
-    """Return the Lark grammar `lark` with `inner` in the place where it says @NAME; `inner` may have one nested too.
+    """Return the Lark grammar `lark` with `inner` in place of @NAME; `inner` may have a grammar nested in it too.
 
     Raises:
         ValueError: `inner` is malformed.

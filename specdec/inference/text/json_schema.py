@@ -148,9 +148,9 @@ class _Alternatives:
         return {**kept, "type": "object", "properties": closed_, "additionalProperties": False}
 
     def separated(self, part: dict[str, Any]) -> list[Any] | None:
-        """Return the alternatives of a part's `oneOf`, changed so that no value matches two; None if that fails.
+        """Return the alternatives of a part's `oneOf`, changed so that no value matches two of them.
 
-        It fails if there is no `oneOf`, or if the alternatives are hard to distinguish.
+        Return None if there is no `oneOf`, or if the alternatives are hard to distinguish.
         """
         alternatives = part.get("oneOf")
         if not isinstance(alternatives, list):

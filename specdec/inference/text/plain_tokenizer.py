@@ -62,7 +62,8 @@ def names_generic_class(path: Path) -> bool:
 def load_plain(path: Path) -> PlainTokenizer | None:
     """Return the tokenizer of a model directory; None if Transformers would make a different one of the same files.
 
-    Transformers also runs chat templates, and adds special tokens that only tokenizer_config.json names.
+    That is so for a tokenizer of a class of its own, with a chat template, or with special tokens that files other than
+    tokenizer.json add.
     """
     settings, file = _settings(path), path / "tokenizer.json"
     if not names_generic_class(path) or not file.is_file() or _has_template(path, settings):

@@ -68,7 +68,7 @@ def _of_format(value: Mapping[str, Any]) -> Grammar | None:
 
 
 def _kept(format_: Mapping[str, Any]) -> Any:
-    """Return the schema in the `json_schema` of a response format; if that is strict, made so by `closed`."""
+    """Return the schema in the `json_schema` of a response format; if `strict` is set there, as `closed` changes it."""
     try:
         return closed(format_["schema"]) if format_.get("strict") else format_["schema"]
     except ValueError as exc:

@@ -305,9 +305,9 @@ class TextStream:
         return piece
 
     def _given_up(self) -> str:
-        """Stop waiting for tokens that complete no character; return their text except the last's, and go on after it.
+        """Stop waiting for tokens that complete no character: return their text, and begin anew with the last of them.
 
-        The text is empty, and nothing changes, if the tokens have another text together than apart.
+        Return an empty text, and change nothing, if the last token has another text apart from those before it.
         """
         decode, (*tokens, last) = self._tokenizer.decode, self._silent
         if (text := decode(tokens)) + decode([last]) != decode(self._silent):
@@ -316,7 +316,7 @@ class TextStream:
         return text + self._step(last)
 
     def rest(self) -> str:
-        """Return the text of last tokens that wait for the rest of their character, at the end of the sequence."""
+        """Return, at the end of the sequence, the text of its last tokens, which wait for the rest of a character."""
         text = self._tokenizer.decode(self._token_ids)
         streamed = "".join(self._pieces)
         return text.removeprefix(streamed) if text.startswith(streamed) else ""
@@ -361,10 +361,10 @@ _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_CHARACTE
 
 
 def _load(path: Path, *, whole: bool = False) -> Any:
-    """Return the `PlainTokenizer` of a directory if that does; else, and if `whole`, the tokenizer by Transformers.
+    """Return the `PlainTokenizer` of a directory, if it is enough; else, or if `whole`, Transformers' tokenizer.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: the tokenizer cannot be loaded.
     """
     CheckpointFiles(path).require_tokenizer()
     try:

@@ -15,17 +15,20 @@ from specdec.inference.model.token_map import TokenMap
 from specdec.inference.text.tokenizer import Piece, Tokenizer
 
 MAX_VOCAB_SIZE = 1 << 20
-"""Largest vocabulary; with the number that a peer names, it could make this process fill its memory."""
+"""Most token ids of a vocabulary; a peer that names a larger number could make this process fill its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token ids in which a model reads and writes, or in which a draft with a map does that for its target.
+    """Token ids in which a model reads and writes.
+
+    A draft model with another tokenizer than its target has a map from the target's token ids to its own (`token_map`),
+    and reads and writes the target's.
 
     Attributes:
         fingerprint: hash of the tokens and their ids (`Tokenizer.fingerprint`); of a draft with a map, the target's.
         size: number of token ids: rows of the model's output layer, often some more than the tokenizer has; of a draft
-            with a map, the ids of the target's tokenizer.
+            with a map, the number of ids of the target's tokenizer.
         num_shared: how many of these ids a draft with a map can propose; None: all.
 
     Raises:
@@ -72,8 +75,8 @@ def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
 class _OwnIds(dict[int, tuple[int, ...]]):
     """Dictionary from each token id of a target to the draft model's token ids for the same bytes, filled at first use.
 
-    They are the one token with these bytes if the draft has it, else several. A special token that the draft lacks
-    becomes nothing, since it has no text.
+    If the draft has a token with these bytes, that is the only one, else there are several. A special token that the
+    draft lacks becomes none, since it has no text.
     """
 
     def __init__(self, own: Tokenizer, own_pieces: Mapping[Piece, int], target: Tokenizer) -> None:

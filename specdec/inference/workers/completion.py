@@ -1,4 +1,4 @@
-"""Interface between clients and servers in every topology: requests, the `Completer` that answers, the model's card."""
+"""Interface between clients and servers: requests, the `Completer` that answers them, and the model's description."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specdec.inference.text.chat import Chat
 from specdec.inference.text.stop_strings import check_stops
 
 DRAFT_SESSION_BYTES = 16
-"""Length of `GenerateRequest.draft_session` in bytes: a client's name for a request that it drafts for itself."""
+"""Length in bytes of `GenerateRequest.draft_session`, the name of a request for which its client drafts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ModelCard:
         name: name by which clients know the model.
         topology: kind of the server; see `TARGET` and others in completing/remote.py.
         max_length: most tokens of prompt and output together.
-        tokenizer_fingerprint: `Tokenizer.fingerprint`, by which token ids have the same meaning.
+        tokenizer_fingerprint: `Tokenizer.fingerprint`; where it is equal, token ids have the same meaning.
         chat_template: template of the model's conversations; None if it has none.
         defaults: values for parameters that a request leaves open.
         model_id: hash of all that the model's tokens depend on; empty if it is unknown.
@@ -42,7 +42,8 @@ class ModelCard:
             server is older and does not say.
         adapters: names of the model's adapters (LoRA), which a request can ask for.
         adapter: adapter that the card stands for; empty for the model itself.
-        text_fingerprint: `Tokenizer.text_fingerprint`, by which token ids give the same text; empty if it is unknown.
+        text_fingerprint: `Tokenizer.text_fingerprint`; where it is equal, token ids give the same text. Empty if it is
+            unknown.
     """
 
     name: str
@@ -63,7 +64,7 @@ class ModelCard:
         return self if name is None else replace(self, name=name)
 
     def of_adapter(self, name: str) -> ModelCard:
-        """Return the card of the model's adapter of this name, which is also the card's name then."""
+        """Return the card of the model's adapter called `name`, under that name."""
         return replace(self, name=name, adapter=name)
 
 
@@ -87,19 +88,20 @@ class CompletionRequest(Options):
     Attributes:
         prompt: text, token ids taken as they are, or a conversation.
         sampling: parameters of the choice of tokens.
-        seed: None lets the server draw one; `sampling.seed` is ignored.
-        seed_scope: requests to which the seed gives the same noise: all, or those of the same prompt.
+        seed: seed of the random choices; None lets the server draw one. `sampling.seed` is ignored.
+        seed_scope: requests to which the seed gives the same random numbers: all, or those of the same prompt.
         unsaid: fields of `sampling` that the client left to the server, among LEFT_TO_SERVER.
-        max_new_tokens: None leaves it to the server.
-        ignore_eos: the model's own end-of-sequence ids do not end the sequence.
+        max_new_tokens: most output tokens; None leaves the limit to the server.
+        ignore_eos: True if the model's own end-of-sequence ids do not end the sequence.
         stop: strings before which the text ends.
-        echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
+        echo: True to give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
-        ids_only: give token ids without their text; `stop` must be empty then.
-        audit: output to compare with the target's own choices, token by token; Started has the result, and
+        ids_only: True to give token ids without their text; `stop` must be empty then.
+        audit: token ids of an output, to compare with the target's own choices; Started has the result, and
             `max_new_tokens` may be 0. None: no output is audited.
         prediction: text that the output may repeat, all or in parts; it changes only the speed.
-        resume: committed tokens to continue after; all else is as in the first server's request. None: a new request.
+        resume: output tokens of another server, after which to continue; all else is as in the request to that server.
+            None: a new request.
 
     Raises:
         InvalidRequestError: fields exceed limits or do not fit together.
@@ -134,9 +136,9 @@ class CompletionRequest(Options):
             raise InvalidRequestError(message, field="max_new_tokens")
 
     def resolved(self, defaults: RequestDefaults) -> CompletionRequest:
-        """Return the request with the server's defaults for what it leaves open.
+        """Return the request with the server's defaults for the parameters that it leaves open.
 
-        A default number of tokens is lowered to the caller's limit.
+        A default number of output tokens is lowered to the caller's limit.
         """
         if not self.unsaid and self.max_new_tokens is not None:
             return self

@@ -68,7 +68,7 @@ async def _answered(request: _Pending) -> AsyncGenerator[aiohttp.ClientResponse,
     """Send a request and yield its response.
 
     Raises:
-        UnavailableError: there is none, it has an error status, or the block found another form than OpenAI's.
+        UnavailableError: no response came, it has an error status, or the block found that it is not in OpenAI's form.
     """
     try:
         async with request as response:

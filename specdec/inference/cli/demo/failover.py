@@ -27,7 +27,7 @@ class Loss:
 
     Args:
         fleet: servers of the demo.
-        servers: their processes, by address.
+        servers: processes of these servers, by HOST:PORT.
 
     Attributes:
         at: monotonic time in seconds at which the server was killed; None before.

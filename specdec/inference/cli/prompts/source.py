@@ -31,7 +31,7 @@ class PromptJob:
 
     Attributes:
         prompts: texts.
-        template: request for each prompt, with an empty one in its place.
+        template: request to send for each prompt, with an empty prompt, which is then replaced.
         concurrency: prompts in flight at once.
         format: text: as it streams; tokens: a line per token, then the text; json: one object per prompt on stdout.
         observe: reports to write at the end.

@@ -21,14 +21,17 @@ from specdec.inference.workers.completion import Completer
 
 
 async def run_edge(job: PromptJob, connection: ConnectionConfig, drafting: Drafting | None = None) -> int:
-    """Complete prompts at servers, with `drafting` at targets for which this process drafts; return the exit code."""
+    """Complete prompts at servers; return the exit code, 1 if a prompt failed, else 0.
+
+    With `drafting`, the servers are targets for which this process drafts.
+    """
     async with edge(connection, drafting) as behind:
         with nullcontext() if behind.draft is None else timeline(job.observe, behind.draft.engine):
             return await _complete(job, behind.completer)
 
 
 async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:
-    """Complete prompts with one model, or target and draft, loaded into this process; return the exit code."""
+    """Complete prompts with one model, or target and draft, in this process; return 1 if any prompt failed, else 0."""
     async with target_engine(model, EngineLimits(len(job.prompts), lookup=False)) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):
@@ -52,7 +55,10 @@ async def _complete(job: PromptJob, completer: Completer) -> int:
 
 
 async def run_prompts(completer: Completer, job: PromptJob, sink: Sink) -> list[Result]:
-    """Complete all prompts of a job, and show the results in their order; one that fails does not stop the others."""
+    """Complete all prompts of a job, show the results in the order of the prompts, and return them.
+
+    A prompt that fails does not stop the others; its result has the error.
+    """
     places = asyncio.Semaphore(job.concurrency)
     results = [Result(prompt) for prompt in job.prompts]
     queues: list[Deltas] = [asyncio.Queue() for _ in job.prompts]

@@ -44,7 +44,7 @@ async def run(settings: CompileSettings) -> int:
 
 
 async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -> int:
-    """Compile a target with its draft, or one of both, unless they are compiled already; return the exit code.
+    """Compile a target with its draft, or one of the two, unless that is compiled already; return exit code 0.
 
     Raises:
         ConfigError: no model is given, a model's backend compiles nothing, or a model cannot be used.

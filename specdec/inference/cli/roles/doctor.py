@@ -30,12 +30,13 @@ from specdec.inference.serving.models import NGRAM, NO_DRAFT, DefaultSettings, L
 from specdec.inference.settings import REQUIRED, group, setting
 
 SHARES = (0.5, 0.7, 0.9)
-"""Probabilities that a draft token is accepted, given that those before it were, for which `bound` is shown."""
+"""Probabilities that a draft token is accepted if those before it are, for which the greatest speed-up is shown."""
 MAX_READ_BYTES = 1 << 28
 """Most bytes of the matrix that is read to measure a bandwidth: more than nearly all caches hold."""
 PART_BYTES = 1 << 22
 READING_S, GAIN = 1.0, 0.95
-"""Measuring a bandwidth ends when for READING_S seconds no time was less than GAIN times the least one before."""
+"""Reading memory to measure a bandwidth ends when the least time has not fallen below GAIN times the least time before
+for READING_S seconds."""
 BUNDLED_SHARE = "0.7 to 1 in lists and code, 0.3 in prose, as `specdec demo` shows"
 
 
@@ -85,7 +86,7 @@ async def run(settings: DoctorSettings) -> int:
 
 
 def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
-    """Print how a model would be served, and return its `Fit`; if it would not, print why, and return None."""
+    """Print how a model would be served, and return that as a `Fit`; if it would not be, print why, and return None."""
     from specdec.inference.text.tokenizer import Tokenizer
 
     try:
@@ -156,7 +157,7 @@ def _show_speed(target: Fit, draft: Fit | None, models: ExaminedModels) -> None:
 
 
 def bound(share: float, cost: float) -> float:
-    """Return the greatest speed-up over the target alone for any gamma, by arXiv 2211.17192, theorem 3.8.
+    """Return the speed-up over the target alone at the best number of draft tokens, by arXiv 2211.17192, theorem 3.8.
 
     Args:
         share: probability that a draft token is accepted, if those before it were.

@@ -1,4 +1,4 @@
-"""Role draft: drafts beside the client for a target elsewhere; completes prompts, or serves clients."""
+"""Role draft: drafts in this process for a target elsewhere, and completes prompts, or serves clients."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ async def _run(settings: DraftSettings) -> int:
 
 
 def proposer_config(settings: DraftSettings) -> ProposerConfig:
-    """Return the configuration of the draft; it has branches if it runs ahead and its backend can fork slots."""
+    """Return the configuration of the draft.
+
+    If the draft runs ahead of the target and its backend can copy slots, it prepares branches beside its chain.
+    """
     runs_ahead = settings.draft.schedule.runs_ahead
     return with_branches(settings.model, settings.branches) if runs_ahead else settings.model.config()
 

@@ -1,4 +1,4 @@
-"""Registry of the roles: each value of --role with its summary and its function, and from these settings and parser."""
+"""Registry of the roles: the summary and the function of each value of --role, and the parser of its flags."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from specdec.inference.declared import read
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What stands behind one value of --role.
+    """What one value of --role does.
 
     Attributes:
         summary: sentence about the role for --help.

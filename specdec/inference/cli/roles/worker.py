@@ -1,4 +1,4 @@
-"""Role worker: a draft worker in the pool of targets, for the requests of all their clients."""
+"""Role worker: a draft worker in the pools of targets, which drafts for the requests of all their clients."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def _run(settings: WorkerSettings) -> int:
 
 
 def with_branches(model: DraftModel, branches: int) -> ProposerConfig:
-    """Return the configuration of a draft that runs ahead, with branches if its backend can fork slots."""
+    """Return the configuration of a draft that runs ahead, with `branches` as set if its backend can copy slots."""
     from specdec.inference.backends.registry import CANNOT_FORK
 
     config = model.config()
@@ -82,7 +82,7 @@ def with_branches(model: DraftModel, branches: int) -> ProposerConfig:
 
 @contextmanager
 def ways_out(model: DraftModel) -> Generator[None, None, None]:
-    """Add to an IncompatibleDraftError of the block what to use in place of the bundled draft, if that is the draft."""
+    """Add to an IncompatibleDraftError of the block what to use instead of the bundled draft, if `model` is that."""
     try:
         yield
     except IncompatibleDraftError as exc:

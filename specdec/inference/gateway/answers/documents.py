@@ -69,10 +69,12 @@ ANSWERS: _Responses = {
 
 
 def model_document(card: ModelCard, *, created: int, parent: str | None = None) -> dict[str, Any]:
-    """Return the entry of /v1/models for a model, or for an adapter of the model called `parent`.
+    """Return the entry of /v1/models for a model or an adapter.
 
     Args:
+        card: description of the model, or of the adapter.
         created: when this server began to serve the model, in seconds since the epoch.
+        parent: name of the model to which the adapter belongs; None for a model.
     """
     return {
         "id": card.name,

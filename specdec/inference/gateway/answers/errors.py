@@ -27,11 +27,11 @@ DIALLED_AGAIN_S = 5.0
 """Longest time in seconds until this process dials a lost upstream server again; see grpc_comm/options.py."""
 INVALID_REQUEST = "invalid_request_error"
 MESSAGES = "/v1/messages"
-"""Path of Anthropic's API, and beginning of its other paths: failures there have its shape."""
+"""Path of Anthropic's Messages API; its other paths begin with it. Errors at all of them have Anthropic's form."""
 MAX_ECHO_CHARACTERS = 200
 """Most characters of a request's value that an error message repeats."""
 MAX_MESSAGE_CHARACTERS = 1000
-"""Length at which an error message is cut."""
+"""Most characters of an error message in an answer; a longer message is cut."""
 _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -71,10 +71,10 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
 }
 _ANTHROPICS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 _ANTHROPICS |= {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
-"""Anthropic's types of errors by status; others are invalid requests."""
+"""Types of errors in Anthropic's API, by HTTP status; a status that is not listed has `INVALID_REQUEST`."""
 _DETAILS = {"thread": {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}}
-"""Details of errors, by the field at fault. Anthropic's client reads them: told that the server keeps no threads, it
-sends the whole conversation instead."""
+"""Further fields of errors in Anthropic's API, by the request's field at fault. Anthropic's client reads them: told
+that the server keeps no threads, it sends the whole conversation instead."""
 
 
 @dataclass(eq=False)  # not frozen: handlers of exceptions set the traceback
@@ -98,7 +98,7 @@ class ApiError(Exception):
     retry_after_s: float | None = None
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """Return the body of the answer to a request for `path`: in Anthropic's form at its paths, else in OpenAI's."""
+        """Return the body of the answer: in Anthropic's form if the request's `path` is of its API, else OpenAI's."""
         message, param = cut(self.message, MAX_MESSAGE_CHARACTERS), cut(self.param or "", MAX_ECHO_CHARACTERS)
         if path.startswith(MESSAGES):
             kind = _ANTHROPICS.get(self.status, INVALID_REQUEST)
@@ -106,18 +106,21 @@ class ApiError(Exception):
         return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the response: Retry-After in whole seconds, or WWW-Authenticate for status 401."""
+        """Return the error's headers: WWW-Authenticate for status 401, else Retry-After in whole seconds if known."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
     def answer(self, path: str, **headers: str) -> JsonAnswer:
-        """Return the HTTP response to a request for `path`, with further headers."""
+        """Return the HTTP response to a request for `path`, with `headers` beside those of the error itself."""
         return JsonAnswer(self.body(path), status_code=self.status, headers={**self.headers(), **headers})
 
 
 def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
-    """Return the HTTP error for an exception of this project; `param` is the field's name at the endpoint `path`."""
+    """Return the HTTP error for an exception of this project.
+
+    The exception may name a field of this project's requests; the error names it as clients of the endpoint `path` do.
+    """
     error = for_client(error)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
     param = _param(error.field, path) if isinstance(error, errors.InvalidRequestError) else None
@@ -151,14 +154,14 @@ def _param(field: str | None, path: str) -> str | None:
 
 
 def unreadable(error: UnicodeDecodeError) -> ApiError:
-    """Return the error for a body that is not UTF-8, such as old shells send."""
+    """Return the error for a body that is not UTF-8, as some shells send one."""
     place = f"byte {error.start} is 0x{error.object[error.start]:02x}"
     message = f"the body is not UTF-8: {place}; send it in UTF-8, or write other characters as \\uXXXX"
     return ApiError(400, message, code="invalid_json")
 
 
 def from_validation(error: RequestValidationError, body: type[BaseModel]) -> ApiError:
-    """Return the error for a request body that does not fit the schema `body`; of several faults it names the worst."""
+    """Return the error for a request body that does not fit the schema `body`; it names one fault, see `_worst`."""
     fault = _worst(error.errors())
     loc = fault["loc"][1:] if fault["loc"][:1] == ("body",) else fault["loc"]
     place = [cut(str(part), MAX_ECHO_CHARACTERS) for part in _fields_of(loc, error.body)]
@@ -179,9 +182,10 @@ def from_validation(error: RequestValidationError, body: type[BaseModel]) -> Api
 
 
 def _given(fault: dict[str, Any]) -> str:
-    """Return ", not VALUE" for the end of a message, since Pydantic's messages lack the value; empty for other kinds.
+    """Return ", not VALUE" for the end of a fault's message, since Pydantic's own messages lack the wrong value.
 
-    Those are objects, lists and nulls, and faults whose message needs no value, such as a missing field.
+    Return an empty text if the value is an object, a list or null, or if the message needs no value, as for a missing
+    field or a fault that this project's validators found.
     """
     value = fault.get("input")
     value = cut(value, MAX_ECHO_CHARACTERS) if isinstance(value, str) else value
@@ -190,7 +194,7 @@ def _given(fault: dict[str, Any]) -> str:
 
 
 def _path(place: Sequence[str]) -> str:
-    """Return the path of a field in the body, such as messages.0.content, without names of a union's members."""
+    """Return the path of a field in the body, such as messages.0.content; for a field in `_SHAPES`, its name alone."""
     return place[0] if place[0] in _SHAPES else ".".join(place)
 
 
@@ -206,9 +210,10 @@ def _fields_of(loc: Sequence[int | str], body: Any) -> list[int | str]:
 
 
 def _names_beside(body: type[BaseModel], place: Sequence[str]) -> list[str]:
-    """Return the names among which to look for the correct spelling of the unknown field at a path's end.
+    """Return the names among which to look for the correct spelling of the unknown field at the path's end.
 
-    For a field of the body itself these are the body's fields, else the fields of all models below the path's first.
+    For a field of the body itself these are the names of the body's fields; for a deeper one, those of all models that
+    may stand within the path's first field.
     """
     if len(place) == 1:
         return [*body.model_fields]
@@ -231,7 +236,7 @@ def _named_first(fault: dict[str, Any]) -> str | None:
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """Return the fault to report: that of the first wrong field; if it is a union, that of the best-fitting member."""
+    """Return the fault to report: that of the first wrong field; for a union, that of the member that fits best."""
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

@@ -24,7 +24,9 @@ class EventFormat(AnswerStream):
     A streamed answer is a sequence of events, an unstreamed one the single object that these events add up to.
 
     Args:
-        reader: as for `ChatFormat`.
+        model: name of the model that the answer names.
+        reader: function of the prompt's text that returns the reader of the answer to it; the function returns None if
+            all text of the answer is content.
 
     Attributes:
         is_numbered: True if events have a "sequence_number".

@@ -42,8 +42,8 @@ class ChunkFormat(AnswerStream):
         """Prepare for the answer to a request with this body.
 
         Args:
-            num_choices: choices of all its prompts together.
-            per_token: True to stream an event per token, False to stream one per target pass.
+            num_choices: number of choices of all prompts of the request together.
+            per_token: True to stream an event per token, False to stream one per pass of the target model.
         """
         self.answer_id = body.request_id or self.answer_id
         self.choices = [Choice(shows_prompt=self.shows_prompt) for _ in range(num_choices)]
@@ -58,7 +58,7 @@ class ChunkFormat(AnswerStream):
     def _ids(self, index: int, part: Part) -> dict[str, Any]:
         """Return the fields for token ids of an entry of "choices"; only a choice's first entry has the prompt's ids.
 
-        They are empty unless the request asks for token ids.
+        Return an empty dictionary unless the request asks for token ids.
         """
         if not self.prompt_ids:
             return {}
@@ -181,7 +181,7 @@ class ChatFormat(ChunkFormat):
 def of_chat(entry: dict[str, Any]) -> dict[str, Any]:
     """Take the prompt's token ids out of a chat's entry of "choices", and return them as a field of the document.
 
-    In vLLM's chat answers this field stands beside "choices". Return no field for another entry.
+    In vLLM's chat answers this field stands beside "choices". Return an empty dictionary if the entry has no such ids.
     """
     is_chat = "prompt_token_ids" in entry and "text" not in entry
     return {"prompt_token_ids": entry.pop("prompt_token_ids")} if is_chat else {}
@@ -234,10 +234,11 @@ def speculation(part: Part) -> dict[str, Any]:
 
 
 def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return statistics of the draft tokens, named as in vLLM (its PR 48915); empty if nothing was drafted or held.
+    """Return statistics of the draft tokens, named as in vLLM (its PR 48915).
 
-    "acceptance_histogram" has at place j the number of passes that accepted exactly j draft tokens. "num_spec_tokens"
-    is the longest draft of a pass. "held" is the number of passes for which drafting was off because it was slower.
+    "acceptance_histogram" has at index j the number of passes that accepted exactly j draft tokens. "num_spec_tokens"
+    is the greatest number of draft tokens in a pass. "held" is the number of passes for which drafting was off because
+    it was slower. If there were neither draft tokens nor such passes, the dictionary is empty.
     """
     passes = sum((choice.drafted for choice in choices), Counter[tuple[int, int]]())
     num_held = sum(choice.num_held for choice in choices)

@@ -10,7 +10,7 @@ from specdec.inference.text.reasoning import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one piece of text adds to a message: reasoning, content, and pieces of tool calls by the calls' numbers."""
+    """What one piece of text adds to a message: reasoning, content, and pieces of tool calls, by the call's index."""
 
     reasoning: str = ""
     content: str = ""
@@ -21,8 +21,8 @@ class MessageReader:
     """Splitter of one answer's text into reasoning, content and calls. How the text is cut into pieces changes nothing.
 
     Args:
-        reasoning: splitter of the reasoning; None if there is none.
-        calls: reader of the calls; None if there are none.
+        reasoning: splitter of the reasoning; None if the text has none.
+        calls: reader of the tool calls; None if the text has none.
         one_call: True to drop all calls but the first.
     """
 
@@ -35,7 +35,7 @@ class MessageReader:
     def push(self, text: str, *, is_last: bool, is_cut: bool = False) -> Reading:
         """Return what a piece of text adds to the message; the last piece also adds text held back before.
 
-        If `is_cut`, the limit of tokens ended the text, and the beginning of a call is left out.
+        If `is_cut`, the limit of tokens ended the text: what may be the beginning of a call at its end is left out.
         """
         thought, rest = self._reasoning.push(text, is_last=is_last) if self._reasoning else ("", text)
         if self._calls is None:

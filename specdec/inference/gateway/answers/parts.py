@@ -98,7 +98,7 @@ class Choice:
             yield Part("", finish_reason=event.reason)
 
     def whole(self) -> Part:
-        """Return all parts of the choice as one; with an echoed prompt, its first log-probability means nothing."""
+        """Return all parts of the choice as one; if a prompt is echoed, the first log-probability has no meaning."""
         return Part(
             "".join(part.text for part in self.parts),
             logprobs=tuple(scores for part in self.parts for scores in part.logprobs),

@@ -144,7 +144,10 @@ class ResponsesFormat(EventFormat):
         yield from self._items.add(delta, chat_logprobs(scores)["content"])
 
     def closing(self, choice: Choice) -> Iterator[JsonEvent]:
-        """Complete the last item and the response. An answer without items gets an empty message."""
+        """Complete the last item and the response; yield the events for the client.
+
+        An answer without items gets an empty message.
+        """
         yield from self._items.require_one()
         yield from self._items.complete(_status(choice))
         yield {"type": f"response.{_status(choice)}", "response": self.ended(choice)}
@@ -158,7 +161,7 @@ class ResponsesFormat(EventFormat):
         return {**self._fields, **end, **chat, "usage": self._usage(chat["usage"])}
 
     def failing(self, error: ApiError) -> Iterator[JsonEvent]:
-        """Complete an item that a failure cuts off, and end with the response object and its error."""
+        """Complete an item that a failure cuts off; yield the events for the client, the last with the error."""
         yield from self._items.complete("incomplete")
         fault = {"code": error.code or "server_error", "message": error.body()["error"]["message"]}
         response = {**self._fields, "status": "failed", "output": self._items.items, "error": fault}

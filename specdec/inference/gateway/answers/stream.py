@@ -115,7 +115,10 @@ class AnswerStream(ABC):
         """Return the server-sent events that report a failure to the client."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the bytes for the first event. A failure before it closes `events` and is raised: it gets a status."""
+        """Return the bytes for the first event.
+
+        A failure before it closes `events` and is raised, so that the answer can have an error status.
+        """
         try:
             return await self._encoded(*await anext(events))
         except BaseException:

@@ -26,7 +26,7 @@ def _unicode(text: str) -> str:
 
 
 def _all_whole(values: Any) -> Any:
-    """Apply `_whole` to the items of a list of up to `MAX_FIELDS`; return other values unchanged, as loops are slow."""
+    """Apply `_whole` to the items of a list; return longer ones than `MAX_FIELDS`, and other values, unchanged."""
     return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
 
 
@@ -45,12 +45,12 @@ def check_size(values: Any, limit: int) -> Any:
 WHOLE = BeforeValidator(_whole)
 ALL_WHOLE = BeforeValidator(_all_whole)
 MAX_FIELDS = 1024
-"""Limit of an object's fields, and of the items of a list that may write integers as 5.0."""
+"""Most fields of an object, and most items of a list in which integers may be written as 5.0."""
 Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 
 
 def complete(schema: dict[str, Any], body: type[Body]) -> None:
-    """Change a body's JSON schema so that optional fields may be null, and add the fields that have no effect."""
+    """Change a body's JSON schema so that optional fields may be null, and add the fields of its `no_ops`."""
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:

@@ -23,7 +23,7 @@ from specdec.inference.text.json_schema import closed
 from specdec.inference.text.unicode import check_unicode
 
 MAX_PARTS = 1024
-"""Limit of parts in one message or item."""
+"""Most parts of the content of one message, or of one item of /v1/responses."""
 TEXT_ALONE = "this model reads text alone"
 FUNCTIONS_ALONE = "tools are functions; give this one as a function with a text parameter"
 OTHER_CHOICES = "give the tools that may be called as tools, with tool_choice none, auto, required, or one function"
@@ -80,7 +80,7 @@ class FunctionBody(SentBack):
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """Return the JSON schema of the arguments; if strict, it allows only the arguments that it names.
+        """Return the JSON schema of the arguments, or None; if strict, it allows only the arguments that it names.
 
         Raises:
             ValueError: a strict schema asks for other properties than it names.
@@ -181,7 +181,7 @@ class Message(SentBack):
         return self
 
     def message(self) -> ChatMessage:
-        """Return the message as `Chat` has it.
+        """Return the message as a `ChatMessage`, the form in which a `Chat` has its messages.
 
         Raises:
             InvalidRequestError: a text is not valid UTF-8.

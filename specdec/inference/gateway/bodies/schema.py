@@ -1,7 +1,7 @@
 """Bodies of /v1/completions, /v1/chat/completions, /tokenize and /detokenize, with OpenAI's defaults.
 
 Fields have OpenAI's and vLLM's names. A field that is not listed is refused, unless it is null, or noops.py accepts its
-value. The OpenAPI schema describes each field; rules between fields, which its readers ignore, are only checked.
+value. The server's OpenAPI schema describes each field, but not the rules that concern several fields together.
 """
 
 from __future__ import annotations

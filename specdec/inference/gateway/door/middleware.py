@@ -44,10 +44,10 @@ _INLINE_BYTES = 32 * 1024
 
 
 class BodyLimit:
-    """Middleware that refuses request bodies that are too long (413), compressed (415), or have too many parts (400).
+    """Middleware that refuses request bodies that are too long (413) or compressed (415), or have too many parts (400).
 
-    A body that is still arriving is refused with 503 if all such bodies together have more than `MAX_UNFINISHED_BYTES`,
-    or those of its account more than half of that.
+    Parts are the numbers, strings, words and brackets of JSON. A body that is still arriving is refused with 503 if all
+    such bodies together have more than `MAX_UNFINISHED_BYTES`, or those of one account more than half of that.
 
     Args:
         max_bytes: longest body in bytes.

@@ -101,7 +101,7 @@ class OwnHosts:
 
 
 class HttpPort:
-    """HTTP port of a process, one of the `Front`s of its host (inference/serving/host.py).
+    """HTTP port of a process, whose `Host` (inference/serving/host.py) opens, drains and closes it.
 
     Args:
         name: name of the port in the log.
@@ -120,7 +120,7 @@ class HttpPort:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the port's number by its name, once it is open."""
+        """Return the number of the port, by the port's name in lower case; it is final once the port is open."""
         return {self._name.lower(): self.port}
 
     async def open(self) -> None:
@@ -155,7 +155,7 @@ class HttpPort:
         self._server.should_exit = True
 
     async def close(self) -> None:
-        """Let running requests end within the server's grace period."""
+        """Stop listening, and wait until running requests have ended, or are cancelled after the grace period."""
         self._server.should_exit = True
         await asyncio.gather(self._task, return_exceptions=True)
 

@@ -77,7 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; close the connection if unfinished headers, or fields after a body, are too long."""
+        """Parse received bytes; close the connection if unfinished headers, or trailers after a body, are too long."""
         self._num_bytes_between += len(data)
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:

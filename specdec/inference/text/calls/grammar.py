@@ -29,7 +29,10 @@ def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
-    """Return the grammar of one call, or of several if `many`; or of calls or else a text of the grammar `output`."""
+    """Return the grammar of one call, or of several if `many`; `output` is the grammar of a text in place of calls.
+
+    If `output` is None, calls are required.
+    """
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
     opening = f"{_text(form.opening)}?" if form.opening else ""
     start = f"start: {'calls | @output' if output else 'calls'}\ncalls: {opening} call {more}\n"

@@ -37,18 +37,18 @@ _PATHS = {
     "/ping": ALL_RIGHTS,
 }
 PAGE = "/"
-"""Path of the page, which everybody may load: it shows nothing of the server, and has a field for the token."""
+"""Path of the web page, which everybody may load: it shows nothing of the server but a field for an access token."""
 
 
 def rights_of_call(method: str) -> frozenset[Right]:
-    """Return the rights of which the caller of a gRPC method needs at least one; OPS for a method without an entry."""
+    """Return the rights of which a gRPC method's caller needs at least one; OPS if the method is not in `_METHODS`."""
     return frozenset(_METHODS.get(method, {Right.OPS}))
 
 
 def rights_of_path(path: str) -> frozenset[Right] | None:
     """Return the rights of which the caller of an HTTP path needs at least one; None if no right is needed.
 
-    A path without an entry needs OPS.
+    A path that begins like none in `_PATHS` needs OPS.
     """
     if path == PAGE:
         return None

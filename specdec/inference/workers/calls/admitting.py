@@ -22,7 +22,7 @@ USER = "x-specdec-user"
 ASK_AGAIN_S = 5.0
 """Seconds between two checks that the caller of a running `Assist` stream is still allowed to make that call."""
 _NOTED = (ASSIST, DRAIN)
-"""Methods of which every call is audited: `Assist` gets the prompts of all clients, `Drain` ends the server."""
+"""Methods of which every call gets an audit line: `Assist` gets the prompts of all clients, `Drain` ends the server."""
 
 
 def admission(access: Access) -> Admit:
@@ -40,6 +40,8 @@ def admission(access: Access) -> Admit:
 
 def _for_user(who: Caller, user: str) -> Caller:
     """Return the caller, charged to the account `user` if that is not empty and the caller may speak for others.
+
+    Callers that may speak for others are gateways, for example; the `user` of any other caller is ignored.
 
     Raises:
         InvalidRequestError: `user` is not valid as the name of an account, because it has a space for example.
@@ -73,10 +75,10 @@ def _admitted(
 
 @contextmanager
 def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
-    """Interrupt the block, which serves an endless call, once its caller is no longer admitted or has lost a right.
+    """Cancel the block, which serves an endless call of `who`, once `who` is no longer admitted or has lost a right.
 
     Raises:
-        UnauthenticatedError, ForbiddenError: the reason of the interruption.
+        UnauthenticatedError, ForbiddenError: the reason why the block was cancelled.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None

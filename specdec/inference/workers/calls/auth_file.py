@@ -118,7 +118,7 @@ def _name(value: Any, what: str) -> str:
 
 
 def _prefix_groups(entries: Any, callers: Sequence[Caller]) -> dict[str, str]:
-    """Return the name of the prefix group of each account that belongs to one.
+    """Return, for each account in a prefix group (accounts that share cached beginnings of prompts), the group's name.
 
     Each account must be the name of a caller in the file, unless some caller speaks for others: then it may be a user
     that this caller names.

@@ -1,4 +1,4 @@
-"""Conversion of protobuf messages to dataclasses and back, all of it; unset fields get their meaning here."""
+"""All conversion between protobuf messages and dataclasses; it also gives unset fields of messages their meaning."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ MAX_NAME_CHARACTERS = 256
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
-    """Return the number that stands for each member of an enum in protobuf messages.
+    """Return the number that stands for each member of an enum in protobuf messages, by member.
 
-    Its name there is PREFIX_MEMBER. A member that has no such name gets 0, the number of an unset field.
+    The .proto calls the number PREFIX_MEMBER. A member without such a name there gets 0, the number of an unset field.
     """
     return {each: getattr(pb, f"{prefix}_{each.name}", 0) for each in kind}
 
@@ -244,7 +244,7 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
 def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
     """Return the values of the fields that `Commit` and `Delta` both have, taken from a message.
 
-    Counts that contradict each other are lowered.
+    A count above another one that it is a part of, such as accepted above drafted tokens, is lowered to that one.
 
     Raises:
         InvalidRequestError: the message has too many tokens, or an unknown finish reason.

@@ -57,7 +57,7 @@ def web_credentials(security: DialSecurity) -> tuple[dict[str, str], ssl.SSLCont
 def named(security: DialSecurity, name: str | None) -> DialSecurity:
     """Return the settings for a server found by the DNS name `name`, which its certificate then must have.
 
-    They stay as they are if `name` is None, there is no TLS, or they name another server name.
+    The settings stay as they are if `name` is None, if they have no TLS, or if they set a server name themselves.
     """
     if security.ca is None or name is None:
         return security
@@ -74,7 +74,7 @@ async def check_link(address: str, security: DialSecurity) -> None:
     """Check whether a server whose connection was lost can be trusted; do nothing if it cannot be reached.
 
     Raises:
-        HandshakeError: it can be reached, and the TLS handshake fails; the message names the reason.
+        HandshakeError: the server can be reached, and the TLS handshake fails; the message names the reason.
     """
     tls = _tls_of(security)
     if tls is not None:

@@ -1,7 +1,7 @@
 """Fleet: the servers of one model that a process dials, with a channel and a health watch for each.
 
-So a request can use one server and avoid another; `inference/scheduling/replicas.py` chooses. The fleet knows nothing
-of the requests but how long each used a server, and how it ended.
+With a channel for each, a request can use one server and avoid another; `inference/scheduling/replicas.py` chooses. The
+fleet knows nothing of the requests but how long each used a server, and how it ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from specdec.inference.workers.calls.status import calls_to
 logger = logging.getLogger(__name__)
 
 LATELY_S = 8.0
-"""Seconds within which a server that was lost may be back unnoticed: a channel redials after 5 s and some jitter."""
+"""Seconds after its loss in which a server may be back unnoticed: a channel redials after 5 s and some jitter."""
 LOOK_AGAIN_S = 5.0
 ATTEMPT_S, RETRY_S = 10.0, 1.0
 """Most seconds of an attempt to connect at start, and seconds between attempts."""
@@ -170,7 +170,10 @@ class Fleet:
         """Choose a server for a request, and count the request there until the block ends.
 
         Args:
-            prefix, failed, unfit: as for `Replicas.choose`.
+            prefix: hash of the prompt's beginning; a server that got an equal one before is preferred. Empty: the load
+                alone decides.
+            failed: addresses at which the request has just failed, to be tried last.
+            unfit: addresses that must not get the request.
 
         Raises:
             UnavailableError: every server is in `unfit`.
@@ -197,7 +200,7 @@ class Fleet:
             self._policy.ended(address, now, failed=has_failed)
 
     def has_other(self, *than: str) -> bool:
-        """Return whether there is a server, besides those with an address in `than`, that is ready and not paused."""
+        """Return whether a server not at one of the addresses `than` is ready, and is not paused after failures."""
         return self._policy.has_other(time.monotonic(), than=than)
 
     def is_ready(self, replica: Replica) -> bool:
@@ -297,9 +300,9 @@ async def _close(replica: Replica) -> None:
 
 @asynccontextmanager
 async def connected(connection: ConnectionConfig, headers: Headers = dict) -> AsyncGenerator[Fleet, None]:
-    """Yield the fleet of a connection, once one of its servers answers.
+    """Yield the fleet of the servers that the settings `connection` name, once one of them answers.
 
-    It is opened anew for each attempt: before a server has started, its name may be unknown, or lead elsewhere.
+    Each attempt opens a new fleet: before a server has started, its name may be unknown, or lead elsewhere.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.

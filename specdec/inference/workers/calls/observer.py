@@ -1,4 +1,4 @@
-"""Observer of requests: writes each one's metrics and audit line, and its part of profile and trace if wanted."""
+"""Observer of requests: it counts each one in metrics, writes its audit line, and adds it to a profile or a trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Annotate: TypeAlias = Callable[[RequestStats], None]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Metrics of one request, and its statistics; `stats` is None unless a profile or a trace span needs them."""
+    """Record of one request: metrics, and statistics, which are None unless a profile or trace span needs them."""
 
     stats: RequestStats | None
     metrics: RequestMetrics

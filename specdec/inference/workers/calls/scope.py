@@ -1,7 +1,7 @@
-"""Request scope: everything that a process does around a request, whichever way it came.
+"""Request scope: everything that a process does around the answer to a request, which may come by gRPC, HTTP or a call.
 
-The parts nest in this order, outermost first: the request's span; metrics, profile and audit line; the limits of its
-caller; its deadline and the drain of the process. Only `SupervisedCompleter` fixes this order.
+The parts nest in this order, outermost first: the request's trace span; metrics, profile and audit line; the limits of
+its caller; its deadline, and the drain of the process. `SupervisedCompleter` alone determines this order.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class RequestScope:
-    """One request in this process, which its deadline or a drain ends: a context manager around each wait for an event.
+    """Context manager around each wait for an event of one request's answer; it ends the wait at a deadline or a drain.
 
     Only these waits are interrupted, never what the reader of the events awaits between them. A single timer serves all
-    of them, since `asyncio.timeout` around each would cost 3 us per token.
+    waits, since `asyncio.timeout` around each would cost 3 us per token.
 
     Args:
         deadline: event-loop time at which the request ends with DeadlineError; None: there is no limit.
@@ -115,7 +115,7 @@ class RequestScope:
 class SupervisedCompleter:
     """Completer that puts a `RequestScope` around each request to another completer of the process.
 
-    In a gateway it is also the `Work` that the host drains (inference/serving/host.py): no engine runs there.
+    In a gateway, where no engine runs, the process drains this object as its `Work` (inference/serving/host.py).
 
     Args:
         completer: completer that answers.
@@ -250,7 +250,7 @@ class InFlight:
 def _check(request: CompletionRequest, who: Caller) -> None:
     """Raise InvalidRequestError if a value that the request sets exceeds its caller's limit.
 
-    A number of tokens that it leaves open is lowered to the limit later, by `CompletionRequest.resolved`.
+    If the request leaves its number of tokens open, `CompletionRequest.resolved` lowers the default to the limit later.
     """
     limits = who.limits
     asked = {

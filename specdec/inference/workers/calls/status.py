@@ -59,9 +59,9 @@ def to_status(error: Exception) -> Status | None:
 
 
 def for_client(error: ErrorT) -> ErrorT | errors.UnavailableError:
-    """Return the exception to report to a client: `error`, unless another server refuses this one's credentials.
+    """Return the exception to report to a client: `error`, unless another server refused this server's credentials.
 
-    For that the client is not to blame, so it gets an UnavailableError, and the log has the reason.
+    The client is not to blame for a refusal like that: it gets an UnavailableError, and the log has the reason.
     """
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)

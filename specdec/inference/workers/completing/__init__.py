@@ -1,4 +1,4 @@
-"""Completers, which answer requests: by an engine of this process, by one server, or by any server of a fleet.
+"""Completers, which answer requests: by an engine of this process, by one server, or by any of several servers.
 
 Does not know: which draft worker helps a request (drafting/), or how a message is written (calls/convert.py).
 Start reading: `local.py` and `remote.py`, then `resuming.py`.

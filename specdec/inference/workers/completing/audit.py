@@ -1,7 +1,7 @@
-"""Audit of an output: whether each of its tokens is the choice of this model, with these parameters and this seed.
+"""Audit of an output: whether each of its tokens is the model's own choice, with given parameters and seed.
 
-The target reads prompt and output in one go, as it reads a prompt, and chooses its own token after each prefix of the
-output. So a client can check what one server wrote by asking another server of the model.
+The target model reads prompt and output in one go, as it reads a prompt, and chooses its own token after each prefix of
+the output. So a client can check what one server wrote by asking another server of the same model.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from specdec.inference.errors import InvalidRequestError
 from specdec.inference.workers.completion import Codec, Completer, CompletionRequest
 
 NEAR_TIE = 1e-3
-"""Largest margin, in logits, of a choice that rounding may have decided otherwise (a near-tie).
+"""Largest margin between the scores of two tokens at which rounding may decide which one is chosen (a near-tie).
 
-Passes over other numbers of tokens move float32 logits by up to 3e-5 (docs/speculation.md).
+Float32 logits differ by up to 3e-5 between passes over different numbers of tokens (docs/speculation.md).
 """
 
 
@@ -31,7 +31,7 @@ class Audit:
         tokens: comparison of each token of the output, up to a token that the grammar refuses.
         num_tokens: number of tokens of the output.
         seed: seed of the request; None if tokens are chosen greedily.
-        near_tie: margin up to which rounding may have decided between a token and the choice.
+        near_tie: margin up to which rounding may have decided between a token and the model's choice.
     """
 
     tokens: tuple[TokenAudit, ...]
@@ -45,7 +45,7 @@ class Audit:
 
     @property
     def num_near_ties(self) -> int:
-        """Return the number of tokens that are not the model's choice, but by no more than the margin of a near-tie."""
+        """Return the number of tokens that are not the model's choice, but have a margin of at most `near_tie`."""
         return sum(not each.is_choice and each.margin <= self.near_tie for each in self.tokens)
 
     @property
@@ -97,11 +97,11 @@ async def audited(
         codec: tokenizer of the model; needed if the output is a text.
         request: prompt, parameters and seed with which the output was made.
         output: text, or token ids.
-        near_tie: margin up to which rounding may have decided.
+        near_tie: margin up to which rounding may have decided between a token and the model's choice.
 
     Raises:
-        InvalidRequestError: the output has no token or does not fit, a sampled output has no seed, or the server knows
-            no audits.
+        InvalidRequestError: the output has no token or does not fit the model's context or vocabulary, a sampled output
+            has no seed, or the server cannot audit.
     """
     if request.seed is None and not request.sampling.greedy:
         raise InvalidRequestError("seed: an output at a temperature above 0 is audited with its seed", field="seed")

@@ -1,4 +1,4 @@
-"""Completer over a fleet: if a server is lost, another one completes its answer, with the same tokens."""
+"""Completer that uses several servers of a model: if one is lost, another continues its answer with the same tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.inference.workers.completing.resuming import Progress, Resuming
 from specdec.inference.workers.completion import CompletionRequest
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
-"""Tokens, or characters, of a prompt's beginning that `prefix_of` hashes."""
+"""Numbers of tokens, or of characters, at a prompt's beginning that `prefix_of` hashes."""
 
 
 Complete: TypeAlias = Callable[[RemoteCompleter, Replica, CompletionRequest], AsyncGenerator[TextEvent, None]]
@@ -27,8 +27,8 @@ class FailoverCompleter:
 
     Args:
         fleet: servers of one model.
-        connection: settings with the longest time of a request, and its longest time without a server.
-        drafted: function of this process's draft worker, which drafts for the requests; None leaves drafting to the
+        connection: settings with the longest time of a request, and its longest time without a server, in seconds.
+        drafted: function by which this process's draft worker drafts for each request; None leaves drafting to the
             servers.
     """
 

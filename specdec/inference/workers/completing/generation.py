@@ -1,4 +1,4 @@
-"""GenerationService, the gRPC API for clients: completions, tokenization, and load and drain of the server."""
+"""GenerationService, the gRPC API for clients: completions, tokenization, and the server's load and shutdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specdec.inference.workers.completion import Codec, Completer, ModelCard
 
 
 class Operation:
-    """What clients can learn and change of a server's operation: its load, and when it ends.
+    """What clients can learn and change of a server's operation: they may read its load, and make it drain and end.
 
     Args:
         load: load of the server.
@@ -56,7 +56,7 @@ class Operation:
 
 
 MAX_UNREAD_SCORES = 1_000_000
-"""Most log-probabilities of prompts that may wait to be read, in all calls together; each takes some 250 bytes."""
+"""Most log-probabilities of prompts that may wait for clients to read them, in all calls; each takes some 250 bytes."""
 RETRY_AFTER_S = 5.0
 
 

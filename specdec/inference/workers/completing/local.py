@@ -1,4 +1,4 @@
-"""Completer that answers by an engine of this process: it makes token ids of prompts, and text of tokens."""
+"""Completer that answers by an engine of this process: it converts prompts to token ids, and output tokens to text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LocalCompleter:
 
     Args:
         generator: source of tokens.
-        tokenizer: tokenizer of its model.
+        tokenizer: tokenizer of the model that the generator runs.
         defaults: values for parameters that requests leave open.
         model_id: id of the target; if it is empty (unknown), no other server can continue the answers.
         adapters: digests of the model's adapters, by name.
@@ -148,8 +148,8 @@ class LocalCompleter:
     def _rest(self, generation: GenerationRequest, request: CompletionRequest) -> GenerationRequest:
         """Return what is left to generate of a request.
 
-        That is all of a new one; the rest of a resumed one, behind the tokens that another server committed; and of an
-        audit what follows the output, whose tokens are compared.
+        Of a new request that is all. Of a resumed one it is what follows the tokens that another server committed, and
+        of an audit what follows the audited output.
 
         Raises:
             IncompatibleDraftError: this server would continue the answer with other tokens.
@@ -167,7 +167,7 @@ class LocalCompleter:
         return generation.resumed(resume.token_ids)
 
     async def _opened(self, started: Started, generation: GenerationRequest, opened: Opened) -> Started:
-        """Return the Started event with what the engine's Opened adds: cached tokens, prompt scores and audits."""
+        """Return `started` with what the engine found: cached tokens, the prompt's log-probabilities, and audits."""
         scores = () if generation.prompt_logprobs is None else await self._of_prompt(generation, opened)
         num_cached = opened.num_cached_tokens
         return replace(started, prompt_logprobs=scores, num_cached_tokens=num_cached, audits=opened.audits)

@@ -1,4 +1,4 @@
-"""Check of the messages in which a server's answer comes: none may be missing, and there may not be too many.
+"""Check of the gRPC messages of a server's answer: none may be missing, and there may not be too many.
 
 TCP loses nothing, but proxies have dropped whole HTTP/2 frames. A faulty or hostile server may also send without end.
 """
@@ -23,7 +23,7 @@ class Output:
     Args:
         address: HOST:PORT of the server.
         limit: most tokens of the whole output; None: the server's own default, which its Started event names.
-        num_committed: output tokens that came from other servers before.
+        num_committed: number of output tokens that came from other servers before, and count toward `limit`.
     """
 
     def __init__(self, address: str, *, limit: int | None, num_committed: int = 0) -> None:

@@ -16,10 +16,10 @@ MAX_INLINE_CHARACTERS = 20_000
 MAX_INLINE_IDS = 4096
 """Most token ids that the event loop decodes; more go to a thread."""
 MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
-"""Lengths up to which a prompt is read whatever the model's context: a draft's may be shorter than its target's."""
+"""Lengths up to which a prompt is read even if it exceeds the model's context: a draft's may be below its target's."""
 NUM_THREADS = 2
 MAX_READING = 16
-"""Most long prompts that are being read or wait for it, since each takes up to 150 times its length in memory."""
+"""Most long prompts that a thread reads or is about to, since each takes up to 150 times its length in memory."""
 Ids = TypeVar("Ids", bound=Sequence[int])
 
 

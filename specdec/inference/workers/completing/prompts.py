@@ -33,7 +33,7 @@ async def run_prompt(
     """Complete a request, and put the answer, or the error that ended it, into `result`.
 
     Args:
-        places: semaphore that limits how many requests run at once.
+        places: semaphore of which each request holds one unit while it runs, which limits how many run at once.
         queue: queue that gets each part of the answer, and None at its end; None if nobody reads the parts.
         deadline_s: seconds for which the request is sent again while the server refuses it because it is full.
     """

@@ -1,4 +1,4 @@
-"""Translation of a client's request, which has a text, to an engine's, which has token ids, a seed and a grammar."""
+"""Translation of a client's request, whose prompt may be text, to an engine's, which has token ids and a seed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from specdec.inference.workers.completing.prompt import LocalCodec
 from specdec.inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 
 _END_TOKENS = 16
-"""Number of a prompt's last tokens in which a mark is looked for that begins or ends a reasoning."""
+"""Number of tokens at a prompt's end in which a mark is looked for that begins or ends reasoning, such as <think>."""
 
 
 class Reader:
-    """Reader of requests for one model. A draft worker beside a client reads them just as the server that answers does.
+    """Reader of requests for one model. A draft worker in a client's process reads them as the answering server does.
 
     Args:
         tokenizer: tokenizer of the model, with its chat template.
@@ -48,7 +48,7 @@ class Reader:
         self.codec = LocalCodec(tokenizer, vocab_size=vocab_size, max_length=max_length)
 
     async def read(self, request: CompletionRequest) -> GenerationRequest:
-        """Return the engine's form of a request, whole, even if another server has computed a part of its answer.
+        """Return the engine's form of the whole request, even if another server has computed a part of its answer.
 
         Args:
             request: request that leaves no parameter open, as `CompletionRequest.resolved` returns it. Only its seed

@@ -1,4 +1,4 @@
-"""Completer that asks one server by gRPC, and the model cards of servers. Needs neither a model nor torch."""
+"""Completer that asks one server by gRPC, and calls that get a server's model card. Needs neither a model nor torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TARGET, FUSED, DISTRIBUTED, GATEWAY = "target", "fused", "distributed", "gateway
 """Values of `ModelCard.topology`: a target that draft workers can help, a server with target and draft, a draft worker
 that serves clients, and a process that passes requests on."""
 MAX_DEADLINE_S = 1e8
-"""Longest time limit of a call in seconds; gRPC takes much longer ones for times in the past."""
+"""Longest time limit of a call in seconds; of a much longer one, gRPC computes a deadline that is in the past."""
 
 
 class RemoteCompleter:

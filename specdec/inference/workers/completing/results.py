@@ -15,7 +15,7 @@ from specdec.inference.observe.stats import RequestStats
 from specdec.inference.workers.calls.status import code_name
 
 DRAFTED = "background: rgba(46, 160, 67, 0.25)"
-"""Style of accepted draft tokens."""
+"""CSS style of the text of accepted draft tokens."""
 MAX_SHOWN_CHARACTERS = 40
 NUM_PAIRS = 4
 """Number of pairs of runs in a comparison: one with the draft, and one without."""
@@ -100,7 +100,7 @@ class Comparison:
     """Results of one prompt with a draft and by the target alone, made in pairs, one run after the other.
 
     Attributes:
-        drafted, alone: results with the draft and without it; those at the same place are a pair.
+        drafted, alone: results with the draft and without it; those at the same index are a pair.
         load: load of this machine during the runs; None if it was not measured.
     """
 
@@ -112,7 +112,7 @@ class Comparison:
     async def of(cls, run: Callable[[bool], Awaitable[Result]]) -> Comparison:
         """Return the comparison of `NUM_PAIRS` pairs of runs, in the order alone, drafted, drafted, alone, and so on.
 
-        In this order, what grows slowly, such as the heat of a processor or another program's load, slows both alike.
+        In this order, what grows slowly, such as a processor's heat or another program's load, slows both kinds alike.
 
         Args:
             run: function that completes the prompt, with the draft if its argument is True.
@@ -158,5 +158,5 @@ class Comparison:
 
 
 def span_of(values: Sequence[float], joint: str) -> str:
-    """Return the least and the greatest value as text with one decimal, with `joint` between; one if both are equal."""
+    """Return the least and the greatest value with one decimal and `joint` between; one number if they look equal."""
     return joint.join(dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values))))

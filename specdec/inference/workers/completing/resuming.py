@@ -1,7 +1,8 @@
 """Resume of an answer: the loop that asks one server after another until a request is answered.
 
-Every process that sends requests to a fleet runs it. After the loss of a server it decides whether to request the rest
-of the answer, when, and from which server. The caller's function `attempt` sends the request and checks the events.
+Every process that sends requests to several servers of a model runs this loop. After the loss of a server it decides
+whether to request the rest of the answer, when, and from which server. A function that the caller gives, `attempt`,
+sends the request and checks the events.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MAX_REDIAL_S = 2.0
 The wait is random so that the requests of a lost server do not all dial at the same moment.
 """
 MAX_BARREN_RESUMES = 3
-"""Number of attempts in a row that break without a token, after which the request fails: it may break servers."""
+"""Number of attempts in a row that fail without a token, after which the request fails: it may crash its servers."""
 
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
@@ -96,7 +97,7 @@ class Progress:
             raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
 
     def rest(self) -> CompletionRequest:
-        """Return the request to send next: for the rest of the answer, with the first server's choice of parameters."""
+        """Return the request to send next: for the rest of the answer, with the first server's values of parameters."""
         if self._started is None:
             return self._request
         defaults = self._started.defaults
@@ -112,7 +113,7 @@ class Resuming:
     Args:
         progress: request, and answer so far.
         fleet: servers that may take the request.
-        connection: settings with the longest time of a request, and its longest time without a server.
+        connection: settings with the longest time of a request, and its longest time without a server, in seconds.
         waits_to_begin: True if a new request waits while no server is ready. If False, it then fails at once, unless a
             server was ready a few seconds ago.
     """
@@ -178,7 +179,7 @@ class Resuming:
         """Choose a server for the next attempt, and count the request there during the block.
 
         Raises:
-            SpecDecError: the block failed; the error is one of RESUMABLE if another attempt may succeed.
+            SpecDecError: the error of the block; it is one of RESUMABLE if another attempt may succeed.
         """
         replica: Replica | None = None
         self._latest = None
@@ -197,7 +198,7 @@ class Resuming:
             raise
 
     def _progressed(self) -> None:
-        """Record that a token has arrived; failures before it count no more."""
+        """Record that a token has arrived: earlier failures no longer count against the request or its servers."""
         self._has_tokens = True
         if self._lost_at is not None:
             logger.info("a request goes on after %.1f s", time.monotonic() - self._lost_at)
@@ -257,7 +258,7 @@ class Resuming:
         """Exclude the latest server if it can be reached but its certificate cannot be trusted.
 
         Raises:
-            HandshakeError: that is so, and no other server is left.
+            HandshakeError: the certificate cannot be trusted, and no other server is left.
         """
         if self._latest is None or not isinstance(exc, UnavailableError):
             return

@@ -1,4 +1,4 @@
-"""Text of an answer's tokens, made by the model's server, or by a draft worker beside the client."""
+"""Text of an answer's tokens, made by the model's server, or by a draft worker in the client's process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _fields_of = attrgetter(*(each.name for each in fields(Commit)))  # with which a
 
 
 class TextCompleter:
-    """`Completer` that asks another one for token ids alone, and makes their text, which the target then need not do.
+    """`Completer` that asks another completer for token ids alone, and makes their text, so that the target need not.
 
-    The target makes the text if this process has no tokenizer that would make the same.
+    The target makes the text if this process has no tokenizer that would make the same text.
 
     Args:
         completer: completer that gives the token ids.
@@ -61,7 +61,7 @@ class TextCompleter:
 
 
 class Text:
-    """Text of one request's output so far: detokenized, and cut at the first stop string.
+    """Detokenizer of one request's output, which cuts the text at the first stop string.
 
     A request that wants token ids alone gets no text.
     """
@@ -74,7 +74,7 @@ class Text:
         self._is_empty = request.ids_only
 
     async def replay(self, resume: Resume | None) -> None:
-        """Detokenize what another server committed, so that the text can go on; other tasks run in between.
+        """Detokenize the tokens that another server committed, so that the text can go on; other tasks run in between.
 
         Raises:
             InvalidRequestError: a stop string is among these tokens, so that nothing can follow.
@@ -114,7 +114,7 @@ class Text:
         """Return the text that each token adds, and the number of characters that each token adds.
 
         Both lists end with the token that completes a stop string. The numbers include characters that are held back,
-        since they may begin a stop string; the texts have these later, when that is decided.
+        since they may begin a stop string; the texts have these characters later, once that is decided.
         """
         pieces: list[str] = []
         lengths: list[int] = []
@@ -127,14 +127,14 @@ class Text:
         return pieces, lengths
 
     def _rest(self) -> str:
-        """Return the text that is held back still, at the end of the output, where nothing can complete it any more."""
+        """Return the text still held back at the end of the output, where it can no longer become a stop string."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
 
 
 def _first(commit: Commit, num_tokens: int) -> Commit:
     """Return a commit cut to its first `num_tokens` tokens.
 
-    Draft tokens behind the cut count neither as accepted nor as rejected, as those behind a stop token.
+    Draft tokens behind the cut count neither as accepted nor as rejected, like those behind a stop token.
     """
     return replace(
         commit,
@@ -152,7 +152,7 @@ def with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int
 
 
 def check_rest(resume: Resume, why_none: str) -> None:
-    """Raise InvalidRequestError with the reason `why_none` if nothing can follow a resumed output; empty: it can."""
+    """Raise InvalidRequestError if nothing can follow a resumed output; `why_none` is the reason, empty if it can."""
     if why_none:
         message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
         raise InvalidRequestError(message, field="committed_token_ids")

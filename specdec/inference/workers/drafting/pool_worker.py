@@ -1,4 +1,4 @@
-"""Draft worker in the pools of targets, which drafts for the sessions (requests) that they assign to it."""
+"""Draft worker that targets have in their pools: it drafts for the sessions (requests) that they assign to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftWork:
-    """Base class for the `Work` (inference/serving/host.py) of a process that drafts; it reports its engine's state."""
+    """Base class of draft workers as a process's `Work` (inference/serving/host.py); it reports the engine's state."""
 
     def __init__(self, engine: DraftEngine) -> None:
         self._engine = engine
@@ -69,7 +69,7 @@ class PoolWorker(DraftWork):
 
     @property
     def vocabulary_share(self) -> float:
-        """Return the share (0 to 1) of the target's token ids that the draft can propose; of several, the least."""
+        """Return the share (0 to 1) of a target's token ids that the draft can propose: the least over all targets."""
         return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
 
     async def refused(self) -> None:
@@ -109,7 +109,7 @@ class PoolWorker(DraftWork):
             self._streams[address] = stream, group.create_task(self._run(stream, security))
 
     async def _run(self, stream: AssistStream, security: DialSecurity) -> None:
-        """Draft for a target over its stream; give up once all targets of this worker have refused it as a worker."""
+        """Draft for a target over its stream; raise the target's refusal once all targets have refused this worker."""
         await stream.serve(
             lambda: open_channel(stream.address, credentials_of(security), options=WORKER_OPTIONS),
             lambda: not all(each.is_refused for each, _ in self._streams.values()),

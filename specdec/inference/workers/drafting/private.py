@@ -1,7 +1,7 @@
 """Private draft worker: a draft worker that drafts for the requests of its own process, on the same connections.
 
 It begins to draft before a request has reached the target. The target knows by a name, `draft_session`, which draft
-tokens are for which request. What the target committed the worker reads in the request's answer.
+tokens are for which request. The worker learns from the request's answer which tokens the target committed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from specdec.inference.workers.drafting.stream import AssistStream, Offer
 logger = logging.getLogger(__name__)
 
 ATTACH_S = 2.0
-"""Longest wait at start for a target that takes the worker."""
+"""Longest wait at start, in seconds, for a target to accept the worker."""
 
 
 class PrivateWorker:
-    """Draft worker for the requests of a `FailoverCompleter`, with an Assist stream to each server of its fleet.
+    """Draft worker for the requests of a `FailoverCompleter`, with an Assist stream to each of its servers.
 
     It begins to attach as soon as it is made, inside a running event loop.
 
@@ -47,7 +47,7 @@ class PrivateWorker:
 
     Attributes:
         reader: reader of requests that reads them as the targets do; its owner replaces it when their model changes.
-        num_undrafted: number of requests that asked for drafts, but of which no draft token reached the target.
+        num_undrafted: number of requests that asked for drafts, but for which no draft token reached the target.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class PrivateWorker:
                 await asyncio.wait([first])
 
     async def _begun(self, stream: AssistStream, request: CompletionRequest) -> DraftingSession | None:
-        """Begin to draft for a request; return its session, or None if it gets no drafts, which the target is told."""
+        """Begin to draft for a request; return its session. If that fails, tell the target, and return None."""
         try:
             generation = await self.reader.read(request.resolved(self.reader.defaults))
             if request.resume is not None:
@@ -146,7 +146,7 @@ class PrivateWorker:
             return None
 
     def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
-        """Let a session know the tokens that the target committed; return their event with the figures of drafting."""
+        """Tell a session which tokens the target committed; return their event with the time and bytes of drafting."""
         try:
             delta = session.commit(delta)
         except InvalidRequestError as exc:  # the target reads the prompt as other tokens

@@ -1,4 +1,4 @@
-"""VerificationService, to which draft workers of a target attach, each by one Assist stream for all of its sessions."""
+"""gRPC service of a target to which draft workers attach, each by one call of Assist for all of its sessions."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _numbers = itertools.count(1)
 _PRIVATE_NAME = re.compile(f"[0-9a-f]{{{2 * DRAFT_SESSION_BYTES}}}")
 MAX_OUTBOX = 1000
 MAX_OUTBOX_BYTES = 16 * 1024 * 1024
-"""Most bytes of messages that wait for one worker, some of which have a prompt; with more, it is detached."""
+"""Most bytes of messages, some with whole prompts, that wait for one worker; with more, the worker is detached."""
 PRIVATE_SHARE = 8
-"""Number of free places for private workers that there must be, per place that a client has, for it to get another."""
+"""A client with n private workers may attach another one while more than n * `PRIVATE_SHARE` can still be attached."""
 MAX_WORKER_SLOTS = 4096
 """Most sessions that one worker of the pool may offer to draft for."""
 HEARTBEAT_S = 20.0
-"""Seconds between messages on an idle stream: proxies that do not count PINGs end idle streams, some after 30 s."""
+"""Seconds between messages on an idle stream: some proxies end a stream without messages after 30 s, despite PINGs."""
 
 
 class StreamWorker:
@@ -62,10 +62,10 @@ class StreamWorker:
             may help any request.
 
     Attributes:
-        does_rounds: True if the worker knows schedule sync.
-        takes_hold: True if it can be asked to stop drafting for a while.
-        num_slots: sessions that it can draft for at a time.
-        overflowed: event that is set when too many messages wait for it.
+        does_rounds: True if the worker can draft in rounds (`Schedule.SYNC`), waiting for each verification.
+        takes_hold: True if the worker can be asked to stop drafting for a while.
+        num_slots: number of sessions that the worker can draft for at a time.
+        overflowed: event that is set when too many messages wait for the worker.
     """
 
     def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
@@ -80,9 +80,9 @@ class StreamWorker:
         self._vocabulary = vocabulary
 
     def open(self, session: VerificationSession) -> None:
-        """Ask a worker of the pool to draft for a session from its present tokens on; do nothing for a private one.
+        """Ask a worker of the pool to draft for a session from its present tokens on; do nothing for a private worker.
 
-        A private worker knows the request, since its own process sent it.
+        A private worker drafts for the requests of its own process, so it knows the request already.
         """
         if self.scope:
             return
@@ -96,7 +96,7 @@ class StreamWorker:
         self._put(pb.AssistResponse(open=opened))
 
     def commit(self, session: VerificationSession, commit: Commit) -> None:
-        """Tell a worker of the pool what was committed; do nothing for a private one, which reads the answer."""
+        """Tell a worker of the pool which tokens are committed; a private worker reads them in its request's answer."""
         if self.scope:
             return
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
@@ -108,16 +108,17 @@ class StreamWorker:
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
 
     def hold(self, number: int, *, is_on: bool) -> None:
-        """Ask the worker to stop drafting for all sessions, or with `is_on` False to go on, if it can do that at all.
+        """Ask the worker to stop drafting for all sessions, or to go on; do nothing if it does not know that message.
 
         Args:
             number: number by which the worker acknowledges that it has stopped.
+            is_on: True to stop, False to go on.
         """
         if self.takes_hold:
             self._put(pb.AssistResponse(hold=pb.AssistHold(is_on=is_on, number=number)))
 
     async def beat(self) -> None:
-        """Every `HEARTBEAT_S` seconds, queue an empty message if no other waits, until cancelled."""
+        """Every `HEARTBEAT_S` seconds, queue an empty message unless other messages wait; go on until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self.outbox.empty():
@@ -189,10 +190,10 @@ async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
 
 
 def _session(worker: StreamWorker, name: str) -> str:
-    """Return the name of a session that a worker's message has.
+    """Return `name`, by which a worker's message names a session, after a check if the worker is private.
 
-    A private worker's names must have the form of `draft_session`: they are kept until the request arrives, so that
-    their length must have a limit.
+    A private worker's name must have the form of `draft_session`: it is kept until the request arrives, so its length
+    must have a limit.
 
     Raises:
         InvalidRequestError: a private worker's name has another form.
@@ -209,7 +210,7 @@ async def _overflow(worker: StreamWorker) -> None:
 
 
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Implementation of VerificationService: it translates the messages of draft workers for the pool, and back.
+    """Implementation of VerificationService: it translates between the messages of draft workers and calls of the pool.
 
     Args:
         pool: pool of the draft workers that attach.
@@ -259,7 +260,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await serve_worker(worker, self._pool, call, await self._attached(attach))
 
     def _shares_cores(self, attach: pb.Attach, peer: str) -> bool:
-        """Return whether a worker runs on cores of this target, and both together have more threads than cores."""
+        """Return whether a worker runs on CPU cores of this target, and both together have more threads than cores."""
         own, theirs = set(usable_core_ids()), set(attach.cpu_ids)
         num_threads = self._num_threads + attach.num_threads
         is_here = peer.startswith(("127.", "[::1]")) or peer == "-"  # a unix socket has no address
@@ -269,11 +270,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     def _place(self, peer: str) -> Generator[None, None, None]:
         """Count a private draft worker among the `MAX_WORKERS` that may be attached, during the block.
 
-        A client may attach one more while it has fewer than an eighth of the free places, so that there is room for
-        many clients. A client is an account, or without an auth file an IP address.
+        A client may attach one more while it has fewer than an eighth of the number that may still be attached, so that
+        there is room for many clients. A client is a caller of the auth file, or without such a file an IP address.
 
         Raises:
-            CapacityError: the client has its share.
+            CapacityError: the client has as many workers as it may.
         """
         name = caller().name or peer.rpartition(":")[0]
         num, num_free = self._places[name], MAX_WORKERS - self._places.total()

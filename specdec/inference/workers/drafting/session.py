@@ -1,11 +1,12 @@
 """Session of a draft worker: it drafts for one request of a target, in rounds or ahead.
 
-A round drafts gamma tokens, sends them and waits for the target's verdict. A draft that runs ahead never waits: while
-the target verifies, the draft extends its chain of tokens, up to a window past the last commit, and sends tokens soon
-after they are made. A commit that agrees with the chain shortens it; any other commit begins a new chain. The target
-verifies the draft tokens that have arrived, and decodes by itself if there are none, so it does not wait for a slow
-draft. If the round trip is long, the draft also sends branches, which continue the chain in other ways: if the target
-chooses the first token of a branch, the next tokens are at the target already.
+A round drafts gamma tokens, sends them and waits until the target has verified them. A draft that runs ahead never
+waits: while the target verifies, the draft extends its chain of tokens, up to a limit (the window) past the tokens of
+the target's latest commit, and sends tokens soon after they are made. A commit that agrees with the chain shortens it;
+any other commit begins a new chain. The target verifies the draft tokens that have arrived, and decodes by itself if
+there are none, so it does not wait for a slow draft. If the round trip is long, the draft also sends branches, which
+continue the chain in other ways: if the target chooses the first token of a branch, the next tokens are at the target
+already.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ logger = logging.getLogger(__name__)
 CommitT = TypeVar("CommitT", bound=Commit)
 
 PROBE_AFTER = 16
-"""Number of commits in a row with no draft token received, after which some are sent to measure the round trip."""
+"""Number of commits in a row without a draft token that the target received, after which the worker sends some to
+measure the round trip."""
 
 
 class ProposalSender:
@@ -47,8 +49,8 @@ class ProposalSender:
         link: measured times of the link to the target, which each commit updates.
 
     Attributes:
-        num_bytes: size of the messages since the count was last set to 0.
-        num_nodes: draft tokens sent so far.
+        num_bytes: bytes of the messages sent since this count was last set to 0.
+        num_nodes: number of draft tokens sent so far.
     """
 
     def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], link: Link) -> None:
@@ -58,7 +60,12 @@ class ProposalSender:
         self.num_nodes = 0
 
     async def propose(self, branches: list[Branch], step_s: float = 0.0) -> None:
-        """Send branches, and the seconds of one step of the draft model; an empty list lets the target decode alone."""
+        """Send branches, and the time of one step of the draft model; an empty list lets the target decode alone.
+
+        Args:
+            branches: branches of draft tokens, each after its parent.
+            step_s: seconds of a step; 0 if unknown.
+        """
         num_tokens = sum(len(branch.token_ids) for branch in branches)
         self.num_nodes += num_tokens
         if num_tokens:
@@ -68,7 +75,7 @@ class ProposalSender:
         await self._send(message)
 
     def answered(self, commit: Commit) -> None:
-        """Record that a commit has arrived, which may answer tokens sent before: that measures the round trip."""
+        """Record that a commit has arrived; if it answers tokens sent before, this measures the round trip."""
         self.link.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
 
 
@@ -132,7 +139,7 @@ class DraftingSession:
 
     @property
     def is_heard(self) -> bool | None:
-        """Return whether a commit shows that the target got a draft token of this session; None while that is open."""
+        """Return whether a commit shows that the target got a draft token of this session; None while unknown."""
         if self._is_heard:
             return True
         return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None
@@ -152,7 +159,7 @@ class DraftingSession:
             await self._proposals.propose(self._draft.take_unsent(self._proposals.num_nodes), self._engine.step_s)
 
     def hold(self, *, is_on: bool) -> None:
-        """Stop drafting after the step that runs, and only apply commits; with `is_on` False, draft again."""
+        """Stop drafting after the running step, and only apply commits; or if `is_on` is False, draft again."""
         if not is_on:
             self._may_draft.set()
         else:
@@ -163,7 +170,7 @@ class DraftingSession:
             self._engine.pace(self._draft, Pacing())
 
     def _pace(self) -> None:
-        """Set how far the draft runs ahead and with how many branches, from measured times; not at all while held."""
+        """Set from measured times how far the draft runs ahead and with how many branches; stop it after `hold`."""
         link = self._proposals.link
         measured = Measured(self._engine.step_s, link.pass_s, link.round_trip_s)
         pacing = choose_pacing(self._gamma, self._engine.num_branches, measured)
@@ -172,7 +179,7 @@ class DraftingSession:
         self._engine.pace(self._draft, pacing if self._may_draft.is_set() else Pacing())
 
     async def _rounds(self) -> None:
-        """Draft gamma tokens, send them and wait for the commit with the verdict; repeat this until cancelled."""
+        """Draft gamma tokens, send them and wait for the commit that answers them; repeat this until cancelled."""
         draft = self._draft
         while True:
             await self._may_draft.wait()
@@ -190,7 +197,7 @@ class DraftingSession:
     def commit(self, commit: CommitT) -> CommitT:
         """Let the draft continue after the tokens of a commit; return the commit with the time and bytes of drafting.
 
-        The session may know the commit's first tokens already, from the message that opened it.
+        The session may have got the commit's first tokens already, in the message that opened the session.
 
         Raises:
             InvalidRequestError: tokens before the commit are missing, or it goes beyond the request's last token.

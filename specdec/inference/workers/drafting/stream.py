@@ -1,4 +1,4 @@
-"""Draft worker's end of the Assist stream to one target: it is opened again whenever it is lost, and has sessions."""
+"""Draft worker's end of the gRPC stream Assist to one target: it carries all sessions, and is reopened when lost."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from specdec.inference.workers.drafting.session import DraftingSession, Proposal
 logger = logging.getLogger(__name__)
 
 REDIAL_S = 1.0
-"""Mean wait before a lost target is dialled again."""
+"""Mean wait in seconds before a lost target is dialled again."""
 REFUSED_S = 60.0
-"""Mean wait before a target that refused the worker is dialled again."""
+"""Mean wait in seconds before a target that refused the worker is dialled again."""
 MAX_OUTBOX = 256
-"""Most messages that wait to be sent to a target. Beyond it, proposals wait for room, and others are dropped."""
+"""Most messages that wait to be sent to a target. If there are more, proposals wait for room; others are dropped."""
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
@@ -66,7 +66,7 @@ class Offer:
     Attributes:
         vocabulary: vocabulary of the token ids in which the engine drafts.
         gamma: most draft tokens of one pass, for requests that set no gamma.
-        num_slots: most sessions at a time.
+        num_slots: number of sessions that the worker can draft for at a time.
         security: credentials of the worker, and the certificate authorities that it trusts.
         learn: function that prepares drafting for a target with another tokenizer; None: such targets are refused.
         num_threads: threads of the draft model; 0: not known.
@@ -87,13 +87,14 @@ class AssistStream:
         engine: engine of the draft model, which the streams to all targets share.
         address: HOST:PORT of the target.
         offer: what the worker offers to this target.
-        metrics: metrics in which the sessions are counted; None makes the worker a private one: see `DraftingSession`.
+        metrics: metrics in which the sessions are counted; None for a private worker, which drafts only for the
+            requests of its own process, and counts these elsewhere.
 
     Attributes:
         attached: event that is set while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
-        link: times of the link to the target, as the latest session measures them.
-        vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
+        link: measured times of messages to the target and back, as of the latest session.
+        vocab_size: number of the target's token ids, as its latest session gives it; at first the draft's.
     """
 
     def __init__(self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics | None = None) -> None:
@@ -123,7 +124,7 @@ class AssistStream:
             goes_on: function that is asked after each refusal; if it returns False, the refusal is raised.
 
         Raises:
-            RequestError, HandshakeError: a refusal; see `run`.
+            RequestError, HandshakeError: the errors of `run`, if `goes_on` returned False.
         """
         while True:
             try:
@@ -219,7 +220,7 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Keep what the target's answer says for drafting: its noise, and its tokenizer if it is not the draft's.
+        """Keep what the target's answer says about drafting: a rule for random numbers, and perhaps a tokenizer.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
@@ -244,10 +245,10 @@ class AssistStream:
                 self._sessions.popitem()[1].close()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        """Wait until the channel leaves its connection; then open a private worker's stream anew, on the next one.
+        """Wait until the channel leaves its connection; then open a private worker's stream anew on the next one.
 
-        Drafts must use the connection of the requests. These use a new one when the server stops taking calls on the
-        old one, or when certificates change; but a stream that runs would stay on the old one.
+        Drafts must use the same connection as the requests. The requests get a new one when the server takes no more
+        calls on the old one, or when certificates change; but a running stream would stay on the old connection.
         """
         if self._is_private:
             with suppress(grpc.aio.UsageError):  # the channel is closed, and the stream ends with it
@@ -259,7 +260,7 @@ class AssistStream:
         self.dial_now()
 
     async def _write(self, call: AssistCall) -> None:
-        """Send queued messages. Only this task writes to the stream, since cancelling a task in a write ends it."""
+        """Send queued messages. Only this task writes to the stream, since cancelling a write ends the whole stream."""
         while (message := await self._outbox.get()) is not None:
             await call.write(message)
         await call.done_writing()
@@ -282,7 +283,10 @@ class AssistStream:
             self._hold(message.hold)
 
     def _hold(self, message: pb.AssistHold) -> None:
-        """Stop drafting for all sessions, and tell the target when the step that runs has ended; or draft again."""
+        """Stop drafting for all sessions, and tell the target once the running step has ended; or draft again.
+
+        Which of both is done depends on `is_on` of the message.
+        """
         self._is_held = message.is_on
         for session in self._sessions.values():
             session.hold(is_on=message.is_on)
@@ -319,9 +323,10 @@ class AssistStream:
             self.decline(session_id, error)
 
     def judge(self, session: DraftingSession) -> None:
-        """Open the stream again if none of the draft tokens for a request, which has just ended, reached the target.
+        """Open the stream again if a request that has ended got none of its draft tokens to the target.
 
-        If that happens to the next request too, log a warning: a proxy takes stream and requests to different servers.
+        If that happens to the next request too, log a warning: a proxy may take stream and requests to different
+        servers.
         """
         if session not in self._sessions.values() or session.is_heard is None:
             return
@@ -348,7 +353,7 @@ class AssistStream:
         """Begin to draft for a request; return the session.
 
         Args:
-            session_id: name that the target knows the session by.
+            session_id: name by which the target knows the session.
             request: the request, from its present tokens on.
             vocab_size: number of the target's token ids; 0 if it is not known.
 
