@@ -263,7 +263,7 @@ class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
             self._limit_unread(session)
 
     def _limit_unread(self, session: TargetSession) -> None:
-        """End the session if its answer has too many unread bytes; if all answers together have, end the largest one."""
+        """End the session if its answer has too many unread bytes; if all answers together have, end the largest."""
         self._unread.add(session)
         limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:

@@ -27,21 +27,21 @@ RECENT = 48
 FIRST_CHECK = 12
 """Number of passes with drafts before their gain is first computed."""
 MAX_CATCH_UP = 12
-"""Most passes after drafting is switched on that may go by before the first draft token arrives."""
+"""Most passes without a draft token, after drafting is switched on, that are not counted as passes with drafts."""
 HOLD_PASSES, LEAVE_PASSES = 8, 1
-"""Passes for which a number of sessions must last before the decision for it switches drafting on, or off."""
+"""Passes in a row with about so many sessions before the decision for this number switches drafting on, or off."""
 MARGIN = 0.01
 """How far a gain must be from 1 to change a decision."""
 TRY_BUDGET = 0.015
 """Share of the time of all passes that tries may lose."""
 CREDIT_S = 5.0
-"""Seconds of passes whose share tries may lose before these passes have run."""
+"""Seconds by which the time of all passes is assumed to be longer in this budget, so that tries can begin early."""
 QUIET_SHARE = 0.02
 """Share of the time that quiet probes may take while drafting pays."""
 FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
 """Shortest time between two probes or two tries at first, and in the end."""
 SETTLE_S = 2.0
-"""Longest wait for the draft workers to stop. If one goes on for longer, there is nothing to compare with."""
+"""Longest wait for the draft workers to stop, in seconds. If one computes on, no quiet pass can be measured."""
 _STALE = 0.85
 """Quiet passes are measured again once passes with drafts take less than this share of the time they took before."""
 _NOISE = 0.05
@@ -107,7 +107,7 @@ class Counterfactual:
         is_on: whether draft workers may compute now: the decision, or the opposite during a probe or a try.
         begins_on: the decision for a number of sessions while nothing is measured near to it.
         quiet: periods of quiet passes.
-        lost_s: seconds that drafting has cost in tries, and before it was found to cost any.
+        lost_s: seconds that drafting has cost, in tries and in passes before it was found to be slower.
     """
 
     def __init__(self, *, is_on: bool) -> None:
@@ -171,7 +171,7 @@ class Counterfactual:
         return Change(decision.is_on, 2**octave, decision.gain, self.quiet.period(2**octave) or 0.0)
 
     def _here(self, num_sessions: int) -> _Decision:
-        """Return the decision for a number of sessions; a new one is that of a tested number near to it."""
+        """Return the decision for a number of sessions; a new decision copies that of the nearest tested number."""
         octave = round(math.log2(num_sessions))
         self._num_here = self._num_here + 1 if octave == self._octave else 0
         self._octave = octave

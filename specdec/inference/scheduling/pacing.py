@@ -38,7 +38,7 @@ class Branching:
     """Limits of the branches beside a chain of draft tokens, which begin at the second best token of a place in it.
 
     Attributes:
-        count: most live branches per sequence.
+        count: most branches per sequence at a time.
         depth: draft tokens of a branch after its first one.
         min_chain: shortest chain that gets branches; while the chain is shorter, branches would delay it too much.
     """
