@@ -26,7 +26,7 @@ MAX_ROWS = 65536
 _CREDENTIALS = struct.Struct("3i")  # of the kernel: process, user and group of a socket's other end
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-"""Name of a request: the id of the front's session."""
+"""Name of a request: the id of its session at the front."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 TokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=MAX_TREE_TOKENS)]
 AllTokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=1 << 22)]
@@ -67,7 +67,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Request in a core that gets requests from vLLM's own server, in the form that a draft worker needs.
+    """Request in a core that gets requests from vLLM's own server, with what a draft worker needs of it.
 
     Attributes:
         token_ids: prompt, and output up to now.
