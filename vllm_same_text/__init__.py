@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENABLED, LIMITS = "SAME_TEXT", "SAME_TEXT_LIMITS"
-"""Environment variables: "0" leaves vLLM as it is; "0" draws drafts without the target's penalties and truncation."""
+"""Environment variables: the first, at "0", leaves vLLM as it is; the second, at "0", draws drafts without the target's
+penalties and truncation."""
 log = logging.getLogger("vllm.same_text")
 
 

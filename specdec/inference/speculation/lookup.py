@@ -31,7 +31,7 @@ _EDGES = (3, 8)  # shortest matches of the second and the third class
 _OWN_RATES, _GUIDED_RATES = (0.1, 0.3, 0.6), (0.3, 0.7, 0.95)
 _OWN_TESTED, _GUIDED_TESTED = 2.0, 1.0  # number of tests that these rates count as
 _READ_AT_ONCE = 1024
-"""Most tokens indexed between two passes; a long prompt takes several."""
+"""Most tokens indexed between two passes; a long prompt is indexed over several passes."""
 
 
 class OwnText:
@@ -203,7 +203,7 @@ class Lookup:
         return self.is_guided and self.guides[self._match // len(_GUIDED_RATES)].is_prediction
 
     def read(self, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Index a further part of a growing sequence's first `num_tokens` tokens, but the last, and of other texts."""
+        """Index a further part of a sequence's first `num_tokens` tokens, except the last one, and of other texts."""
         if self._own_limit:
             self._text.read(token_ids, min(num_tokens - 1, self._text.num_read + _READ_AT_ONCE))
         for guide in self.guides:

@@ -36,7 +36,7 @@ class Drafted:
         origin: origin of its answer, by which the answer is kept.
         wanted: the request as a pool's draft workers need it; None if this project's server has sent the request.
         sources: its draft tokens, and estimates of their worth.
-        help: number of the request's present draft worker, counted from its first; None if no worker drafts.
+        help: number that marks the request's present draft worker, higher at each change; None if no worker drafts.
         is_lookup: True if the last proposal was looked up, in the request's own text or in one that it may repeat.
         since: monotonic second from which the request could have been in a pass.
     """

@@ -162,7 +162,7 @@ class DraftScheduler(Scheduler):
                 self._link.send(Gone(name))
 
     def shutdown(self) -> None:
-        """Close the link, so that its end counts as no fault of the server or pool, and shut vLLM's scheduler down."""
+        """Close the link on purpose, so that its end is not taken for a fault, and shut vLLM's scheduler down."""
         self._link.close()
         super().shutdown()
 
