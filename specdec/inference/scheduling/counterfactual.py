@@ -29,13 +29,13 @@ FIRST_CHECK = 12
 MAX_CATCH_UP = 12
 """Most passes without a draft token, after drafting is switched on, that are not counted as passes with drafts."""
 HOLD_PASSES, LEAVE_PASSES = 8, 1
-"""Passes in a row with about so many sessions before the decision for this number switches drafting on, or off."""
+"""Passes in a row with about equally many sessions before the decision for their number switches drafting on, or off."""
 MARGIN = 0.01
 """How far a gain must be from 1 to change a decision."""
 TRY_BUDGET = 0.015
 """Share of the time of all passes that tries of drafting, where it did not pay before, may lose."""
 CREDIT_S = 5.0
-"""Seconds by which the time of all passes is assumed to be longer in this budget, so that tries can begin early."""
+"""Seconds that are added to the time of all passes for `TRY_BUDGET`, so that the first tries need not wait."""
 QUIET_SHARE = 0.02
 """Share of the time that quiet probes, a few passes without drafts to compare with, may take while drafting pays."""
 FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
@@ -104,7 +104,7 @@ class Counterfactual:
         is_on: the decision until something is measured.
 
     Attributes:
-        is_on: whether draft workers may compute now: the decision, or its opposite for the few passes of a probe or try.
+        is_on: whether draft workers may compute now: the decision, or its opposite in the few passes of a probe.
         begins_on: the decision for a number of sessions while nothing is measured near to it.
         quiet: periods of quiet passes, during which no draft worker computed.
         lost_s: seconds that drafting has cost, in tries and in passes before it was found to be slower.

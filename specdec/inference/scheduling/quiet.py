@@ -41,7 +41,7 @@ class Pass:
 
 
 class Quiet:
-    """Periods of passes during which no draft worker computed, by number of sessions, and the time of a prompt token."""
+    """Periods of passes without a computing draft worker, by number of sessions, and the time of a prompt token."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}  # by half octaves of the number of sessions

@@ -76,7 +76,7 @@ class _Shelf:
 
 
 class KeptAnswers:
-    """Token ids of finished answers, by owner (account and cache salt); if memory is short, the oldest are dropped.
+    """Token ids of finished answers, by owner (account and cache salt); beyond `size`, the oldest are dropped.
 
     Args:
         size: most memory, in bytes; 0 keeps nothing.
