@@ -29,7 +29,7 @@ FIRST_CHECK = 12
 MAX_CATCH_UP = 12
 """Most passes without a draft token, after drafting is switched on, that are not counted as passes with drafts."""
 HOLD_PASSES, LEAVE_PASSES = 8, 1
-"""Passes in a row with about equally many sessions before the decision for their number switches drafting on, or off."""
+"""Passes in a row with about equally many sessions before the decision for this number turns drafting on, or off."""
 MARGIN = 0.01
 """How far a gain must be from 1 to change a decision."""
 TRY_BUDGET = 0.015
