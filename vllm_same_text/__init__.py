@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENABLED, LIMITS = "SAME_TEXT", "SAME_TEXT_LIMITS"
-"""Environment variables: "0" leaves vLLM as it is; "0" draws drafts without the target's penalties and truncation."""
+"""Environment variables: the first, at "0", leaves vLLM as it is; the second, at "0", draws drafts without the target's
+penalties and truncation."""
 log = logging.getLogger("vllm.same_text")
 
 
@@ -96,7 +97,8 @@ def _limited(speculator: Any, logits: Tensor, positions: Tensor, idx_mapping: Te
     """Return a draft's logits with the target's bias, penalties, temperature and truncation, and whether none applied.
 
     Without them the text is the same, and fewer drafts are accepted. A graph records drafts without them, as it would
-    record the requests of its capture. Nor have them: rows other than one for each request, and another vocabulary.
+    record the requests of its capture. Passes with other rows than one for each request, and drafts with a vocabulary
+    other than the target's, do without them too.
     """
     held: tuple[Any, Any] = getattr(speculator, "same_text_of", (None, None))
     sampler, batch = held
@@ -174,7 +176,7 @@ def permit(check: Callable[[Any], None] = lambda params: None) -> None:
     """Allow `min_p` and `logit_bias` beside speculation, which this process of vLLM refuses otherwise.
 
     Args:
-        check: function that raises an error of vLLM for parameters that are to be refused in their place.
+        check: function that raises an error of vLLM for parameters that are still to be refused; by default none are.
     """
     from vllm.sampling_params import SamplingParams
 

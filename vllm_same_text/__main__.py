@@ -27,7 +27,7 @@ COUNTER = "vllm:spec_decode_num_accepted_tokens_total"
 
 
 def check() -> str | None:
-    """Print what this vLLM has of what the rule needs; return what it lacks."""
+    """Print what this vLLM has of what the rule needs; return what it lacks, or None."""
     if (folder := place()) is None:
         return "vLLM is not installed in this Python's environment"
     from vllm.version import __version__
@@ -63,7 +63,7 @@ def texts(url: str, num_tokens: int) -> tuple[list[list[int]], float]:
 
 
 def prove(urls: list[str], num_tokens: int) -> str | None:
-    """Print how many tokens of two servers differ; return what speaks against equal texts."""
+    """Print how many tokens of two servers differ; return what speaks against equal texts, or None."""
     (first, accepted), (second, also) = (texts(url.rstrip("/"), num_tokens) for url in urls)
     wrong = sum(a != b for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True))
     print(f"{wrong} of {sum(map(len, first))} tokens differ; accepted draft tokens: {accepted:g} and {also:g}")

@@ -29,7 +29,7 @@ class Call:
 
     Args:
         context: gRPC's object of the call.
-        first: the peer's first message, which the guard has read from gRPC already; the first `read` returns it.
+        first: the peer's first message, which `Guard` has read from gRPC already; the first `read` returns it.
         stall_timeout_s: seconds that a write may wait for a peer that reads nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Models over slots and positions: loading them, and running one pass.
+"""Models that keep sequences in slots: loading a model, and running one pass of it.
 
 Does not know: sampling, sessions, text. Other packages reach a backend only through `registry.py`.
 Start reading: `registry.py`, then the `Backend` protocol in inference/model/slots.py;

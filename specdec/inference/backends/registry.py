@@ -215,7 +215,7 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
 
     Args:
         draft: draft model; None if the target runs without one.
-        decide: function that chooses tokens and verifies, for decoders that return logits.
+        decide: function that chooses tokens and verifies, for decoders whose model returns logits instead of tokens.
 
     Raises:
         ConfigError: the models cannot be used together.

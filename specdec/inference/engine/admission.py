@@ -1,8 +1,8 @@
-"""Admission of sessions to the slots of a model: the accounts of their callers take turns, and the queue is bounded.
+"""Admission of sessions to a model's slots, the places of sequences in its KV cache; the queue is bounded.
 
-The sessions of one account get slots in order of arrival. When all slots are held, an account with several slots gives
-one up for an account that has none. The session that loses its slot waits as its account's first, and later goes on
-from its committed tokens.
+The accounts of the sessions' callers take turns; the sessions of one account get slots in order of arrival. When all
+slots are held, an account with several slots gives one up for an account that has none. The session that loses its slot
+waits as its account's first, and later goes on from its committed tokens.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class Admission(Generic[HolderT]):
         return not {*self.waiting.values()} <= {*self.running.values()}
 
     def enqueue(self, holder: HolderT) -> None:
-        """Add a holder to the queue for a slot, on the current caller's account.
+        """Add a session to the queue for a slot, on the current caller's account.
 
-        If the queue is full and another account has at least two holders more in it, that account's newest one is ended
-        with a CapacityError, and this one takes its place.
+        If the queue is full and another account has at least two sessions more in it, that account's newest one is
+        ended with a CapacityError, and this one takes its place.
 
         Raises:
-            CapacityError: the queue is full, and no account has so many more holders in it.
+            CapacityError: the queue is full, and no account has so many more sessions in it.
         """
         account = caller().account
         if len(self._new()) >= self._max_waiting + self.num_slots - len(self.running):
@@ -109,14 +109,14 @@ class Admission(Generic[HolderT]):
         self.waiting[holder] = account
 
     def _new(self) -> dict[HolderT, str]:
-        """Return the waiting holders that have not yet had a slot, each with its account."""
+        """Return the waiting sessions that have not yet had a slot, each with its account."""
         return {holder: account for holder, account in self.waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
-        """Make room in a full queue: refuse the newest holder of the account that has most holders in it.
+        """Make room in a full queue: refuse the newest session of the account that has most sessions in it.
 
         Raises:
-            CapacityError: no account has at least two more holders in the queue than `account`.
+            CapacityError: no account has at least two more sessions in the queue than `account`.
         """
         new = self._new()
         full = CapacityError(
@@ -140,7 +140,7 @@ class Admission(Generic[HolderT]):
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, SlotChoice]]:
-        """Give free slots to waiting holders; return each one that got a slot, with that slot and the tokens in it."""
+        """Give free slots to waiting sessions; return each that got one, with the slot and the tokens found in it."""
         entered = []
         while self.waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
@@ -156,7 +156,7 @@ class Admission(Generic[HolderT]):
         return entered
 
     def _next(self) -> HolderT:
-        """Return the first waiting holder of the account with fewest slots; of equals, the one served longest ago."""
+        """Return the first waiting session of the account with fewest slots; of equals, the one served longest ago."""
         held = Counter(self.running.values())
 
         def standing(holder: HolderT) -> tuple[int, int]:
@@ -196,7 +196,7 @@ class Admission(Generic[HolderT]):
             self._free.append(place.source_slot)
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
-        """Return how many of a holder's first tokens each slot has; slots without a gain from reuse are left out."""
+        """Return how many of a session's first tokens each slot has; slots without a gain from reuse are left out."""
         held, wanted = dict(self._left), holder.wanted
         if self._can_copy:
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
@@ -208,12 +208,12 @@ class Admission(Generic[HolderT]):
         return not isinstance(self._model, CompiledBackend) or self._model.goes_on(num_held, num_tokens)
 
     def forget(self, slot: int | None) -> None:
-        """Mark the content of a free slot as unusable."""
+        """Note that the content of a free slot is unusable; None, for a session that had no slot, has no effect."""
         if slot is not None:
             self._left.pop(slot, None)
 
     def release(self, holder: HolderT) -> None:
-        """Remove a holder from its slot or from the queue; do nothing if it has left already."""
+        """Remove a session from its slot or from the queue; do nothing if it has left already."""
         accounts = self.waiting if holder.slot is None else self.running
         if holder not in accounts:
             return

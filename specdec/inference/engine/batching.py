@@ -29,7 +29,8 @@ class Batching:
     Args:
         prompt_share: longest time that reading prompts may add to a pass, as a multiple of the pass without prompts.
         chunk_tokens: number of tokens of the parts in which the decoder reads long prompts; 0 if it takes any number.
-        windows: windows of positions that the backend computes as a whole; None if it computes positions as they come.
+        windows: windows, equally long runs of positions, which the backend always computes whole; None if it computes
+            only the positions of the pass.
     """
 
     def __init__(self, prompt_share: float, chunk_tokens: int, windows: Windows | None = None) -> None:
@@ -48,7 +49,7 @@ class Batching:
         return schedule_for(self.pass_s, self._passes.of(num_sessions).seconds(0))
 
     def turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        """Return the sessions that take part in the next pass, each with its turn.
+        """Return the sessions that take part in the next pass, each with its turn: what the pass does for it.
 
         Sessions that read prompts share the prompt tokens that one pass may read, oldest first.
         """
@@ -126,7 +127,7 @@ def _could_wait(session: TargetSession, turn: Turn) -> bool:
 
 
 def _within(windows: Windows, turns: Turns) -> Iterator[tuple[TargetSession, Turn]]:
-    """Yield the turns, with proposals cut to the positions that the pass computes anyway, since it computes windows.
+    """Yield the turns, with proposals cut to the positions that the pass computes anyway, as it computes whole windows.
 
     Proposals of synchronous rounds are not cut.
     """

@@ -110,7 +110,7 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
 
 
 class DecodesAlone:
-    """Part of an engine that makes it a `TokenSource` by its other methods."""
+    """Mixin that gives an engine the method `generate` of a `TokenSource`, made of its other methods."""
 
     async def generate(
         self: VerificationEngine[SessionT], request: GenerationRequest

@@ -241,9 +241,10 @@ class DraftSession:
             self._branches.append(DraftPath(slot, start, [DraftToken(runner_up)], [1.0]))
 
     def _doubts(self) -> list[tuple[float, int, int]]:
-        """Return (-probability of rejection, position, runner-up) of chain tokens without a branch, riskiest first.
+        """Return (-probability of rejection, position, second best token) of chain tokens without a branch.
 
-        Tokens that are nearly sure are left out, and those whose positions the target decodes before a branch arrives.
+        The riskiest come first. Tokens that are nearly sure are left out, and those whose positions the target decodes
+        before a branch arrives.
         """
         first = len(self.committed) + self.pacing.num_ahead - self.pacing.branching.depth
         covered = {branch.start for branch in self._branches}

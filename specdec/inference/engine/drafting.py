@@ -14,7 +14,7 @@ from specdec.inference.scheduling.quiet import Pass
 logger = logging.getLogger(__name__)
 
 SHARE_WEIGHT = 0.05
-"""Weight of the newest pass, of those without a draft model's tokens, in `Drafting.lookup_share`."""
+"""Weight in `Drafting.lookup_share` of the newest pass that verified no draft model's tokens."""
 
 
 class Workers(Protocol):
@@ -42,7 +42,7 @@ def concern_drafting(gammas: Iterable[int | None]) -> bool:
 
 
 class OwnDraft:
-    """Draft model that runs within the engine's own passes, which leave its steps out while drafting is off."""
+    """Draft model that runs in the engine's own passes, which leave it out while drafting is off."""
 
     can_hold = True
 
@@ -50,7 +50,7 @@ class OwnDraft:
         self.computes = True
 
     def hold(self, *, is_on: bool) -> None:
-        """Take note of the switch, which the engine's passes obey by themselves."""
+        """Take note of the switch; the engine's own passes leave the draft model out while drafting is off."""
         self.computes = is_on
 
 
@@ -65,8 +65,8 @@ class Drafting:
         is_on: True if draft workers may compute, and passes verify their tokens.
         num_switches: number of changes of `is_on`.
         rule: decision by measured passes; only MEASURED obeys it.
-        lookup_share: recent share of the tokens found by prompt lookup that passes verified, of those passes that had
-            no tokens of a draft model; such a pass leaves tokens out where they would not pay.
+        lookup_share: share of the tokens found by prompt lookup that was verified in recent passes without tokens of a
+            draft model; a pass leaves out found tokens that would cost more time than they save.
     """
 
     def __init__(self, mode: str = ALWAYS, wake: Callable[[], None] = lambda: None) -> None:
@@ -82,7 +82,10 @@ class Drafting:
         self._workers = workers
 
     def begin_off(self) -> None:
-        """Begin with drafting off, if it is MEASURED and no pass was measured: passes and draft share their cores."""
+        """Begin with drafting off, since passes and draft share their cores.
+
+        This does nothing if the mode is not MEASURED, or if a pass was measured already.
+        """
         if self.mode == MEASURED and not self.rule.has_decided:
             self.rule.is_on = self.rule.begins_on = False
             self.switch(is_on=False)

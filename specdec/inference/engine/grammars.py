@@ -19,23 +19,23 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 64
 """Default of the most requests that compile a grammar or wait for one; a target sets its own limit."""
 MAX_KNOWN = 64
-"""Most grammars whose trials are remembered; each has at most 262,144 characters."""
+"""Most grammars whose trials are remembered; a grammar has at most 262,144 characters."""
 _Trial = asyncio.Future[InvalidRequestError | None]
 
 
 class Grammars:
-    """Compilation of grammars for the requests of one model: trials of new ones on one thread, known ones on another.
+    """Compilation of the grammars of one model's requests: trials of new ones on one thread, known ones on another.
 
-    A trial takes up to seconds, the compilation of a known grammar a millisecond or so. If several requests ask for the
-    same new grammar, it is tried once, as soon as the account of one of them has its turn. All calls come from one
-    event loop.
+    A trial compiles in a process with limits, and takes up to seconds; compiling a known grammar takes a millisecond or
+    so. If several requests ask for the same new grammar, it is tried once, as soon as the account of one of them has
+    its turn. All calls come from one event loop.
 
     Args:
         compiler: compiler for the model's tokenizer.
         num_places: most requests that one thread works for or has in its queue.
 
     Attributes:
-        source: the compiler's source of grammars.
+        source: function that returns a grammar in the format of the compiler's library.
     """
 
     def __init__(self, compiler: GrammarCompiler, num_places: int = MAX_WAITING) -> None:
@@ -45,7 +45,7 @@ class Grammars:
         self._others = Threads("grammars", num_threads=1, num_places=num_places)
 
     async def warm_up(self) -> None:
-        """Prepare the tables that all grammars share, so that the first request does not wait for them."""
+        """Prepare the tables that all grammars share, so that no request waits for them; errors are only logged."""
         try:
             await self._trials.run(self._compiler.warm_up)
         except Exception:  # of a tokenizer that the library cannot read; all else is served

@@ -46,7 +46,7 @@ Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT
 
 
 class ModelThread:
-    """Thread of an engine on which its model runs. A running function cannot be interrupted, but it can be ignored."""
+    """Thread of an engine on which its model runs. A function that runs cannot be interrupted, but can be ignored."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -74,7 +74,8 @@ class StepGuard(Generic[SessionT, WorkT]):
     A session that was in a failed step is a suspect: it gets a step alone, before all other sessions.
 
     Args:
-        schedule: function that returns the work of the next step for some sessions: those that have any, with it.
+        schedule: function that returns, of the sessions given to it, those that have work for the next step, each with
+            that work.
         can_replay: function that returns whether a session's tokens would be the same if it is computed again.
     """
 

@@ -1,4 +1,4 @@
-"""Help that a target's session gets from a draft worker, one at a time, and the records of the workers."""
+"""Help that a target's session gets from draft workers, one at a time, and the records of the workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
-"""Commits in a row without a proposal, after which a session loses its worker, which should send one every 16."""
+"""Commits in a row without a proposal, after which a session loses its worker. Workers propose at least every 16."""
 MAX_VAIN_COMMITS = 256
 """Commits in a row without an accepted token of its worker, after which a session loses it: another may be better."""
 PATIENCE_S = 1.0
@@ -35,8 +35,8 @@ class Worker(Protocol):
         num_slots: most sessions that it has room for.
         does_rounds: True if it can draft in synchronous rounds; otherwise it only runs ahead.
         takes_hold: True if it stops when it is asked to, and says so.
-        scope: beginning of the names of all sessions that a private worker drafts for; empty for a worker that helps
-            the sessions of all clients.
+        scope: for a private worker, which drafts for one client alone, the beginning of the names of that client's
+            sessions; empty for a worker that helps the sessions of all clients.
     """
 
     id: str
@@ -65,7 +65,7 @@ class Worker(Protocol):
 
 @dataclass(slots=True)
 class Early:
-    """Messages of a private worker that came before their request.
+    """Messages of a private worker, which drafts for one client alone, that came before the request they are about.
 
     Attributes:
         since: time of the first message, in monotonic seconds.
@@ -86,7 +86,8 @@ class Helper:
         worker: the worker.
         sessions: sessions for which the worker drafts, by the name under which it knows them.
         trust: most sessions that the worker may have now; grows while its draft tokens are accepted.
-        early: messages of a private worker about requests that have not arrived, by session name, oldest first.
+        early: messages about requests that have not arrived, by session name, oldest first; only from a private worker,
+            which drafts for one client alone.
         sweep: timer that drops such messages once they are too old; None while nothing is kept.
     """
 
@@ -103,7 +104,7 @@ class Help:
     Attributes:
         helper: record of the worker that drafts for the session; None while the session decodes alone.
         alone_since: time at which the session last lost a worker, in monotonic seconds; 0 before its first one.
-        useless: ids of the workers that declined the session, or proposed too few tokens that were accepted.
+        useless: ids of the workers that declined the session, or were taken from it since they did not help.
 
     Args:
         session: the session.
@@ -216,7 +217,7 @@ class Help:
             self._lend()
 
     def take_back(self, *, trust: int) -> None:
-        """Take the session from its worker for good, since it does not help; `trust` is the worker's new limit."""
+        """Take the session for good from its worker, which does not help it; `trust` is the worker's new limit."""
         if (helper := self.helper) is None:
             return
         helper.trust = max(1, trust)

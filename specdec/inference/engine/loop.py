@@ -88,7 +88,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         """Apply one result to a session that still holds its slot."""
 
     def _passed(self, done: Sequence[tuple[SessionT, WorkT, ResultT]]) -> None:
-        """Take note of a step after its results were delivered: called with its work; empty if the step failed."""
+        """Take note of a step after its results were delivered; `done` has its work, or is empty if the step failed."""
 
     def _rest(self) -> None:
         """Take note that no session has work."""

@@ -157,7 +157,7 @@ class DraftPool:
             help_.propose(branches)
 
     def decline(self, worker: Worker, help_id: str) -> None:
-        """Move a session that its worker declines to another worker; limit the first to its remaining sessions."""
+        """Move a session from a worker that declines it to another; limit the former to its remaining sessions."""
         if (helper := self._workers.get(worker)) is None:
             return
         if worker.scope:

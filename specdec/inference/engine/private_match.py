@@ -26,9 +26,10 @@ EARLY_S = 5.0
 
 
 class PrivateMatch:
-    """Match of each private worker with the sessions of its client.
+    """Match of each private worker, which drafts for one client alone, with the sessions of that client.
 
-    A name has two parts: the scope, which the target gives to the client's connection, and the client's own name.
+    A session's name has two parts: the scope, which the target gives to the client's connection, and the client's own
+    name.
 
     Args:
         lend: function that finds workers for the sessions that decode alone; called when a private worker declines.

@@ -53,7 +53,8 @@ class EngineLimits:
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
         drafting: when draft workers may compute: a mode of `Drafting`.
-        width: most tokens of one session in one pass that come from its prediction, or from a kept earlier answer.
+        width: most tokens of one session in one pass that come from the prediction in its request, or from an earlier
+            answer that is kept.
         answers_bytes: memory for earlier answers, in bytes; 0 keeps none.
     """
 

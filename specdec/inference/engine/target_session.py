@@ -132,7 +132,7 @@ class TargetSession:
         request_id: id of the client's request in logs.
         request: the request.
         slot: slot that the session holds; None while it waits for one.
-        commits: events of the answer.
+        commits: queue of the answer's events.
         token_ids: the prompt, then the committed output.
         num_cached_tokens: prompt tokens that the slot held when the session entered it.
         drafting: switch of drafting, which the engine sets; while it is off, passes verify no draft worker's tokens.
@@ -206,7 +206,7 @@ class TargetSession:
 
     @property
     def help_id(self) -> str:
-        """Return the name by which the present draft worker knows the session; late messages of others have others."""
+        """Return the name by which the present draft worker knows the session; each earlier worker had another one."""
         return f"{self.id}.{self._num_helps}"
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
@@ -345,7 +345,7 @@ class TargetSession:
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Return the prompt's tokens that a pass up to position `end` scores: by log-probabilities, or in an audit.
+        """Return the prompt's tokens that a pass up to position `end` scores: by log-probabilities, or by an audit.
 
         Each row of logits scores the token after it. After the first commit the result is empty, since a prompt that
         is read again, as after a failed step, is not scored again.

@@ -1,4 +1,4 @@
-"""Contract of slot models, backends that keep sequences in slots and run them through one model; optional abilities."""
+"""Contract of backends, which keep sequences in slots and run them through one model, with their optional abilities."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class GraphMaker(Protocol):
 
 @runtime_checkable
 class CompiledBackend(Protocol):
-    """Backend that may run passes as compiled graphs of fixed widths.
+    """Backend that may run passes as compiled graphs for fixed numbers of tokens.
 
     Attributes:
         max_pass_tokens: most tokens of one span in one call of a graph; a longer span takes several calls.
@@ -127,7 +127,7 @@ class CompiledBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of positions that a backend computes as a whole; each begins at a multiple of the width.
+    """Windows, runs of positions that a backend always computes whole; each begins at a multiple of the width.
 
     Attributes:
         width: number of positions in a window.

@@ -15,8 +15,8 @@ _SUMMED = (0, 1, 2, 7)
 MAX_OTHERS = 0.1
 """Share of the cores that other processes may use; a desktop or a monitoring agent takes a few per cent."""
 MAX_SPREAD = 1.5
-"""Speed of the fastest over that of the slowest of equal runs, in the median, from which a machine counts as unsteady;
-about 1.1 on a quiet one."""
+"""Speed of the fastest of equal runs over that of the slowest, from which a machine counts as unsteady; about 1.1 on a
+quiet one."""
 
 
 @dataclass(frozen=True, slots=True)

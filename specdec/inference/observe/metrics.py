@@ -50,7 +50,7 @@ TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 2
 
 
 class Load(Protocol):
-    """Source of the numbers of requests that run and wait: an engine, or a completer that counts its requests."""
+    """Source of the numbers of requests that run and wait: an engine, or a caller that counts its requests."""
 
     @property
     def num_running(self) -> int: ...

@@ -37,7 +37,7 @@ def by_source(one: Pass) -> dict[tuple[str, bool], int]:
 
 
 class Pass(Protocol):
-    """Figures of one target pass for one request, as a `Commit` has them, and a stored record of one."""
+    """Figures of one target pass for one request, as a `Commit`, or a stored record of a pass, has them."""
 
     @property
     def num_draft_tokens(self) -> int: ...

@@ -17,7 +17,7 @@ MAX_EVENTS = 1_000_000
 
 
 class Timeline:
-    """Events of one process.
+    """Trace events of one process.
 
     Args:
         name: name of the process in the picture.

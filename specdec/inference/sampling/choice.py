@@ -6,7 +6,8 @@ Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978):
 
     token = argmax over v of ( processed_logits[v] + G(seed, t, v) )      temperature 0: argmax of the logits
 
-Processing is Transformers' and in its order: bias, penalties and grammar (specdec.inference.sampling.penalties),
+Here v runs over the token ids, and G is standard Gumbel noise (`noise.py`). Logits are processed as in Transformers,
+and in its order: bias, penalties and grammar (specdec.inference.sampling.penalties),
 temperature, top_k, top_p, min_p. The first three change the greedy choice too; the rest does not.
 
 Everything here works alike on numpy arrays and torch tensors and gives the same bits on both; `noise.py` explains how.
@@ -39,7 +40,7 @@ from specdec.inference.sampling.truncation import process_logits
 # Noise by the libraries' logarithms differs from ours by less than 1e-9, and sums of scores and noise by rounding.
 _ROUGH_MARGIN = 1e-8
 ALL = 0
-"""Count of best tokens that asks for the scores of all tokens."""
+"""Value of `count` that asks for the scores of all tokens."""
 
 
 def choose_tokens(
@@ -98,7 +99,7 @@ def _adjusted(
     positions: Sequence[int],
     before: Sequence[TokensBefore] | None,
 ) -> Array:
-    """Return the logits after bias, penalties, grammar and least length: a copy, or `logits` itself if none applies."""
+    """Return the logits after bias, penalties, grammar and minimum length: a copy, or `logits` if none applies."""
     if not adjusts(sampling, before):
         return logits
     if before is None:
@@ -148,6 +149,9 @@ def audit_tokens(
     Args:
         logits, sampling, positions, before: as for `choose_tokens`.
         token_ids: the given tokens, one per row.
+
+    Returns:
+        One record per row, in order.
     """
     xp = array_api_compat.array_namespace(logits)
     logits = _adjusted(logits, sampling, positions, before)
@@ -220,8 +224,8 @@ def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequenc
 def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, count: int) -> Array:
     """Return which tokens may be among the best `count` once noise is added, since exact noise for all is slow.
 
-    These are all that truncation left, if all are asked for, if all rows are truncated, or by stock vLLM's rule for
-    noise. Otherwise they are selected by noise from the library's own logarithm, which is fast, and off by far less
+    They are all tokens that truncation left if `count` is `ALL`, if all rows are truncated, or if the noise is stock
+    vLLM's. Otherwise they are selected by noise from the library's own logarithm, which is fast, and off by far less
     than the margin that is allowed for.
 
     Args:

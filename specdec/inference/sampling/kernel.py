@@ -4,7 +4,7 @@ Rows of logits stay on the device and are read once; one id per row comes back. 
 operation by operation in double precision, so the tokens are those that numpy gives. For that, Triton must not fuse a
 product and a sum.
 
-Biases and penalties are applied to the logits before. This module imports Triton, so `choice.py` imports it only where
+Callers apply biases and penalties to the logits first. This module imports Triton, so `choice.py` imports it only where
 rows are on a device.
 """
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of committed tokens, for requests that ask: from the raw logits, as OpenAI and vLLM report them."""
+"""Log-probabilities of committed tokens, where requests ask: from the raw logits, as OpenAI and vLLM report them."""
 
 from __future__ import annotations
 

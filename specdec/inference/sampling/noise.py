@@ -64,7 +64,7 @@ def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
 
 
 def seed_of_prompt(seed: int, prompt_digest: str) -> int:
-    """Return the seed to use where a request's seed has the scope "prompt": each prompt makes another one of it.
+    """Return the seed to use where a request's seed has the scope "prompt": each prompt makes another seed of it.
 
     Args:
         seed: the request's seed.

@@ -10,8 +10,8 @@ Transformers' as far as Transformers has these changes:
     held_back             minus infinity for the tokens that may end the sequence, before the position where it may end
     grammar               minus infinity, if the token may not follow: the caller makes the masks
 
-Only logits of these tokens change, in double precision and by single IEEE operations, so numpy and torch give the same
-bits.
+Other logits keep their values. All is computed in double precision and by single IEEE operations, so numpy and torch
+give the same bits.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> 
 
 
 def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> bool:
-    """Return whether bias, penalties, a least length or a grammar change any row's logits."""
+    """Return whether bias, penalties, a minimum length or a grammar change any row's logits."""
     return any(
         params.penalizes or params.logit_bias or isinstance(params, MinLengthSampling) for params in sampling
     ) or (before is not None and any(row.allowed is not None for row in before))

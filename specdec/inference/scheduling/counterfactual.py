@@ -21,27 +21,27 @@ from dataclasses import dataclass, field
 from specdec.inference.scheduling.quiet import NUM_QUIET, Pass, Quiet
 
 MIN_TRY, MAX_TRY = 4, 16
-"""Fewest and most passes with drafts in a try; a large loss ends it sooner."""
+"""Fewest and most passes with drafts in a try of drafting; a large loss ends the try sooner."""
 RECENT = 48
 """Number of the latest passes with drafts that are kept to compute a gain."""
 FIRST_CHECK = 12
 """Number of passes with drafts before their gain is first computed."""
 MAX_CATCH_UP = 12
-"""Most passes after drafting is switched on that may go by before the first draft token arrives."""
+"""Most passes without a draft token, after drafting is switched on, that are not counted as passes with drafts."""
 HOLD_PASSES, LEAVE_PASSES = 8, 1
-"""Passes for which a number of sessions must last before the decision for it switches drafting on, or off."""
+"""Passes in a row with about equally many sessions before the decision for this number turns drafting on, or off."""
 MARGIN = 0.01
 """How far a gain must be from 1 to change a decision."""
 TRY_BUDGET = 0.015
-"""Share of the time of all passes that tries may lose."""
+"""Share of the time of all passes that tries of drafting, where it did not pay before, may lose."""
 CREDIT_S = 5.0
-"""Seconds of passes whose share tries may lose before these passes have run."""
+"""Seconds that are added to the time of all passes for `TRY_BUDGET`, so that the first tries need not wait."""
 QUIET_SHARE = 0.02
-"""Share of the time that quiet probes may take while drafting pays."""
+"""Share of the time that quiet probes, a few passes without drafts to compare with, may take while drafting pays."""
 FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
-"""Shortest time between two probes or two tries at first, and in the end."""
+"""Least seconds between two probes without drafts, or between two tries of drafting, at first and in the end."""
 SETTLE_S = 2.0
-"""Longest wait for the draft workers to stop. If one goes on for longer, there is nothing to compare with."""
+"""Longest wait for the draft workers to stop, in seconds. If one computes on, no quiet pass can be measured."""
 _STALE = 0.85
 """Quiet passes are measured again once passes with drafts take less than this share of the time they took before."""
 _NOISE = 0.05
@@ -58,7 +58,7 @@ class Change:
         is_on: whether drafting may go on.
         num_sessions: number of sessions that the decision is for, rounded to a power of two.
         gain: gain by which it was decided.
-        quiet_s: period of a quiet pass over so many sessions; 0 if it is not known.
+        quiet_s: seconds that a pass over so many sessions takes without drafting; 0 if they are not known.
     """
 
     is_on: bool
@@ -104,10 +104,10 @@ class Counterfactual:
         is_on: the decision until something is measured.
 
     Attributes:
-        is_on: whether draft workers may compute now: the decision, or the opposite during a probe or a try.
+        is_on: whether draft workers may compute now: the decision, or its opposite in the few passes of a probe.
         begins_on: the decision for a number of sessions while nothing is measured near to it.
-        quiet: periods of quiet passes.
-        lost_s: seconds that drafting has cost in tries, and before it was found to cost any.
+        quiet: periods of quiet passes, during which no draft worker computed.
+        lost_s: seconds that drafting has cost, in tries and in passes before it was found to be slower.
     """
 
     def __init__(self, *, is_on: bool) -> None:
@@ -171,7 +171,7 @@ class Counterfactual:
         return Change(decision.is_on, 2**octave, decision.gain, self.quiet.period(2**octave) or 0.0)
 
     def _here(self, num_sessions: int) -> _Decision:
-        """Return the decision for a number of sessions; a new one is that of a tested number near to it."""
+        """Return the decision for a number of sessions; a new decision copies that of the nearest tested number."""
         octave = round(math.log2(num_sessions))
         self._num_here = self._num_here + 1 if octave == self._octave else 0
         self._octave = octave
@@ -312,7 +312,7 @@ class Counterfactual:
         }  # others follow it
 
     def _settle(self) -> None:
-        """Add the loss of a try that has ended to the losses so far; wait until no worker computes."""
+        """Add the loss of a try or probe that found drafting slower to the losses so far, once no worker computes."""
         if self._loss_s is None or self._probed.is_on or self._probe is not None:
             return
         self._probed.lost_s, self._loss_s = max(0.0, self._loss_s), None

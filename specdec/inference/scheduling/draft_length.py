@@ -1,9 +1,9 @@
 """Number of draft tokens before each pass of the target, where draft and target take turns in one process.
 
-Every draft token costs a step of the draft and makes the pass wider. It gains one token if the target accepts it and
-all draft tokens before it. Drafting continues while one more draft token, or a few more, can raise the expected tokens
-per second. A few more tokens may pay where one does not, since several widths of a pass take the same time.
-Transformers and llama.cpp stop at a fixed probability instead.
+Every draft token costs a step of the draft and makes the pass of the target wider by one token. It gains one token if
+the target accepts it and all draft tokens before it. Drafting goes on while one more draft token, or a few more, can
+raise the expected tokens per second. A few may pay where one does not, since passes of several widths take equally
+long. Transformers and llama.cpp stop at a fixed probability instead.
 """
 
 from __future__ import annotations

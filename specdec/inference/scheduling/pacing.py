@@ -38,7 +38,7 @@ class Branching:
     """Limits of the branches beside a chain of draft tokens, which begin at the second best token of a place in it.
 
     Attributes:
-        count: most live branches per sequence.
+        count: most branches per sequence at a time.
         depth: draft tokens of a branch after its first one.
         min_chain: shortest chain that gets branches; while the chain is shorter, branches would delay it too much.
     """
@@ -92,7 +92,10 @@ class Measured:
 
 
 def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
-    """Return the pacing for running ahead, with up to `gamma` draft tokens per pass and `num_branches` branches."""
+    """Return the pacing for running ahead, with up to `gamma` draft tokens per pass and `num_branches` branches.
+
+    While times are unknown, the draft makes `gamma` tokens, sends them in one message, and makes no branches.
+    """
     step_s, pass_s = measured.step_s, measured.pass_s
     if not gamma or not step_s or not pass_s:
         return Pacing(window=gamma, chunk=max(1, gamma))

@@ -1,7 +1,7 @@
 """Times of a model's passes, in seconds, by number of sessions and of draft tokens; old passes are forgotten.
 
-Kernels multiply several rows at once, and compiled graphs have few widths. So the time of a pass rises with its width
-in steps, not in a line, and is measured for each number of draft tokens.
+Kernels multiply several rows at once, and compiled graphs exist for few numbers of tokens. So the time of a pass rises
+with its tokens in steps, not in a line, and is measured for each number of draft tokens.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class PassTimes:
         self._tried.add(numbers)
 
     def measured(self, num_sessions: int, num_draft_tokens: int) -> float | None:
-        """Return the seconds of a pass over about `num_sessions`; None if none was recorded with so many draft tokens.
+        """Return the seconds of a pass over so many sessions; None if none was recorded with so many draft tokens.
 
         A recorded pass with more draft tokens counts, too.
         """

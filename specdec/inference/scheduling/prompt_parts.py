@@ -20,8 +20,8 @@ usual length is taken. Where it does not (torch), the short length is: the other
 prompt takes little longer.
 """
 MAX_LOSS = 1.5
-"""Time per prompt token in passes with short parts, as a multiple of that with usual ones, above which they are not
-taken."""
+"""Time per prompt token in passes with short parts, as a multiple of that with usual parts, above which short parts are
+not taken."""
 STEP_TOKENS = 8
 DECAY = 0.7  # weight of the past at each part; a low one, since a token costs more at later positions
 

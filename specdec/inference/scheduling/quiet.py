@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 NUM_QUIET = 8
-"""Quiet passes whose median is the quiet period of a number of sessions."""
+"""Number of latest quiet passes whose median is the period for a number of sessions."""
 MIN_QUIET = 4
 """Fewest quiet passes that have a median worth using."""
 
@@ -24,8 +24,8 @@ class Pass:
 
     Attributes:
         num_sessions: sessions that decode, in the pass or not.
-        num_plain: passes, counted once for each session in them, that plain decoding would have taken for this
-            pass's tokens; fewer than tokens if prompt lookup would have found some of them.
+        num_plain: passes, counted once for each session in them, that decoding without a draft model would have taken
+            for this pass's tokens; fewer than tokens if prompt lookup would have found some of them.
         num_draft_tokens: draft tokens that were verified, those that the target proposed included.
         num_prompt_tokens: prompt tokens that were read.
         has_drafts: whether tokens of a draft model were verified.
@@ -41,7 +41,7 @@ class Pass:
 
 
 class Quiet:
-    """Periods of quiet passes by number of sessions, and the time that a prompt token adds to one."""
+    """Periods of passes without a computing draft worker, by number of sessions, and the time of a prompt token."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}  # by half octaves of the number of sessions
@@ -89,7 +89,7 @@ class Quiet:
         return statistics.median(self._recent[near]) * 2 ** ((key - near) / 4)  # some time is shared by all
 
     def plain_s(self, each: Pass) -> float | None:
-        """Return the seconds that plain decoding would have taken for a pass's tokens; None if that is not known."""
+        """Return the seconds that a pass's tokens would have taken without a draft model; None if that is not known."""
         period_s = self.period(each.num_sessions)
         if period_s is None or (each.num_prompt_tokens and not self._prompts):
             return None

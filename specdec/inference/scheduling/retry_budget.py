@@ -16,7 +16,7 @@ PER_S = 4.0
 
 
 class RetryBudget:
-    """Budget of one process. All times must be seconds of the same clock."""
+    """Retry budget of one process. All times must be seconds of the same clock."""
 
     def __init__(self) -> None:
         self._tokens = float(SIZE)

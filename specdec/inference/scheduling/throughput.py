@@ -3,7 +3,7 @@
 Plans differ in their draft tokens: how many are drafted before a pass or sent in a message, how many a pass verifies,
 and whether it waits for them. A draft token costs time, and gains a token if the target accepts it and all draft tokens
 before it. This is the rule of Leviathan et al. (arXiv 2211.17192) for the speculation length, on measured times. The
-time of a pass rises with its width in steps, so some widths may be worse than none and a larger one best.
+time of a pass rises with its tokens in steps, so a few draft tokens may be worse than none, and a larger number best.
 """
 
 from __future__ import annotations

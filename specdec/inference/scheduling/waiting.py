@@ -13,7 +13,8 @@ from specdec.inference.scheduling.pass_times import PassCosts
 from specdec.inference.scheduling.throughput import fastest
 
 CROWDED = 2.0
-"""Time of a pass over all sessions, as a multiple of a pass over one, from which synchronous rounds beat run-ahead."""
+"""Time of a pass over all sessions, as a multiple of a pass over one, from which synchronous rounds, in which each pass
+of a session waits for its draft tokens, beat run-ahead."""
 MAX_WAIT_OF_PASS = 1.5
 """Longest wait of the target for draft tokens, in passes."""
 _WEIGHT = 0.25  # of the newest measurement

@@ -15,7 +15,7 @@ from specdec.inference.speculation.suffix_index import END, SuffixIndex
 MAX_ANSWER_TOKENS = 32 * 1024
 """Most tokens of an answer that are kept, its first ones; more would make the end of a request slow."""
 _OWNER_BYTES, _ANSWER_BYTES = 2048, 512
-"""Memory of an owner, and of an answer, besides the tokens."""
+"""Memory that an owner, and an answer, is assumed to take besides the tokens, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class _Shelf:
 
 
 class KeptAnswers:
-    """Token ids of finished answers, by owner; beyond the limit of memory, the oldest of all owners are dropped.
+    """Token ids of finished answers, by owner (account and cache salt); beyond `size`, the oldest are dropped.
 
     Args:
         size: most memory, in bytes; 0 keeps nothing.

@@ -45,7 +45,7 @@ _ANYTHING = Allowed()
 
 
 def allowed_by_grammar(turn: Turn) -> Allowed:
-    """Return the grammar's masks for the rows that verify a turn's proposal."""
+    """Return what a turn's grammar allows in the rows that verify its proposal, or the error by which it fails."""
     if turn.grammar is None or not turn.chooses or turn.audits:  # an output that is audited may not fit its grammar
         return _ANYTHING
     try:

@@ -31,7 +31,7 @@ _EDGES = (3, 8)  # shortest matches of the second and the third class
 _OWN_RATES, _GUIDED_RATES = (0.1, 0.3, 0.6), (0.3, 0.7, 0.95)
 _OWN_TESTED, _GUIDED_TESTED = 2.0, 1.0  # number of tests that these rates count as
 _READ_AT_ONCE = 1024
-"""Most tokens indexed between two passes; a long prompt takes several."""
+"""Most tokens indexed between two passes; a long prompt is indexed over several passes."""
 
 
 class OwnText:
@@ -77,7 +77,7 @@ def continuation(token_ids: Sequence[int], end: int, limit: int, num_tokens: int
 
 
 class NgramProposer:
-    """`Proposer` that looks tokens up in the sequence itself; without a model, its slots cost no memory.
+    """`Proposer` that looks tokens up in the sequence itself; it has no model, so its slots need no KV cache.
 
     Args:
         num_slots, max_length: as in `Proposer`.
@@ -194,7 +194,7 @@ class Lookup:
 
     @property
     def is_guided(self) -> bool:
-        """Return whether the latest proposal came from a guide, and not from the session's own text."""
+        """Return whether the latest proposal came from one of the guides, and not from the session's own text."""
         return self._match < len(self.guides) * len(_GUIDED_RATES)
 
     @property
@@ -203,14 +203,14 @@ class Lookup:
         return self.is_guided and self.guides[self._match // len(_GUIDED_RATES)].is_prediction
 
     def read(self, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Index a further part of a growing sequence's first `num_tokens` tokens, but the last, and of other texts."""
+        """Index a further part of a sequence's first `num_tokens` tokens, except the last one, and of other texts."""
         if self._own_limit:
             self._text.read(token_ids, min(num_tokens - 1, self._text.num_read + _READ_AT_ONCE))
         for guide in self.guides:
             guide.read()
 
     def propose(self, token_ids: Sequence[int], limit: int, num_tokens: int | None = None) -> list[int]:
-        """Return up to `limit` tokens, but only so many that all are accepted with probability `MIN_SURVIVAL`.
+        """Return up to `limit` tokens, but only so many that all are accepted with at least probability `MIN_SURVIVAL`.
 
         Args:
             token_ids: the sequence.
@@ -229,7 +229,7 @@ class Lookup:
         return best
 
     def _found(self, token_ids: Sequence[int], limit: int, num_tokens: int) -> list[tuple[list[int], int]]:
-        """Return what each text has to follow the sequence's first tokens, and the length of the match before it."""
+        """Return, per text, tokens that may follow the sequence's first ones, and the length of the match before."""
         found = [guide.propose(token_ids, num_tokens, limit) for guide in self.guides]
         end, length = self._text.find(token_ids, num_tokens) if self._own_limit else (0, 0)
         own = continuation(token_ids, end, min(limit, self._own_limit), num_tokens) if end else []

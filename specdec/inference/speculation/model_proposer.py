@@ -28,10 +28,10 @@ _Choose = Callable[[Array, Sequence[Draft]], list[DraftToken]]
 
 
 class ModelProposer:
-    """`Proposer` over a slot model; it draws tokens from the draft model's logits with the same noise as the target.
+    """`Proposer` over a model with a KV cache in slots; it draws tokens with the same noise as the target.
 
     Args:
-        backend: the slot model; its slots are divided among sequences and their branches, see `Proposer`.
+        backend: the model; its slots are divided among sequences and their branches, see `Proposer`.
         num_branches: branches per sequence; a backend that cannot copy slots gets none, since it would compute each
             branch from its sequence's beginning.
     """

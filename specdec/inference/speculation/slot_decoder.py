@@ -1,4 +1,4 @@
-"""Decoder over a slot model: one target pass over many sequences, with or without draft tokens to verify."""
+"""Decoder over a model whose KV cache has slots: one target pass over many sequences, with draft tokens or without."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class SlotDecoder:
-    """`Decoder` over a slot model: every turn becomes one span of the same pass. For attributes see `Decoder`."""
+    """`Decoder` over a model with slots: every turn becomes one span of the same pass. For attributes see `Decoder`."""
 
     keeps_grammars = True
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 LONGEST_MATCH = 16
 """Longest match that is measured, in tokens; longer ones count as this long."""
 MAX_STEPS = 32
-"""Most places of a chain that one search compares, so that no text makes a search slow."""
+"""Most places with the same hash that one search compares, so that no text makes a search slow."""
 END = -1
 """Mark of the end of a text: it equals no token, so no match and no continuation goes beyond it."""
 _FEWEST_HEADS = 64

@@ -1,4 +1,4 @@
-"""vLLM as a target's engine: sessions before its `AsyncLLM`, draft trees in its cores, a choice in its workers.
+"""vLLM as a target's engine: sessions before its `AsyncLLM`, draft trees in its cores, choice of tokens in its workers.
 
 Three kinds of processes run parts of it. The front is this project's server, or its pool beside `vllm serve`;
 `mailbox.py` joins it to the schedulers in vLLM's engine cores, one per data-parallel rank. vLLM starts cores and

@@ -1,4 +1,4 @@
-"""Requests of vLLM's own clients, prepared for a pool's draft workers.
+"""Requests of vLLM's own clients, prepared for the draft workers of a pool beside `vllm serve`.
 
 On runner V2 a request keeps its fields. On V1, where this project chooses the tokens, it becomes greedy for vLLM.
 """
@@ -34,13 +34,13 @@ def gamma_of(xargs: Mapping[str, Any]) -> int | None:
 
 
 def check_params(params: Any) -> None:
-    """Refuse a request with a wrong `gamma` in vLLM's own server; its engine core, to which it goes, could not.
+    """Refuse a request with a wrong `gamma` in vLLM's own server, since the engine core could not refuse it later.
 
     Args:
         params: vLLM's `SamplingParams`.
 
     Raises:
-        VLLMValidationError: the value of `gamma` and its limits; vLLM answers the client with status 400.
+        VLLMValidationError: `gamma` is wrong; the message has its limits, and vLLM answers the client with status 400.
     """
     from vllm.exceptions import VLLMValidationError
 

@@ -1,7 +1,7 @@
 """Draft tokens of the requests in an engine core: a tree per request, how long a pass waits, how many it verifies.
 
-Knows nothing of vLLM. The mailbox's thread brings draft tokens; the core's thread asks for the next pass, and reports
-it. A lock lies between the two.
+Knows nothing of vLLM. The mailbox's thread brings draft tokens from the front, this project's server or pool; the
+core's thread asks for the next pass, and reports it. A lock lies between the two.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Drafted:
     """Request in an engine core of vLLM, with its draft tokens.
 
     Attributes:
-        name: name of the request in messages to and from the front.
+        name: name of the request in messages to and from this project's server or pool.
         token_ids: prompt, and output up to now.
         gamma: most draft tokens of a pass.
         origin: origin of its answer, by which the answer is kept.
         wanted: the request as a pool's draft workers need it; None if this project's server has sent the request.
         sources: its draft tokens, and estimates of their worth.
-        help: number of the request's present draft worker, counted from its first; None if no worker drafts.
+        help: number that marks the request's present draft worker, higher at each change; None if no worker drafts.
         is_lookup: True if the last proposal was looked up, in the request's own text or in one that it may repeat.
         since: monotonic second from which the request could have been in a pass.
     """
@@ -62,7 +62,7 @@ class Drafted:
         return self.sources.lookup.rate if self.is_lookup else self.sources.draft_rate
 
     def has(self) -> Has:
-        """Return the message that announces this request to the front; to a pool, with the request's present tokens."""
+        """Return the message that announces this request to the server, or to a pool with its present tokens."""
         if self.wanted is None:
             return Has(self.name)
         left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)
@@ -74,7 +74,7 @@ class Drafted:
         self.sources.follow()
 
     def take(self, frame: Help | Grow) -> None:
-        """Apply a message about this request; the front has checked its draft tokens."""
+        """Apply a message about this request; its sender has checked its draft tokens."""
         if isinstance(frame, Help):
             self.follow(frame.help)
         elif self.help is not None:
@@ -155,7 +155,7 @@ class Drafts:
         self._times = PassTimes()
 
     def requests(self) -> Iterator[Has]:
-        """Yield the message that announces each request to a new front; no request commits a token meanwhile."""
+        """Yield the message that announces each request to a new server; no request commits a token meanwhile."""
         with self._news:
             for each in self._requests.values():
                 yield each.has()
@@ -170,12 +170,12 @@ class Drafts:
         origin: Origin = UNKNOWN,
         prediction: Sequence[int] = (),
     ) -> Has:
-        """Add a request that has reached the engine core; return the message that announces it to the front.
+        """Add a request that has reached the engine core; return the message that announces it to the server or pool.
 
         Args:
             token_ids: prompt, and output up to now.
             gamma: most draft tokens of a pass.
-            wanted: the request as a pool's draft workers need it; None for a front that has sent the request itself.
+            wanted: the request as a pool's draft workers need it; None if this project's server has sent the request.
             origin: origin of its answer, for lookups in answers that were given before.
             prediction: expected output.
         """
@@ -191,7 +191,7 @@ class Drafts:
                 self._answers.add(ended.origin, ended.token_ids[len(ended.origin.prompt) :])
 
     def receive(self, frame: ToCore | None) -> None:
-        """Apply a message of the front; None: the link to it is lost, so no request has a draft worker any more."""
+        """Apply a message of the server or pool; None: the link to it is lost, so no request has a draft worker."""
         with self._news:
             if frame is None:
                 self._is_held = False

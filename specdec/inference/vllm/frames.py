@@ -26,7 +26,7 @@ MAX_ROWS = 65536
 _CREDENTIALS = struct.Struct("3i")  # of the kernel: process, user and group of a socket's other end
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-"""Name of a request: the id of the front's session."""
+"""Name of a request: the id of its session at the front."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 TokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=MAX_TREE_TOKENS)]
 AllTokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=1 << 22)]
@@ -67,7 +67,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Request in a core that gets requests from vLLM's own server, in the form that a draft worker needs.
+    """Request in a core that gets requests from vLLM's own server, with what a draft worker needs of it.
 
     Attributes:
         token_ids: prompt, and output up to now.
@@ -101,7 +101,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         position: absolute position of the first of `num_tokens` tokens.
-        help: number of the draft worker, as in `Help`, that the counts of received tokens belong to.
+        help: number of the draft worker, as in `Help`, that the counts of received tokens belong to; 0 if none drafts.
         num_received: draft tokens received from that worker so far; 0 if none came since the row before.
         hold_us: microseconds from the arrival of the last of them to this row; 0 if `num_received` is 0.
         rejected: draft tokens that the pass rejected.
@@ -150,7 +150,7 @@ class Help(msgspec.Struct, frozen=True, tag="help"):
     """Message to an engine core: a request has another draft worker, or none any more.
 
     Attributes:
-        help: number of workers that the request has had, which marks their draft tokens; None if it now decodes alone.
+        help: number that marks the present worker and its draft tokens, higher at each change; None: it decodes alone.
     """
 
     name: Name

@@ -1,4 +1,4 @@
-"""Grammars in vLLM's cores: our sources for its backend `guidance`, and the output of a resumed request."""
+"""Grammars in vLLM's cores: this project's own for its backend `guidance`, and those of resumed requests."""
 
 from __future__ import annotations
 

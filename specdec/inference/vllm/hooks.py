@@ -27,7 +27,7 @@ class Hooks:
     """Findings about the installed vLLM.
 
     Attributes:
-        place: directory of the package.
+        place: directory of the package `vllm`.
         missing: names that it lacks, by runner.
         asked: runner that VLLM_USE_V2_MODEL_RUNNER asks for; None if it leaves the choice to vLLM.
     """

@@ -53,7 +53,7 @@ class CoreRequest(GenerationRequest):
 
 
 class LendingEngine(Sessions):
-    """The `VerificationEngine` of a pool, and the `Work` that its host watches.
+    """The `VerificationEngine` of a pool, and the `Work` that its server (serving/host.py) watches.
 
     Args:
         mailbox: mailbox that cores dial; what they send is kept until `lend`.
@@ -126,7 +126,7 @@ class LendingEngine(Sessions):
         """Apply a message of an engine core; None means that the core's link has ended, and so have its sessions.
 
         Raises:
-            FrameError: the message has a request with invalid values, or see `VllmSession.report`.
+            FrameError: the message has a request with invalid values, or a report lacks tokens.
         """
         if self._pool is None:
             self._early.append((core, frame))

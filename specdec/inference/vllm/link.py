@@ -43,7 +43,7 @@ from specdec.inference.vllm.translation import SOCKET
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 5
-"""Longest that a pass waits for a front that reads nothing; the link is closed then."""
+"""Longest wait of a pass, in seconds, for a server that reads nothing; the link is closed then."""
 REDIAL_S = 1.0
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """Most unsent bytes that a core of vLLM's own server keeps for a pool that reads nothing; the link is closed then."""
@@ -56,12 +56,13 @@ class Place:
     Attributes:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
-        owned: True if a front has started the core, which then ends with the front; else the core dials for ever.
+        owned: True if this project's server has started the core, which then ends with it; else the core dials again
+            whenever the link is lost.
         noise: rule by which a seed gives random numbers (docs/noise.md), for a core that vLLM's own server started;
             None: that of vLLM's runner.
-        group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
+        group: group of processes that ends with that server too; 0: the core ends alone, and its workers with it.
         lookup: True if passes without a worker's tokens verify tokens that the core looks up in the request.
-        answers_bytes: memory for answers that were given before.
+        answers_bytes: memory, in bytes, for answers that were given before.
     """
 
     path: str
@@ -73,7 +74,7 @@ class Place:
     answers_bytes: int = 0
 
     def of_pool(self, served: Served) -> Place:
-        """Return this place with a pool's socket and with the model's id of a core that vLLM's own server has started.
+        """Return these settings with a pool's socket, and with the model id of a core that vLLM's own server started.
 
         A pool takes cores with the same tokens and the same noise; weights and length of their models may differ.
         """
@@ -91,9 +92,9 @@ class Link:
     """Connection of one engine core to the mailbox of a server or pool.
 
     Args:
-        receive: function that takes each message of the front, in the link's thread; None: the link is lost.
+        receive: function that takes each message of the server or pool, in the link's thread; None: the link is lost.
         requests: function that yields the announcements of the core's requests, sent at each new connection.
-        served: model of the core, for a pool.
+        served: description of the core's model for a pool; None for this project's server.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Link:
         self._hang_up()
 
     def _write(self, link: socket.socket, data: bytes) -> None:
-        """Send data to the front. A core that vLLM's own server started does not wait: the rest goes with the next."""
+        """Send data. A core that vLLM's own server started does not wait: what is left goes with the next data."""
         if self._place.owned:
             link.sendall(data)
             return

@@ -1,4 +1,4 @@
-"""The front's end of the mailbox: a unix socket that vLLM's engine cores dial, each with a link of its own."""
+"""The mailbox at this project's server or pool: a unix socket that vLLM's engine cores dial, each with its own link."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def adapters_of(flags: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
     """Return the directory of each adapter that vLLM's flags name, by the adapter's name, and the other flags.
 
     Raises:
-        ConfigError: an adapter is not NAME=DIR, or vLLM's JSON for it, or its directory has none.
+        ConfigError: an adapter is not NAME=DIR, or vLLM's JSON for it, or its directory has no adapter.
     """
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(ADAPTERS, "--lora_modules", nargs="+", default=[])

@@ -48,7 +48,7 @@ def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, A
     """Return the `extra_args` of a request on runner V1; their sampling is None for the greedy choice.
 
     Args:
-        name: name of the request in the messages between front and core.
+        name: name of the request in the messages between core and server.
         gamma: most draft tokens of a pass.
     """
     sampling = request.sampling

@@ -60,7 +60,7 @@ def write_drafts(states: Any, drafts: Mapping[str, Sequence[int]]) -> None:
 
 
 def count_output_from(entered: Any, output_start: int) -> None:
-    """Let the runner count a resumed request's output from `output_start`, as that of one that it had preempted.
+    """Let the runner count a resumed request's output from `output_start`, as for a request that it had preempted.
 
     Penalties and the minimum length then do not depend on where the stream was resumed.
 

@@ -1,4 +1,4 @@
-"""Scheduler in vLLM's engine core: vLLM's own, which gets the draft tokens that have arrived before each pass.
+"""Scheduler in vLLM's engine core: vLLM's own, given the draft tokens that have arrived before each pass.
 
 It overrides only methods of vLLM's `SchedulerInterface`, and reads tokens, limits and `extra_args` of requests.
 """
@@ -162,7 +162,7 @@ class DraftScheduler(Scheduler):
                 self._link.send(Gone(name))
 
     def shutdown(self) -> None:
-        """Close the link to the front, so that its end does not count as a fault, and shut vLLM's scheduler down."""
+        """Close the link on purpose, so that its end is not taken for a fault, and shut vLLM's scheduler down."""
         self._link.close()
         super().shutdown()
 

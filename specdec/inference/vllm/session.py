@@ -244,7 +244,7 @@ class Sessions(DecodesAlone):
         return num_drafts
 
     def _pass_of(self, core: int, passed: Passed, num_drafts: int) -> Pass:
-        """Return what a pass did, as if all cores, which have one decision, had done the same."""
+        """Return what a pass did, as if all cores, for which drafting is on or off together, had done the same."""
         num_elsewhere = sum(state.num_running for other, state in self._cores.items() if other != core)
         num_plain = sum(row.num_plain for row in passed.rows) * (1 + num_elsewhere / len(passed.rows))
         has_drafts = any(row.num_drafts and not row.is_lookup for row in passed.rows)

@@ -1,4 +1,4 @@
-"""Slot backend of Neuron devices: a causal language model compiled by NxDI, over slots and positions.
+"""Backend of Neuron devices: a causal language model compiled by NxDI (NxD Inference), which keeps sequences in slots.
 
 Owns what each slot holds and the order of calls; knows nothing of compiling. Logits come to the host in float32, and
 the host chooses the tokens, by the same rule and noise as over any other backend.
@@ -51,7 +51,7 @@ class CompiledModel:
 
 
 class NeuronBackend(CompiledModel):
-    """Slot model with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1.
+    """Model with slots, and with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1.
 
     Args:
         application, shape: as for `CompiledModel`.

@@ -52,7 +52,8 @@ class OnnxBackend:
 
     Args:
         num_threads: threads of a pass.
-        is_exact: make logits the same bits at every width in float32 too, by spare tokens (see `graph`).
+        is_exact: in float32 too, make a token's logits the same bits however many tokens a pass has, by spare tokens
+            (see `graph`).
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def _flattened_span(span: Span, width: int) -> Flattened:
 
 
 def run_inputs(flat: Flattened, places: Sequence[Place], num_elements: int) -> dict[str, Sequence[int]]:
-    """Return the inputs, by name, of a graph without spare tokens.
+    """Return the inputs, by name, of a graph without spare tokens (see `graph`).
 
     Args:
         num_elements: elements of a token's query, key and value together.

@@ -8,7 +8,7 @@ token.)
 In int8 attention gets a spare token after those of each span, and its result is dropped. Without it a span of one
 token would be a matrix of one row, which ONNX Runtime multiplies by another kernel. That one adds in another order, and
 a difference in the last bit can move the next layer's input by one of its 255 steps. With the spare token a token's
-logits are the same bits at every width. In float32 the last bit matters only to logits that tie to 1e-5, and the spare
+logits are the same bits in every pass. In float32 the last bit matters only to logits that tie to 1e-5, and the spare
 token costs 8 % of a pass of the bundled models; only `--exact always` adds it. With spare tokens places are spans.
 
 Inputs of a graph with N places, for T tokens of B sequences, of which R tokens are to have logits:

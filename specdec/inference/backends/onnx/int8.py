@@ -2,7 +2,7 @@
 
 With a scale for the whole tensor, as in ONNX Runtime's and torch's own dynamic quantization, a token's logits would
 depend on its neighbours in the pass; with one per token they do not. Products are sums of integers, equal in any order
-of adding, so a token's logits have the same bits at every width.
+of adding, so a token's logits have the same bits in every pass.
 
 Activations become unsigned, 128 standing for 0, because processors multiply unsigned with signed bytes.
 """

@@ -17,7 +17,7 @@ from specdec.inference.backends.onnx.slots import OnnxSlots
 from specdec.inference.model.slots import Span
 
 MAX_KEPT = 48
-"""Most shapes of passes whose memory is kept by one `OnnxPass`; with one place, enough for all widths of a pass."""
+"""Most shapes of passes whose memory is kept by one `OnnxPass`; with one place, enough for all sizes of a pass."""
 
 
 class OnnxPass:

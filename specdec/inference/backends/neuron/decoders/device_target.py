@@ -1,6 +1,6 @@
 """Decoder of a target without a draft whose tokens the device chooses.
 
-Pairs whose tokens the device chooses are compared with it.
+Measurements compare pairs whose tokens the device chooses with this decoder.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def pair_compilation(target: ModelConfig, draft: ModelConfig) -> Compilation:
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
-    """Compile the models that the store lacks.
+    """Compile the models that the store of compiled models lacks.
 
     Raises:
         ConfigError: NxDI is missing, or a model or the settings cannot be used.

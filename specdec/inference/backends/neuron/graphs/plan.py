@@ -2,8 +2,8 @@
 
 - The prompt graph reads a span from position 0 and gives logits only of its last token. So it reads up to the first
   token with wanted logits; passes read the rest, such as a proposal after a prompt.
-- Passes of K tokens continue all slots together, after the tokens that each slot holds. Once no slot has more than one
-  token left to read, a pass of 1 token is enough.
+- Passes of K tokens, one committed and K - 1 draft tokens, continue all slots together, after what each slot holds.
+  Once no slot has more than one token left to read, a pass of 1 token is enough.
 - A long span that starts later, such as a prompt that shares its beginning with the one before, would be many passes.
   The prompt graph reads it from position 0 again, together with what the slot holds.
 """

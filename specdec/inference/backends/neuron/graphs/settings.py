@@ -23,15 +23,15 @@ _TILING = "cc_pipeline_tiling_factor"
 
 
 def verification_width(gamma: int) -> int:
-    """Return K of a slot model, for the last committed token and gamma draft tokens; 0 if there are none to verify."""
+    """Return K for a gamma: one committed token and the draft tokens after it; 0 if there are none to verify."""
     return gamma + 1 if gamma else 0
 
 
 def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """Return the NeuronConfig arguments of a slot model, whose tokens the host chooses.
+    """Return the NeuronConfig arguments of a model that returns logits, from which the host chooses.
 
     Raises:
-        ConfigError: neuron_config contradicts a flag, or breaks a rule of slot models.
+        ConfigError: neuron_config contradicts a flag, or breaks a rule of such models.
     """
     width = verification_width(config.neuron.gamma)
     return _arguments(config, {"speculation_length": width}, _slot_faults(config), length=length, width=width)
