@@ -48,7 +48,7 @@ def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> Non
 
 
 def answer(rate: float, ttft_s: float) -> RequestRecord:
-    """Return the record of an answer of eleven tokens, `rate` per second after the first; a fifth of the time is drafting."""
+    """Return the record of an answer of eleven tokens, `rate` per second after the first; drafting takes 20 % of it."""
     timings = Timings(compute_us=40_000, draft_us=10_000)
     rounds = tuple(Round(ttft_s + i / rate, 1, 3, 0, timings) for i in range(11))
     return RequestRecord(0, 0.0, 4, tuple(range(11)), rounds)
