@@ -1,4 +1,4 @@
-"""Edges, gateways and serving drafts alike, at scripted targets that come and go."""
+"""Edges (gateways, and draft workers that serve requests), at scripted targets that come and go."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
 TOPOLOGIES = {"gateway": "gateway", "draft": "distributed"}
-"""Kinds of edges, each with the topology that its model card names."""
+"""Kinds of edges, each with the topology that the description of its model names."""
 KINDS = list(TOPOLOGIES)
 
 
@@ -72,7 +72,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Servicer whose GetModel raises one of `errors` per call, then works."""
+    """GenerationService whose GetModel raises one of `errors` at each call, and then works."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -108,7 +108,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A running edge: its task, a channel to its gRPC port, the numbers of its HTTP ports."""
+    """A running edge: its task, a channel to its gRPC port, and the numbers of its HTTP ports."""
 
     task: asyncio.Task[None]
     channel: grpc.aio.Channel
@@ -150,7 +150,7 @@ class Place:
 
 @asynccontextmanager
 async def begun(kind: str, directory: Path, target_port: int) -> AsyncGenerator[Place, None]:
-    """Start an edge, a draft with this directory's tokenizer and prompt lookup; it is patient with its target."""
+    """Start an edge that waits long for its target; a draft has this directory's tokenizer, and drafts by lookup."""
     server = ServerConfig(port=free_port(), grace_s=0.0, probe_port=free_port())
     link, web = ConnectionConfig("127.0.0.1", target_port, 600.0, reconnect_timeout_s=0.1), HttpConfig(free_port())
     drafting = Drafting(ProposerConfig(directory, None, num_slots=2), DraftConfig(link)) if kind == "draft" else None
@@ -233,7 +233,7 @@ async def test_a_target_without_model_card_is_asked_again(
 async def test_a_target_of_another_vocabulary_ends_service(
     directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A draft does not serve for a target with another vocabulary, and logs why.
+    """A draft worker does not serve requests for a target with another vocabulary, and logs why.
 
     Regression: the draft reported SERVING, every request got internal_error, and the log had nothing.
     """
@@ -274,7 +274,7 @@ async def test_a_draft_starts_at_a_target_of_its_vocabulary_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_edge_is_alive_and_as_ready_as_its_servers(directory: Path, card: ModelCard, kind: str) -> None:
-    """An edge without a server is alive, waits for one, and is not ready at any of its ports.
+    """An edge without a server is alive and waits for one, but is not ready, as each of its ports says.
 
     A server that is busy when the edge asks for its model is asked again.
 
@@ -322,7 +322,7 @@ async def test_a_call_reports_the_load_and_ends_the_edge(directory: Path, card: 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_name_of_a_clients_session_is_its_seed(directory: Path, card: ModelCard, kind: str) -> None:
-    """A request that names a session of its own draft worker, which an edge has none of, has the seed of that name.
+    """A request's `draft_session`, which an edge cannot use, still gives the request its seed, as at a target.
 
     Regression: a serving draft drew another seed.
     """
@@ -335,7 +335,7 @@ async def test_the_name_of_a_clients_session_is_its_seed(directory: Path, card: 
 
 
 MARKERS = {"<think>": 51, "</think>": 54, "<tool_call>": 58}
-"""Tokens of the models below and their ids; after a prompt of one token, the scripted target answers 51, 52, ..."""
+"""Tokens of the models below, with their ids; after a prompt of one token the scripted target answers 51, 52, ..."""
 TEMPLATE = "{# <think> #}x"
 
 
@@ -362,7 +362,7 @@ def written(directory: Path, *, special: bool = False, stars: bool = False) -> P
 
 
 async def said(place: Place) -> list[Any]:
-    """Return an edge's answers over HTTP: plain, with a stop string, as a chat with reasoning."""
+    """Return an edge's answers over HTTP: a plain one, one with a stop string, and a chat with reasoning."""
     body = {"prompt": [1], "max_tokens": 12, "ignore_eos": True, "temperature": 0, "logprobs": 1}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 12, "ignore_eos": True, "temperature": 0}
     answers = []
