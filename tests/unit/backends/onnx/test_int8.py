@@ -57,7 +57,7 @@ def test_it_is_near_float32(family: str, tmp_path: Path) -> None:
 
 
 def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
-    """A token's logits do not depend on other tokens of its pass, since the inputs of each have a scale of their own."""
+    """A token's logits do not depend on other tokens of its pass, since each has a scale of its own."""
     expected = one_by_one(target, 0, TOKENS)
     wide = target.forward([Span(1, 0, TOKENS, len(TOKENS))])
     np.testing.assert_array_equal(wide, expected)
