@@ -91,7 +91,7 @@ async def test_a_worker_is_killed_and_changes_no_token(target: ServerProcess, al
 
 @pytest.mark.release
 async def test_no_stream_goes_on_in_the_other_mode(target: ServerProcess) -> None:
-    """A server takes over a stream only from an equal model id, and `--exact never` changes it."""
+    """A server takes over a stream only from an equal model id, and `--exact never` changes that id."""
 
     async def model_id(server: ServerProcess) -> str:
         async with open_channel(server.address) as channel:

@@ -1,4 +1,4 @@
-"""A request's session at the target and its draft worker: arrival of proposals, waits for them, and their echoes."""
+"""A request's session at the target and its draft worker: arrival of proposals, waits for them, acknowledgements."""
 
 from __future__ import annotations
 

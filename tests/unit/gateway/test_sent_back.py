@@ -126,7 +126,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_openais_messages_with_calls(talker: Talker, completions: Any, way: str, form: str) -> None:
-    """A message with a tool call may be sent back as openai's client gave it out, in each of its ways.
+    """A message with a tool call may be sent back as openai's client gave it out, in each of the client's ways.
 
     Regression: `parsed_arguments` of parse, and `index` of streams, were refused with 400.
     """
@@ -160,7 +160,7 @@ def called(talker: Talker, name: str, content: str = "I look.", function: str = 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_openais_messages_with_json(talker: Talker, completions: Any, way: str, form: str) -> None:
-    """A message with JSON may be sent back as openai's client gave it out, in each of its ways.
+    """A message with JSON may be sent back as openai's client gave it out, in each of the client's ways.
 
     Regression: `parsed` was refused with 400.
     """

@@ -70,7 +70,7 @@ async def test_a_changed_name_is_published_once(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_client_looks_a_name_up_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name is looked up again until it exists: that of a pod does not before the pod has an address."""
+    """A name is looked up again until it exists: a pod's does not exist before the pod has an address."""
     monkeypatch.setattr(fleet_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)
     resolver.hosts = None
