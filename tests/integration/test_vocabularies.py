@@ -1,7 +1,7 @@
 """Drafts with another vocabulary than their target's keep the target's own tokens in every topology.
 
-Real processes over real sockets. A draft has its target's tokenizer and is padded to another size, or it has another
-tokenizer: a disturbed twin of the target, in SentencePiece's spelling and without some of the merges.
+Real processes over real sockets. A draft has its target's tokenizer and is padded to another size; or it is a copy of
+the target with changed weights, and has another tokenizer, in SentencePiece's spelling and without some of the merges.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def decode(target: Choices) -> list[list[int]]:
 
 
 def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) -> Generated:
-    """Run the speculative loop for each seed: propose up to gamma tokens, then commit the tokens that `verify` returns."""
+    """Run the speculative loop for each seed: propose up to gamma tokens, and commit what `verify` returns."""
     num_positions = len(target[0])
     outputs, num_draft_tokens, num_accepted_tokens = [], 0, 0
     for by_position, draft_by_position in zip(target, draft, strict=True):

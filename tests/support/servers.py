@@ -287,7 +287,7 @@ async def result_of(process: asyncio.subprocess.Process) -> CommandResult:
 
 
 async def until_attached(worker: PrivateWorker) -> None:
-    """Wait until a private worker has a stream to a target."""
+    """Wait until a client's own draft worker (private) has a stream to a target."""
     async with asyncio.timeout(60):
         while not any(stream.is_attached for stream, _ in worker._streams.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

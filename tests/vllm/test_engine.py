@@ -155,7 +155,7 @@ async def test_prefixes_are_shared_within_one_salt_alone(vllm: Any) -> None:
 
 
 class Useless:
-    """Draft worker whose tokens are wrong, and which takes the engine core's processor unless it is held."""
+    """Draft worker whose tokens are wrong, and which takes the core's processor unless it is told to stop."""
 
     id, num_slots, does_rounds, takes_hold, scope = "useless", 8, False, True, ""
 

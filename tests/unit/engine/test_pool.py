@@ -406,7 +406,7 @@ async def test_a_hand_over_in_a_long_pass_gives_the_worker_its_time(monkeypatch:
 async def test_a_private_workers_first_proposal_may_come_in_a_long_pass(
     branch: Branch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A private worker that proposes during a long pass gets the session, and loses it if the proposal is invalid.
+    """A client's own worker that proposes during a long pass gets the session, and loses it if the proposal is invalid.
 
     Regression: it lost the session before the proposal was looked at, and if that was nonsense as well, a KeyError
     ended the worker's stream, and with it its drafts for all other sessions.

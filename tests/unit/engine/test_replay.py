@@ -55,7 +55,7 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 async def test_one_poisonous_session_ends_alone() -> None:
     """If a session makes steps fail, only this session ends.
 
-    Regression: a MemoryError that one wide request caused ended eight users' answers with INTERNAL.
+    Regression: a MemoryError that one large request caused ended eight users' answers with INTERNAL.
     """
 
     def poison(turns: Sequence[Turn]) -> Exception | None:
@@ -191,7 +191,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 async def test_an_engine_with_a_broken_loop_reports_it() -> None:
     """An engine whose loop has ended by an error reports that it is broken.
 
-    Regression: a missing verdict ended the loop, and every request got the error of a shutdown.
+    Regression: a pass that gave one result too few ended the loop, and every request got the error of a shutdown.
     """
 
     class Short(ScriptedDecoder):

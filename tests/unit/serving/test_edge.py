@@ -108,7 +108,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A running edge: its task, a channel to its gRPC port, and the numbers of its HTTP ports."""
+    """A running gateway or serving draft: its task, a channel to its gRPC port, and its HTTP ports."""
 
     task: asyncio.Task[None]
     channel: grpc.aio.Channel
@@ -150,7 +150,7 @@ class Place:
 
 @asynccontextmanager
 async def begun(kind: str, directory: Path, target_port: int) -> AsyncGenerator[Place, None]:
-    """Start an edge that waits long for its target; a draft has this directory's tokenizer, and drafts by lookup."""
+    """Start a gateway or draft that waits long for its target; a draft has this directory's tokenizer, and drafts by lookup."""
     server = ServerConfig(port=free_port(), grace_s=0.0, probe_port=free_port())
     link, web = ConnectionConfig("127.0.0.1", target_port, 600.0, reconnect_timeout_s=0.1), HttpConfig(free_port())
     drafting = Drafting(ProposerConfig(directory, None, num_slots=2), DraftConfig(link)) if kind == "draft" else None
@@ -165,7 +165,7 @@ async def begun(kind: str, directory: Path, target_port: int) -> AsyncGenerator[
 
 @asynccontextmanager
 async def serving(kind: str, directory: Path, target_port: int) -> AsyncGenerator[Place, None]:
-    """Start an edge, and yield it once it serves."""
+    """Start a gateway or serving draft, and yield it once it serves."""
     async with begun(kind, directory, target_port) as place:
         ready = asyncio.create_task(place.channel.channel_ready())
         await asyncio.wait([place.task, ready], return_when=asyncio.FIRST_COMPLETED)
@@ -178,7 +178,7 @@ async def serving(kind: str, directory: Path, target_port: int) -> AsyncGenerato
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_clients_learn_of_another_model_at_the_target(directory: Path, card: ModelCard, kind: str) -> None:
-    """When the model at its target changes, an edge tells its clients the new name and template.
+    """When the model at its target changes, a gateway or serving draft tells its clients the new name and template.
 
     Regression: a draft read name and template once, and served another model's text under the old name; a gateway
     refused the new name.
@@ -213,7 +213,7 @@ async def test_clients_learn_of_another_model_at_the_target(directory: Path, car
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, error: type[SpecDecError], kind: str
 ) -> None:
-    """An edge asks once more when its target has not described its model.
+    """A gateway or serving draft asks once more when its target has not described its model.
 
     Regression: a replaced target was asked once; if it was busy, the old name and template stayed.
     """
@@ -274,9 +274,9 @@ async def test_a_draft_starts_at_a_target_of_its_vocabulary_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_edge_is_alive_and_as_ready_as_its_servers(directory: Path, card: ModelCard, kind: str) -> None:
-    """An edge without a server is alive and waits for one, but is not ready, as each of its ports says.
+    """A gateway or draft worker without a target is alive and waits for one, but is not ready, as each port says.
 
-    A server that is busy when the edge asks for its model is asked again.
+    A target that is busy when it is asked for its model is asked again.
 
     Regression: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded; without a
     server it answered 503 at its HTTP port, but 200 at its port for probes.
@@ -297,7 +297,7 @@ async def test_an_edge_is_alive_and_as_ready_as_its_servers(directory: Path, car
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_edge_that_waits_ends_at_a_signal(directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """An edge that waits for its first server ends at a signal.
+    """A gateway or draft worker that waits for its first target ends at a signal.
 
     The first process of a container ignores signals without a handler, and would be killed only after 90 s.
     """
@@ -310,7 +310,7 @@ async def test_an_edge_that_waits_ends_at_a_signal(directory: Path, monkeypatch:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_call_reports_the_load_and_ends_the_edge(directory: Path, card: ModelCard, kind: str) -> None:
-    """Every edge answers GetLoad and Drain; a gateway has no slots of its own."""
+    """Gateways and serving draft workers answer GetLoad and Drain; a gateway has no slots of its own."""
     port = free_port()
     async with target(directory, card, port), serving(kind, directory, port) as place, asyncio.timeout(60):
         stub = rpc.GenerationServiceStub(place.channel)
@@ -322,7 +322,7 @@ async def test_a_call_reports_the_load_and_ends_the_edge(directory: Path, card: 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_name_of_a_clients_session_is_its_seed(directory: Path, card: ModelCard, kind: str) -> None:
-    """A request's `draft_session`, which an edge cannot use, still gives the request its seed, as at a target.
+    """A `draft_session`, which gateways and serving drafts cannot use, still gives a request its seed, as at a target.
 
     Regression: a serving draft drew another seed.
     """
@@ -379,7 +379,7 @@ async def said(place: Place) -> list[Any]:
     [({"special": True}, "target"), ({"special": True}, "draft"), ({"stars": True}, "draft"), ({}, "draft")],
 )
 async def test_text_at_an_edge_is_the_targets(tmp_path: Path, change: dict[str, bool], differs: str) -> None:
-    """An edge whose draft has the target's token ids, but writes them otherwise, gives the target's text.
+    """A serving draft that has the target's token ids, but would write them otherwise, gives the target's text.
 
     Regression: the draft's tokenizer made the text, so that a token that is special in its files alone was missing, was
     no stop string, and left the reasoning open; a decoder that differs changed the text.

@@ -110,9 +110,9 @@ def test_no_bytes_raise_anything_else(read: object) -> None:
 
 
 async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
-    """An engine core that no front has started dials each new front, and names its running requests to it.
+    """An engine core of `vllm serve` dials each new pool, and names its running requests to it.
 
-    When a front ends, the core drops the draft tokens that came from it.
+    When a pool ends, the core drops the draft tokens that came from it.
     """
     first = Mailbox(tmp_path, "model")
     await first.open()
@@ -135,7 +135,7 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
 
 
 async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> None:
-    """An engine core that no front has started never waits for a pool that reads nothing.
+    """An engine core of `vllm serve` never waits for a pool that reads nothing.
 
     Regression: such a pool held up each pass of the core for seconds, and then the link was lost.
     """
@@ -295,7 +295,7 @@ time.sleep(600)
 
 
 async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox) -> None:
-    """An engine core ends with the front that started it, together with the other processes of its group.
+    """An engine core ends with the server (front) that started it, together with the other processes of its group.
 
     Regression: after a front was killed, its core and coordinator ran on, and kept the memory of their
     devices.

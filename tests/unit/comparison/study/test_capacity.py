@@ -85,7 +85,7 @@ def capacities(settings: ComparisonConfig, **changes: Any) -> Capacities:
 
 
 def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
-    """The report has each capacity, "at least" where more streams may fit, and the gain that arXiv 2606.25091 predicts."""
+    """The report has each capacity, "at least" where more may fit, and the gain that arXiv 2606.25091 predicts."""
     page = tmp_path / "page.md"
     page.write_text(
         "# Mine\n<!-- bench: here -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
