@@ -66,7 +66,7 @@ def test_a_hybrid_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_vllms_metrics_have_the_name_that_ours_have(pair: Pair) -> None:
-    """vLLM's own metrics have the same `model_name` as this project's: the folder's name.
+    """The metrics of vLLM itself have the same `model_name` as this project's: the folder's name.
 
     Regression: vLLM's figures had a path as `model_name`, so that panels by name lost half of them.
     """

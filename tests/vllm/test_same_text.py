@@ -93,7 +93,7 @@ def drafting(pair: Pair, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.release
 async def test_a_seeded_text_is_that_without_speculation(pair: Pair, plugin: Path) -> None:
-    """vLLM finds the installed plug-in itself; draft tokens are accepted, and no token differs from those without."""
+    """The installed plug-in is found by vLLM itself; draft tokens are accepted, and change no token."""
     plain, drafted = await asyncio.gather(
         run(pair, plugin, **SMALL), run(pair, plugin, speculative=drafting(pair), **SMALL)
     )
@@ -376,7 +376,7 @@ WAYS: Mapping[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def wholes() -> dict[int, Any]:
-    """Cache of the texts without speculation, by the number of prompts, so that each is computed only once."""
+    """Return a cache of the texts without speculation, by the number of prompts, so that each is computed once."""
     return {}
 
 

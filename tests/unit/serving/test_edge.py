@@ -150,7 +150,7 @@ class Place:
 
 @asynccontextmanager
 async def begun(kind: str, directory: Path, target_port: int) -> AsyncGenerator[Place, None]:
-    """Start a gateway or draft that waits long for its target; a draft has this directory's tokenizer, and drafts by lookup."""
+    """Start a gateway, or a draft with this directory's tokenizer and prompt lookup; it waits long for its target."""
     server = ServerConfig(port=free_port(), grace_s=0.0, probe_port=free_port())
     link, web = ConnectionConfig("127.0.0.1", target_port, 600.0, reconnect_timeout_s=0.1), HttpConfig(free_port())
     drafting = Drafting(ProposerConfig(directory, None, num_slots=2), DraftConfig(link)) if kind == "draft" else None
