@@ -116,7 +116,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_a_modules_own() -> Generator[None, None, None]:
-    """Collect, after a module's tests, only the garbage that they made; a search of all older objects takes a second."""
+    """Collect, after a module's tests, only the garbage that they made; a search of older objects takes a second."""
     gc.freeze()
     yield
     gc.collect()
