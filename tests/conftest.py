@@ -37,9 +37,9 @@ class ModelDirectories:
     Attributes:
         target: the target model.
         chat_target: the target model with a chat template.
-        related: the target with disturbed weights; as with a real draft, some of its draft tokens are accepted.
+        related: the target with slightly changed weights; it accepts some of this draft's tokens, as of a real draft's.
         stranger: another architecture with random weights: hardly any of its draft tokens is accepted.
-        permuted: a model with another vocabulary.
+        permuted: a model with another vocabulary: its tokenizer has the target's tokens under other ids.
         endless: a target of 8192 positions that never ends a sequence by itself.
     """
 
@@ -53,7 +53,7 @@ class ModelDirectories:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Search for no garbage meanwhile, since nearly all that is loaded and collected stays."""
+    """Turn Python's garbage collection off while pytest collects tests, since nearly all that it loads stays."""
     gc.disable()
     try:
         return (yield)
@@ -105,9 +105,9 @@ def _save_related(directory: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Set torch's threads back to one after a test.
+    """Set torch's number of threads to one before each test.
 
-    Loading a model sets their number for the whole process. Over tiny matrices, beside other tests, two threads take
+    Loading a model sets this number for the whole process. Over tiny matrices, beside other tests, two threads take
     ten times as long as one.
     """
     if torch := sys.modules.get("torch"):
@@ -116,7 +116,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_a_modules_own() -> Generator[None, None, None]:
-    """Collect the garbage of a module's tests; a search among all that was there before takes a second."""
+    """Collect, after a module's tests, only the garbage that they made; a search of older objects takes a second."""
     gc.freeze()
     yield
     gc.collect()
@@ -124,9 +124,9 @@ def _garbage_is_a_modules_own() -> Generator[None, None, None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _bundled_models_are_packed_once() -> None:
-    """Keep the packed weights of the bundled models in build/, for all processes and goals.
+    """Keep the packed weights of the bundled models in build/, where all processes and later test runs find them.
 
-    A server that has to pack them takes five seconds of CPU more to start.
+    A server that has to pack them (convert them for ONNX Runtime) takes five seconds of CPU more to start.
     """
     if not (HAS_TORCH and find_spec("onnxruntime")):
         return

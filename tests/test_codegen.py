@@ -23,7 +23,7 @@ def run(*command: str | Path, directory: Path = PROTOS) -> None:
 
 
 def bare(file: FileDescriptorProto) -> FileDescriptorProto:
-    """Remove `json_name` from a descriptor, which one of the compilers writes and the other does not."""
+    """Remove `json_name` from a descriptor of a .proto file: one of the compilers writes it and the other does not."""
     for message in file.message_type:
         for field in message.field:
             field.ClearField("json_name")

@@ -98,7 +98,7 @@ parsed = cache(ast.parse)
 
 
 def imports_of(module: str, source: str) -> Iterator[str]:
-    """Return all modules and names that a source imports, also inside functions."""
+    """Yield all modules and names that a source imports, also inside functions."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""Files and functions that docs/architecture.md names exist."""
+"""Files and functions that docs/architecture.md names exist in the code."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_requests_name_the_model_that_is_served(page: Path) -> None:
 
 
 def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
-    """Return whether a server's flags turn prefix caching on, and its default temperature, None if unset."""
+    """Return whether a server's flags turn prefix caching on, and its default temperature; None if none is set."""
     args = parser_of(arguments[1]).parse_args(arguments[2:])
     return args.prefix_caching, args.temperature
 

@@ -1,8 +1,8 @@
-"""Limits on size: lines of code of the product, and of each room.
+"""Limits on size: lines of code of the product, and of each of its parts, which are called rooms.
 
-Blank lines, docstrings, comments and imports do not count. The product is `specdec/inference` and `specdec/grpc_comm`
-together, and has one number: what a feature adds is taken from elsewhere, or the number is raised with the reason in
-the commit. A room may grow by a twentieth without a word, so that a small mend fails nowhere.
+A room is a top folder, or a package of inference/. Blank lines, docstrings, comments and imports do not count. The
+product is `specdec/inference` and `specdec/grpc_comm` together, and has one number: what a feature adds is taken from
+elsewhere, or the number is raised with the reason in the commit. A room may grow by a twentieth before its test fails.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ WEIGHTS: dict[str, int] = {
     "tests": 33780,
     "vllm_same_text": 220,
 }
-"""Lines of code by top folder, and by package of inference/. `python -m tests.test_weight` rewrites them, rounded up to
-the next twenty."""
+"""Lines of code by room. `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
 PRODUCT = 21_040
 """Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
 AIR = 0.05
@@ -65,7 +64,7 @@ def num_code_lines(source: str) -> int:
 
 @cache
 def weights() -> dict[str, int]:
-    """Return the lines of code of each room."""
+    """Return the lines of code of each room, by its path."""
     found: Counter[str] = Counter()
     for file in ROOT.glob("[!.]*/**/*.py"):
         folders = file.relative_to(ROOT).parts[:-1]

@@ -1,4 +1,4 @@
-"""A stand-in for AWS on loopback (the library moto), and functions that read the metrics published to it."""
+"""The library moto as a stand-in for AWS on this machine, and functions that read the metrics published to it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(json.dumps([metrics, [each["Values"] for each in found]]))
 
 
 def python_with_boto3() -> Path:
-    """Return the path of the Python with the extra `deploy`, in the folder of the program moto_server on PATH."""
+    """Return the path of a Python that has boto3: that of the environment whose moto_server is on PATH."""
     server = shutil.which("moto_server")
     assert server is not None, "moto_server is missing: make manifests installs it"
     return Path(server).with_name("python")
@@ -46,7 +46,7 @@ def python_with_boto3() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CloudWatch:
-    """A stand-in for CloudWatch: environment variables that point boto3 to it, and its log of requests."""
+    """Stand-in for CloudWatch: environment variables that lead boto3 to it, and the log of its requests."""
 
     environment: dict[str, str]
     log: Path

@@ -1,4 +1,4 @@
-"""Checks beyond schemas: manifests of a deployment refer only to what exists, and their command lines parse.
+"""Checks of a deployment's manifests beyond schemas: they refer only to what exists, and their command lines parse.
 
 `faults` reads the manifests of one namespace, and returns a sentence for each inconsistency.
 """
@@ -22,7 +22,7 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 PATHS = ("/livez", "/readyz")
 HEALTH_NAMES = ("liveness", "readiness")
 FORCED_END_S = 2
-"""Longest time that a server takes to end after its grace (docs/reliability.md)."""
+"""Longest time in seconds that a server takes to end after its grace (docs/reliability.md)."""
 CORES_PER_DEVICE = 8
 BY_HAND = "access"
 """Name of the Secret that access.sh makes, since no manifest may contain tokens."""
@@ -208,7 +208,7 @@ def _pod_faults(pod: Manifest) -> Iterator[str]:
 
 
 def check_arguments(arguments: Mapping[str, str]) -> None:
-    """Check the flags of a role as `check_role` does."""
+    """Check the flags of a role as `check_role` does; raise the same errors."""
     rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
     check_role(["--role", arguments["--role"], *rest])
 

@@ -1,4 +1,4 @@
-"""Manifests as `kubectl kustomize` builds them."""
+"""Kubernetes manifests as `kubectl kustomize` builds them, and what the tests need for that."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def text_of(folder: Path) -> str:
 
 
 def complaints(*command: str | Path) -> str:
-    """Run a checking program; return what it writes about its input, empty if it finds no error."""
+    """Run a program that checks files; return what it writes about them, empty if it finds no error."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr or f"exit code {done.returncode}"
 

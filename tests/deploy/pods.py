@@ -1,4 +1,4 @@
-"""Processes of this machine that stand for the pods of an overlay; only addresses, paths and models differ."""
+"""Processes on this machine that stand for an overlay's pods; only addresses, paths and models differ."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.support.cluster import Member
 
 @dataclass(frozen=True)
 class Site:
-    """Files on this machine that stand for the ones mounted into pods, and the pods' manifests.
+    """Files on this machine that stand for those mounted into pods, and the manifests of the pods.
 
     Attributes:
-        access: folder of the tokens.
+        access: folder of the access tokens.
         trust: CA of the certificates; None for plain text.
         documents: manifests; if empty, those of cpu-demo.
     """

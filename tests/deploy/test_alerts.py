@@ -1,4 +1,4 @@
-"""Alerts of deploy/prometheus and CloudWatch fire when they should, and use metrics that exist."""
+"""Alerts of Prometheus and of CloudWatch in deploy/ fire when they should, and use metrics that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of the Jobs in deploy/kubernetes/benchmark, with real servers, moto's CloudWatch and a double of LLMPerf."""
+"""Commands of the Jobs in deploy/kubernetes/benchmark, with real servers, and stand-ins for CloudWatch and LLMPerf."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.deploy
 
 NUM_CASES = 9
 OWN_LINE = "Shall I compare thee to a summer's day?"
-"""Stand-in for the text that LLMPerf ships, which is one more test case beside the Job's files."""
+"""Stand-in for the text that LLMPerf ships, which gives one test case more than the Job's files."""
 METRICS = {
     *("TTFT", "InterTokenLatency", "EndToEndLatency", "InputTokens", "OutputTokens", "RequestOutputThroughput"),
 }

@@ -1,4 +1,4 @@
-"""Commands, files and overlays that the pages on deployment name exist."""
+"""Commands, files and overlays that the pages about deployment name exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOREIGN = {
 
 @pytest.fixture
 def lines(tmp_path: Path) -> list[list[str]]:
-    """Return the command lines of the page under test, without the indentation of blocks in lists."""
+    """Return the command lines of the page under test, each as its words."""
     copy = tmp_path / "page.md"
     copy.write_text(re.sub(r"^ {3,4}(?! )", "", TEXT, flags=re.MULTILINE))
     return command_lines(copy)

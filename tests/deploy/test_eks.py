@@ -25,9 +25,9 @@ pytestmark = pytest.mark.deploy
 
 WALK = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
 UNKNOWN_TO_MOTO = {("cloudformation", "deploy"), ("cloudformation", "delete-stack"), ("ec2", "run-instances")}
-"""Commands that the CLI parses and sends, and that moto does not answer as AWS would."""
+"""Commands that AWS's command line parses and sends, and that moto does not answer as AWS would."""
 REFUSED = ("usage:", "Unknown options", "Parameter validation failed", "Error parsing parameter", "Invalid JSON")
-"""Messages of the AWS CLI for a command that it parses but does not send."""
+"""Messages of AWS's command line about a command that it parses but does not send."""
 AWS = """#!/bin/sh
 "{aws}" "$@" 2> "$LOG/error"
 code=$?

@@ -1,4 +1,4 @@
-"""Every kustomization in deploy/kubernetes builds, fits the schemas of Kubernetes, and is consistent in itself.
+"""Every kustomization of deploy/kubernetes builds, fits the schemas of Kubernetes, and is consistent in itself.
 
 No cluster is needed, and none has run these manifests: schemas and this project's parsers check them.
 """
@@ -36,11 +36,11 @@ from tests.test_tutorials import check_role, regime
 pytestmark = pytest.mark.deploy
 
 VERSIONS = ("1.34", "1.36")
-"""The oldest and the newest: what the first knows and the last has kept, those between have too."""
+"""Oldest and newest version of Kubernetes to check: what the oldest knows and the newest has kept, all between have."""
 TRN2_CPUS = 191
-"""CPUs of a trn2.48xlarge that pods may have: what the kubelet keeps is less than one."""
+"""CPUs of a trn2.48xlarge that pods may have; the kubelet keeps less than one of its 192."""
 EVERY_NODE_CPUS = 0.5
-"""CPUs that the kubelet and pods of every node have, with room."""
+"""CPUs that the kubelet and the pods of every node have, rounded up."""
 SCHEMAS = Path(__file__).parent / "schemas"
 
 
@@ -334,7 +334,7 @@ def test_the_component_tls_leaves_no_server_without_a_certificate(tmp_path: Path
 
 
 def test_a_route_from_outside_leads_to_the_api(tmp_path: Path) -> None:
-    """With the component for a route, clients outside of the cluster reach the API, and no time limit cuts a stream.
+    """With the component for a route, clients outside the cluster reach the API, and no time limit cuts a stream.
 
     Regression: no overlay could be reached from outside of its cluster.
     """
@@ -347,7 +347,7 @@ def test_a_route_from_outside_leads_to_the_api(tmp_path: Path) -> None:
 
 
 GONE = "(gone)"
-"""Marker in place of a wrong value: the field is removed."""
+"""Value in `MISTAKES` that stands for removing the field."""
 POD = "spec template spec"
 SERVER = f"StatefulSet {POD} containers 0"
 MISTAKES: dict[tuple[str, str, object], str] = {

@@ -1,7 +1,7 @@
-"""Pods answer, and are replaced, killed and scaled while clients ask, as docs/kubernetes.md promises.
+"""Pods are replaced, killed and scaled while clients send requests, as docs/kubernetes.md promises.
 
-Processes stand for pods, with the command lines of the manifests. No request may be refused, and tokens equal
-undisturbed ones. Times are printed, not asserted.
+Processes stand for pods, with the command lines of the manifests. No request may be refused, and all tokens must equal
+those of an undisturbed target. Times are printed, not asserted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.support.servers import run_command
 
 NUM_CLIENTS = 4
 SLOW = ("--emulate=target:30ms",)
-"""Flags that make an answer take seconds on any machine, since each target pass takes 30 ms."""
+"""Flags that slow each pass of a target to 30 ms, so that an answer takes seconds on any machine."""
 PAUSE_S = 5.0
-"""Time between two replicas; the manifests leave more, `minReadySeconds`."""
+"""Seconds between the replacements of two replicas; the manifests leave more, by `minReadySeconds`."""
 
 Work = Coroutine[Any, Any, None]
 

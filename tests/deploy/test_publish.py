@@ -29,7 +29,7 @@ FIGURES = {
 
 
 def cell(endpoint: str | None, kind: str) -> dict[str, Any]:
-    """Return one entry of results.json, in which medians differ from means."""
+    """Return one entry of results.json (an endpoint with a kind of prompts), in which medians differ from means."""
     figures = {figure: {"p50": median, "mean": median + 1} for figure, _, median in FIGURES.values()}
     return {"topology": "endpoint" if endpoint else "fused", "endpoint": endpoint, "kind": kind, **figures}
 

@@ -41,14 +41,14 @@ class Clock:
 
 
 async def let_pass(clock: Clock, leases: Leases, seconds: float) -> None:
-    """Advance the clock in ten steps, at each of which the registry expires leases, as when followers ask it."""
+    """Advance the clock by `seconds` in ten steps; at each, the registry of targets drops leases that have expired."""
     for _ in range(10):
         clock.now += seconds / 10
         await leases.leases()
 
 
 async def heard(leases: Leases, known: int = 0) -> list[str] | None:
-    """Return the target addresses that the registry gives at once to a follower, or None if the follower must wait."""
+    """Return the target addresses that the registry gives a follower at once; None if the follower must wait."""
     try:
         return (await asyncio.wait_for(leases.wait(known), timeout=0.01))[1]
     except TimeoutError:
@@ -194,7 +194,7 @@ def pids(place: Town, word: str) -> set[int]:
 
 
 async def replaced(place: Town, word: str, pid: int) -> None:
-    """Wait until the process `pid` has ended, and as many processes with `word` run as before."""
+    """Wait until process `pid` has ended, and as many processes with `word` in their command lines run as before."""
     async with asyncio.timeout(PATIENCE_S):
         num_before = len(pids(place, word))
         while pid in (now := pids(place, word)) or len(now) < num_before:  # noqa: ASYNC110 - other processes
@@ -273,7 +273,7 @@ def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
 
 @pytest.mark.ray
 def test_a_node_is_killed_and_no_answer_is_lost(place: Town) -> None:
-    """No answer is lost when a node dies with its target and gateway; a third node has room for new ones."""
+    """No answer is lost when a node dies with its target and gateway; new ones start on a third node."""
 
     async def lose() -> None:
         dead = min(await place.targets())

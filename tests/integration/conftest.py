@@ -1,4 +1,4 @@
-"""Servers that several test modules share: a target, and one server per topology that speculates for it."""
+"""Servers that several test modules share: a target, and servers that speculate for it with drafts of any quality."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ async def target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def topologies(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Start one server for each topology that speculates for `target`; return them by name."""
+    """Start the servers that speculate for `target`, and yield them by name.
+
+    Three are draft workers, "related", "stranger" and "itself", each named after its model; one is a "fused" pair.
+    """
     servers = {
         "related": draft_server(models.related, target),
         "stranger": draft_server(models.stranger, target, "--sequence_length", "64"),

@@ -1,4 +1,4 @@
-"""Audits over HTTP, from the command line, and at another replica, with the texts of real servers."""
+"""Audits: does a text follow from a model, a request and its seed? Over HTTP and the command line, at real servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 40, "temper
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A fused server of the bundled pair, and a target alone, whose port takes gRPC."""
+    """A fused server, which makes texts, and a target alone, which audits them; both have the bundled models."""
 
     http: httpx.AsyncClient
     port: int
@@ -47,7 +47,7 @@ async def posted(served: Served, path: str, body: dict[str, Any]) -> dict[str, A
 
 
 async def audit_of(served: Served, *flags: str) -> tuple[int, str]:
-    """Run the command at the other replica, which never made the text; return its exit code and what it printed."""
+    """Run the audit command at the target alone, which never made the text; return its exit code and its output."""
     command = ("main.py", "--role", "audit", "--port", str(served.port), "--temperature", "0.8", *flags)
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -57,7 +57,10 @@ async def audit_of(served: Served, *flags: str) -> tuple[int, str]:
 
 
 async def test_a_text_is_its_models_choice_at_its_seed_alone(served: Served, tmp_path: Path) -> None:
-    """A sampled text, of tokens that its usual reading has not, is found to be the model's choice, and no other is."""
+    """A sampled text is found to be the model's choice at its seed, and not at another seed.
+
+    So it is if its tokens differ from those into which a tokenizer would divide the text.
+    """
     text = (await posted(served, "/v1/completions", ASKED))["choices"][0]["text"]
     audit = await posted(served, "/v1/audit", {"request": ASKED, "output": text})
     assert (audit["holds"], audit["num_choices"], audit["first_other"]) == (True, 40, None)

@@ -57,7 +57,7 @@ async def target() -> AsyncGenerator[ServerProcess, None]:
 
 
 async def test_target_and_draft_commands_give_transformers_tokens(target: ServerProcess) -> None:
-    """The commands of a target and a draft give exactly Transformers' tokens, and most are draft tokens."""
+    """The commands of a target and a draft give exactly Transformers' tokens, and most draft tokens are accepted."""
     flags = ("--port", str(target.port), "--format", "json", "--max_new_tokens", str(MAX_NEW_TOKENS))
     result = await run_command("--role", "draft", *flags)
     assert result.code == 0, result.stderr

@@ -31,7 +31,7 @@ def unpacked(home: Path) -> Path:
 
 @pytest.mark.parametrize("made", [cloned, pytest.param(unpacked, marks=pytest.mark.release)])
 def test_a_checkout_without_links_runs(made: Callable[[Path], Path], tmp_path: Path) -> None:
-    """A role answers, and the unit tests of one room pass, where the links at the root are text files.
+    """A command answers, and the unit tests of one folder pass, where the links at the root are text files.
 
     Regression: the packages were links inside `specdec`, so every command ended in ModuleNotFoundError.
     """

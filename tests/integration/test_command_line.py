@@ -53,7 +53,7 @@ def assert_json(result: CommandResult, prompts: list[str]) -> None:
 async def test_draft_completes_a_prompt_file(
     target: ServerProcess, models: ModelDirectories, prompt_file: Path
 ) -> None:
-    """With a good or a bad draft, all prompts of a file, completed concurrently, get the target's own text."""
+    """With a draft much like the target or unlike it, all prompts of a file, sent at once, get the target's text."""
     flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
     in_turns = ("--schedule", "sync")  # a worker that runs ahead of so fast a target may always come too late
     sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")

@@ -154,7 +154,7 @@ async def _until_measuring(process: asyncio.subprocess.Process) -> None:
 
 
 def _children(pid: int) -> dict[str, int]:
-    """Return the process ids of the servers that the process `pid` has started, by name."""
+    """Return the process ids of the servers that process `pid` has started, by the comparison's names."""
     roles = {"target": "target", "fused_target": "fused", "draft": "draft"}
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

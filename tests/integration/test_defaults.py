@@ -1,4 +1,4 @@
-"""A target's defaults for parameters that requests leave open: equal tokens from each server, over gRPC and HTTP."""
+"""A target's defaults for parameters that requests leave out: equal tokens from each server, over gRPC and HTTP."""
 
 from __future__ import annotations
 

@@ -46,13 +46,13 @@ results.NUM_PAIRS = 1
 from specdec import main
 sys.exit(main())
 """
-"""The command, but with one pair of runs a prompt, where it has four."""
+"""Program that runs the demo with one pair of runs per prompt, with and without drafts, instead of four."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.release)])
 async def test_the_demo_shows_each_prompts_continuation(is_short: bool, tmp_path: Path) -> None:
-    """The demo shows a continuation of each prompt, which it samples.
+    """The demo samples prompts for prose, shows their continuations, and names greedy or sampled for each prompt.
 
     Regression: greedily, the small model's prose was "I am afraid I am afraid I am afraid".
     """

@@ -71,7 +71,7 @@ def auth_file(tmp_path: Path) -> Path:
 
 
 async def answered_without(session: RawSession) -> bool:
-    """Read the answer of a session, which must be right; return whether no draft token was received for it."""
+    """Read the answer of a session, which must be right; return whether the target received no draft token for it."""
     await session.rest()
     counted = sum(delta.num_received_tokens for delta in session.deltas)
     assert session.token_ids == ANSWER
@@ -117,10 +117,10 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
 async def test_a_client_leaves_places_for_the_workers_of_others(
     auth_file: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    """A client can attach only a share of the private draft workers that a target accepts.
+    """One client cannot attach so many private draft workers (workers for its own requests) that others have no place.
 
-    Regression: one account could attach all 1,024 of them, and the workers of other accounts were refused; later half
-    of them, and without an auth file one address had them all.
+    A client is an account, or an address without an auth file. Regression: one account could attach all 1,024 that a
+    target accepts, and the workers of other accounts were refused; later half of them, and one address all.
     """
     monkeypatch.setattr(service, "MAX_WORKERS", 20)
     async with serving(auth_file=auth_file if is_known else None) as target, AsyncExitStack() as stack:
@@ -142,7 +142,7 @@ async def test_a_client_leaves_places_for_the_workers_of_others(
 @pytest.mark.parametrize("kind", ["propose", "decline"])
 @pytest.mark.parametrize("name", ["x" * 100_000, "", "0123456789ABCDEF" * 2])
 async def test_a_private_worker_names_sessions_as_requests_do(kind: str, name: str) -> None:
-    """A name of a session that no request can have ends a private worker's stream with an error.
+    """A private worker that sends a session name which no request can have gets an error, and its stream ends.
 
     Regression: names of any length were kept until their request came; 8 streams of 64 names took 300 MB of a target.
     """
@@ -164,7 +164,10 @@ def sent_tokenizers() -> list[pb.Attached]:
 
 
 async def test_a_tokenizer_is_sent_to_workers_of_the_pool_alone_and_not_kept() -> None:
-    """Regression: each stream kept its copy, 8 MB for a large vocabulary, and a client could have 512 of them."""
+    """A worker with another tokenizer is refused if it is private; a pool worker gets the target's, which is not kept.
+
+    Regression: each stream kept its copy, 8 MB for a large vocabulary, and a client could have 512 of them.
+    """
     async with serving(tokenizer=Tokenizer(tiny_tokenizer(), frozenset())) as target:
         asked: dict[str, Any] = {"takes_tokenizer": True, "tokenizer_fingerprint": "another"}
         with pytest.raises(grpc.aio.AioRpcError, match="vocabulary"):
@@ -218,7 +221,7 @@ async def num_drafted(client: Edge, num_tokens: int = 40) -> int:
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft worker's proposals follow its requests to a new connection.
+    """The draft tokens of a client's own worker follow the client's requests to a new connection.
 
     Regression: requests moved to a new connection after half an hour, draft tokens went over the old one.
     """
@@ -237,7 +240,7 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
 async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft worker's proposals follow its requests to a new connection after a change of certificates.
+    """The draft tokens of a client's own worker follow its requests to a new connection after a change of certificates.
 
     Regression: requests used a new connection after the change, and draft tokens the old one for another
     hour.
@@ -283,7 +286,7 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 @REQUESTS
 @pytest.mark.parametrize("version", [1, 2])
 async def test_a_pool_worker_gets_the_schedule_of_the_request(request_: pb.GenerateRequest, version: int) -> None:
-    """A pool worker gets the schedule that the request names; a worker of protocol version 1 always runs ahead."""
+    """A pool worker drafts in the schedule that a request names; one of protocol version 1 always runs ahead."""
     async with serving() as target, raw_worker(target.address, is_private=False, protocol_version=version) as worker:
         session = worker.request(request_).send()
         opening = await opened(worker)
@@ -295,7 +298,7 @@ async def test_a_pool_worker_gets_the_schedule_of_the_request(request_: pb.Gener
 
 @pytest.mark.parametrize("end", ["silence", "leaving", "a lie"])
 async def test_rounds_go_on_without_a_failed_worker(end: str) -> None:
-    """A request in rounds decodes without drafts after its worker is silent too long, detaches or sends an error."""
+    """A request in rounds decodes on, without drafts, after its worker is silent, leaves or sends an invalid token."""
     async with serving(idle_timeout_s=0.3) as target, raw_worker(target.address, is_private=False) as worker:
         session = worker.request(IN_ROUNDS).send()
         help_id = (await opened(worker)).session_id

@@ -1,4 +1,4 @@
-"""Searches over real servers, whose emulated passes take known times on any machine, find the known optimum."""
+"""Searches by `compare` and `study` over real servers, whose passes are slowed to known times, find the known best."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def results_of(*arguments: str) -> dict[str, Any]:
-    """Run compare_architectures.py; return the last line of its output."""
+    """Run compare_architectures.py; return the object of JSON in the last line of its output."""
     command = [sys.executable, str(ROOT / "compare_architectures.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
@@ -31,7 +31,7 @@ def results_of(*arguments: str) -> dict[str, Any]:
 
 
 def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_path: Path) -> None:
-    """The capacity found is the most streams whose passes are short enough for the promised time per token.
+    """The capacity found is the most simultaneous streams that still get tokens as fast as `--slo` promises.
 
     A pass over five sessions takes 45 ms, so a target alone cannot give five streams a token every 41 ms.
     """

@@ -1,4 +1,4 @@
-"""In bfloat16 every topology's tokens are the target's own, with any draft, and when a process dies meanwhile.
+"""In bfloat16 all servers give the target's own tokens, with any draft, and when a process dies meanwhile.
 
 Real processes of the bundled pair over real sockets. The last test ends a server.
 """
@@ -91,7 +91,7 @@ async def test_a_worker_is_killed_and_changes_no_token(target: ServerProcess, al
 
 @pytest.mark.release
 async def test_no_stream_goes_on_in_the_other_mode(target: ServerProcess) -> None:
-    """Servers resume each other's streams if their model ids are equal; those of the two modes are not."""
+    """A server takes over a stream only from an equal model id, and `--exact never` changes that id."""
 
     async def model_id(server: ServerProcess) -> str:
         async with open_channel(server.address) as channel:

@@ -70,7 +70,7 @@ async def over_http(port: int) -> str:
 
 
 async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
-    """Streams of a draining target move to another one before their answers are complete and the process ends."""
+    """When a target drains, its streams move to another one, so that its process ends before their answers do."""
     ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)
     connection = ConnectionConfig(cluster.where, 1, 60.0)
@@ -115,7 +115,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
     """When a target is killed, all clients still get whole answers.
 
-    These are thin clients, a gateway, an edge draft, and command lines started before and after the kill.
+    These are clients without a draft, clients of a gateway, and a draft worker that a command has started before.
     """
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)

@@ -1,4 +1,4 @@
-"""Clients that vanish, targets that die and full queues: slots are freed, errors are clear, and tokens are right."""
+"""Clients that vanish, targets that die and full queues: slots get free, errors are clear, and tokens are right."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_cancelled_generation_frees_its_slot(small: ServerProcess) -> None
 
 
 async def test_cancelled_rounds_free_their_slot(small: ServerProcess) -> None:
-    """A client that leaves while the target waits for a proposal frees its slot."""
+    """A client that leaves while the target waits for its draft worker's proposal frees its slot."""
     async with raw_worker(small.address) as worker:
         session = worker.request(IN_ROUNDS).send()
         await session.propose()
@@ -104,7 +104,7 @@ async def test_passed_deadline_frees_the_slot(small: ServerProcess) -> None:
 
 
 async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: ModelDirectories) -> None:
-    """SIGKILL ends a draft worker during a stream; its closed connection frees the slot without a timeout."""
+    """When a draft worker is killed during a stream of its own, its closed connection frees the slot at the target."""
     arguments = ("--model", models.endless, "--port", str(small.port), "--prompt", "x", "--max_new_tokens", str(LONG))
     async with command("--role", "draft", *arguments) as process:
         assert process.stdout is not None
@@ -147,7 +147,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
-    """A request in rounds continues without its silent worker; SIGTERM then drains the server, with exit code 0."""
+    """A request in rounds continues without its silent draft worker; SIGTERM drains the server, with exit code 0."""
     flags = (*SMALL, "--idle_timeout_s", "1", "--grace_s", "60")
     async with target_server(models.endless, *flags) as server:
         async with raw_worker(server.address) as worker:
@@ -160,7 +160,7 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 
 
 async def drain(server: ServerProcess) -> None:
-    """Send SIGTERM: health changes, new requests are refused, the running one ends, and the exit code is 0."""
+    """Send SIGTERM: the health check fails, new requests are refused, the running one ends, and the exit code is 0."""
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(generating(server, 2000))  # far longer than a slow test takes
         channel = await stack.enter_async_context(open_channel(server.address))

@@ -1,4 +1,4 @@
-"""The official openai package with real gateways; every topology gives the same text."""
+"""The official openai package with real gateways (HTTP in front of gRPC); all topologies give the same text."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def gateway_process(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ports(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, int], None]:
-    """Yield HTTP ports by topology: gateways in front of a target and of a draft worker, and a fused server."""
+    """Yield HTTP ports by topology: gateways in front of a target and a draft worker, and a server of both models."""
     http_port = free_port()
     async with AsyncExitStack() as stack:
         draft = draft_server(models.related, target)
@@ -111,7 +111,7 @@ async def test_every_topology_gives_the_same_text_and_every_parameter_matters(cl
 
 
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
-    """A gateway's profile has a row for each choice, whole or streamed, and none for a refused request."""
+    """The file that `--profile` makes has a row for each choice of an answer, and none for a refused request."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)

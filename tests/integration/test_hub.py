@@ -88,7 +88,7 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
 
 @pytest.mark.release
 async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
-    """The server names its model by the hub id, not by its cache directory, which is named after a commit."""
+    """A fused server names its model by the target's hub id, not by the cache directory, which has a commit's name."""
     port = free_port()
     models = ("--target_model", "seed/target", "--draft_model", "seed/draft", "--revision", "main", "--threads", "1")
     ports = ("--port", str(free_port()), "--http_port", str(port))

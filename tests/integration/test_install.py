@@ -1,4 +1,4 @@
-"""`pip install .`: a wheel in an environment of its own serves, and leaves another project's `inference` alone."""
+"""`pip install .`: the wheel in an environment of its own serves, and a package `inference` of others stays usable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BYTECODE = shutil.ignore_patterns("__pycache__")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build this project's wheel."""
+    """Build this project's wheel; return its path."""
     home = tmp_path_factory.mktemp("wheel")
     source = home / "source"
     source.mkdir()
@@ -56,9 +56,9 @@ def environment_with(home: Path, *asked: str | Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a virtual environment with this project's wheel.
+    """Make a virtual environment with this project's wheel; return its folder.
 
-    Its dependencies come from the tests' environment by a path file; tests/unit/test_requirements.py checks that the
+    Its dependencies come from the tests' environment by a .pth file; tests/unit/test_requirements.py checks that the
     wheel declares them.
     """
     made = environment_with(tmp_path_factory.mktemp("install"), "--no-deps", "--no-index", wheel)
@@ -68,7 +68,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Return this process's environment, without what leads Python to this checkout, and with the variables `more`."""
+    """Return this process's environment without what leads Python to this checkout, and with the variables `more`."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
@@ -147,7 +147,7 @@ TESTED = ("--constraint", ROOT / "requirements.txt")
 )
 @pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
 async def test_a_wheel_serves_what_it_brings(is_alone: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """The wheel serves the bundled models, with its extra `server` in an otherwise empty environment too."""
+    """The wheel serves the bundled models, beside the tests' packages or with nothing but its extra `server`."""
     if is_alone:
         wheel = request.getfixturevalue("wheel")
         home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
@@ -182,7 +182,7 @@ with specdec.Client(sys.argv[1]) as client:
 
 @pytest.mark.release
 async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
-    """Both clients need only the base dependencies of the package, and no extra.
+    """Both clients, the command and the library's, need only the base dependencies of the package, and no extra.
 
     Regression: both clients imported llguidance and Pydantic, which the base lacks, and ended at once.
     """
@@ -240,7 +240,7 @@ def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) 
 
 
 def test_make_brings_the_command_of_its_checkout(tmp_path: Path) -> None:
-    """`make install` ends with the command `specdec`, which runs this checkout, and leaves a linked environment alone.
+    """`make install` makes the command `specdec`, which runs its checkout; a .venv that is only a link stays as it is.
 
     Regression: every page says `specdec ...`, and a clone had no such command after `make demo` or `make install`.
     """

@@ -1,4 +1,4 @@
-"""The library in the `specdec` package gives the same tokens as a server, in scripts and in event loops."""
+"""The library in the `specdec` package gives the same tokens as a server, both in scripts and in event loops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def llm(models: ModelDirectories) -> Iterator[specdec.LLM]:
 async def test_everything_gives_a_servers_tokens(
     llm: specdec.LLM, models: ModelDirectories, target: ServerProcess
 ) -> None:
-    """Pairs, a target alone and a client give equal tokens, blocking or asynchronous, in a running event loop."""
+    """A pair, a target alone and a client give a server's tokens, blocking or asynchronous, in a running event loop."""
     requests = [CompletionRequest(each, SamplingParams(temperature=0.9), 7, max_new_tokens=20) for each in PROMPTS]
     served = [completion.token_ids for completion in await complete_all(target, requests)]
     parameters: Parameters = {"temperature": 0.9, "seed": 7, "max_new_tokens": 20}
@@ -234,7 +234,7 @@ def test_a_stream_that_is_left_frees_its_slot(llm: specdec.LLM) -> None:
 
 
 def test_a_fork_of_a_process_with_models_is_an_error(llm: specdec.LLM, models: ModelDirectories) -> None:
-    """Using models in a forked process is an error: it lacks their threads, and would wait for them for ever."""
+    """Using models in a forked process is an error: it lacks their threads, so each call would wait for ever."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         for use in (lambda: llm.generate("x"), lambda: specdec.LLM(models.target)):

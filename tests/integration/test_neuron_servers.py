@@ -1,6 +1,6 @@
-"""Servers with backend neuron, a process per role, on NxDI's own sources instead of a device.
+"""Servers with backend neuron, a process per role, on the CPU by the sources of NxDI (AWS's NxD Inference).
 
-The reference is the target alone on the torch backend, in this process.
+The tokens that they must give are those of the target alone on the torch backend, in this process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TARGET = (*NEURON, "--gamma", str(GAMMA))
 PAIR = (*NEURON, "--gamma", "4")
 EAGLE = (*PAIR, "--speculation_method", "eagle")
 DRAFT = (*NEURON, "--gamma", str(GAMMA), "--sequence_length", "32")
-"""Its context is shorter than the target's."""
+"""Context length of the draft in tokens; it is shorter than the target's."""
 
 Servers = dict[str, ServerProcess]
 
@@ -70,7 +70,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save an EAGLE draft; compile its pair, and the model of the draft worker, before any server starts."""
+    """Save an EAGLE draft; compile the pair with it and the draft worker's model before any server starts."""
     draft = save_eagle_draft(tmp_path_factory.mktemp("eagle") / "draft", "eagle")
     pair = ("--target_model", str(models.target), "--draft_model", str(draft))
     assert main(["--role", "compile", *pair, *EAGLE]) == 0
@@ -102,7 +102,7 @@ async def reference(models: ModelDirectories, requests: Sequence[CompletionReque
 
 
 def requests(*, sampled: bool) -> list[CompletionRequest]:
-    """Return requests in rounds: with run-ahead, a draft as slow as its target may send all proposals too late."""
+    """Return requests in rounds: a draft that runs ahead, and is as slow as its target, may be late with all tokens."""
     sampling = SamplingParams(temperature=1.1, top_k=40, top_p=0.9) if sampled else SamplingParams()
     template = CompletionRequest("", sampling, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC)
     return [
@@ -185,7 +185,7 @@ def _http(server: ServerProcess) -> str:
 
 
 async def test_a_draft_may_have_a_shorter_context(models: ModelDirectories, started: Servers) -> None:
-    """Beyond the end of the draft's context the target continues alone, with the same tokens in every schedule."""
+    """Beyond the end of the draft's context the target continues alone, with its own tokens, in every schedule."""
     prompts: tuple[str | tuple[int, ...], ...] = (PROMPTS[0], tuple(range(20, 70)))
     for schedule in Schedule:
         wanted = [
@@ -214,9 +214,9 @@ async def compare(*flags: str) -> str:
 async def test_a_comparison_on_neuron_finds_equal_tokens(
     models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path
 ) -> None:
-    """A comparison on Neuron runs: target, fused graph, and a draft on the CPU give the same sampled tokens.
+    """A comparison on Neuron runs, and target, fused pair and a draft on the CPU give the same sampled tokens.
 
-    Its servers load only models that `--compile only` has made.
+    Its servers load only models that an earlier run with `--compile only` has made.
     """
     assert started
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")

@@ -1,4 +1,4 @@
-"""Workers of the draft pool come, go, die and fall silent; clients notice nothing but the speed."""
+"""Draft workers of a target's pool come, go, die and fall silent; clients notice nothing but the speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3
 
 
 def some_requests() -> list[CompletionRequest]:
-    """Return six requests, alternately with schedules async and sync."""
+    """Return six requests, alternately with schedules async (drafts run ahead) and sync (in rounds)."""
     schedules = [Schedule.ASYNC, Schedule.SYNC] * 3
     common = replace(LONG, max_new_tokens=60)
     return [replace(common, prompt=f"the {i} wind", seed=i, schedule=each) for i, each in enumerate(schedules)]
@@ -32,7 +32,7 @@ def some_requests() -> list[CompletionRequest]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target with emulated, slower passes, since a worker of equal size would never be ahead of it."""
+    """Start a target whose passes are slowed: a draft worker with an equal model would otherwise always be late."""
     async with target_server(models.endless, "--emulate", "target:3ms") as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Predictions and kept answers over sockets: no answer changes, and usage counts what came of them."""
+"""Predictions in requests, and answers kept for repetitions, over sockets: no answer changes, and usage counts them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUEST = CompletionRequest("", SamplingParams(temperature=0.8), seed=77, max_ne
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Start a target with a pool worker, a target with an edge, and a fused pair; all keep answers."""
+    """Start a target with a pool worker, one with a client's draft worker ("edge") and a pair; all keep answers."""
     async with AsyncExitStack() as stack:
         pooled = await stack.enter_async_context(target_server(models.endless, "--replay", "4"))
         await stack.enter_async_context(pool_worker(models.endless, pooled.address))
@@ -38,7 +38,7 @@ async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerPr
 
 @pytest.mark.parametrize("topology", ["pool", "edge", "fused"])
 async def test_a_kept_answer_is_proposed_again(servers: dict[str, ServerProcess], topology: str) -> None:
-    """A kept answer is the draft of the same request; how many passes it saves beside a good draft depends on time."""
+    """The answer to a request is the draft when it is repeated; there are less than half as many passes as tokens."""
     request = replace(REQUEST, prompt=f"a replay, {topology}")
     (first,) = await complete_all(servers[topology], [request])
     (second,) = await complete_all(servers[topology], [request])
@@ -52,7 +52,7 @@ ROLES = 'roles = ["client"]'
 
 @pytest.fixture
 def accounts(tmp_path: Path) -> Path:
-    """Return an auth file of two accounts, whose tokens are their names, in one group of prefixes."""
+    """Return an auth file of two accounts, whose tokens are their names, and which share cached prefixes of prompts."""
     tokens = [
         f'[[token]]\nname = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n{ROLES}\n'
         for name in ("alice-secret-token", "bob-secret-token")
@@ -77,7 +77,7 @@ def details(answer: httpx.Response) -> dict[str, int]:
 
 
 async def test_usage_counts_the_prediction_alone(models: ModelDirectories) -> None:
-    """A prediction's tokens are counted as accepted or rejected, in text or parts; a kept answer's are neither."""
+    """Usage counts tokens of a prediction, in text or parts, as accepted or rejected, and none of a kept answer."""
     port = free_port()
     nothing = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
     async with target_server(models.endless, "--http_port", str(port), "--replay", "4"):

@@ -26,7 +26,7 @@ VOCAB_SIZE = 288
 
 @dataclass(frozen=True)
 class Peer:
-    """A target, its model card, and its 24 tokens for PROMPT without draft tokens."""
+    """A target's address, its model card, and the 24 tokens that it gives for PROMPT without draft tokens."""
 
     address: str
     card: pb.GetModelResponse
@@ -78,7 +78,7 @@ async def test_drafts_are_accepted_up_to_the_first_difference(peer: Peer) -> Non
 
 
 async def test_the_surviving_branch_is_verified_next(peer: Peer) -> None:
-    """After a pass over the first branch, the target's own token selects the branch that the next pass verifies."""
+    """After a pass over the first branch, the next one verifies the branch that the target's own token has chosen."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(
@@ -102,7 +102,7 @@ async def test_late_branches_count_as_far_as_they_agree(peer: Peer) -> None:
 
 
 async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
-    """A branch that contradicts committed tokens, and one below a dropped node, are ignored without an error."""
+    """A branch that contradicts committed tokens, or follows a rejected draft token, is ignored without an error."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(after(NUM_PROMPT, wrong(answer[0]), 7, 7))  # nodes 0 .. 2 lose
@@ -160,7 +160,7 @@ LIES = {
 @pytest.mark.parametrize("when", ["early", "late"])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 async def test_a_lie_ends_the_help_of_its_session_alone(peer: Peer, lie: list[pb.Branch], when: str) -> None:
-    """After an invalid proposal, its request decodes without drafts and is right; other requests keep theirs."""
+    """After an invalid proposal, its request goes on without drafts and is right; other requests keep their drafts."""
     async with raw_worker(peer.address) as worker:
         session, other = worker.request(asked()), worker.request(asked()).send()
         if when == "early":

@@ -1,4 +1,4 @@
-"""Other projects' clients use the Responses API of a fused server of the bundled pair."""
+"""Other projects' clients of OpenAI's Responses API, at a fused server with the bundled pair of models."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_responses_parse_into_a_pydantic_model(client: Any) -> None:
 
 
 async def test_openai_agents(client: Any) -> None:
-    """The library OpenAI Agents works: an agent calls a tool, whole and streamed; another one gives a typed answer."""
+    """OpenAI Agents works: an agent calls a tool, whole and streamed, and another agent gives a typed answer."""
     from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner
 
     model, config = OpenAIResponsesModel("target", client), RunConfig(tracing_disabled=True)
@@ -101,7 +101,7 @@ async def test_langchain(url: str, method: Any) -> None:
 
 @pytest.mark.release
 async def test_pydantic_ai(url: str, client: Any) -> None:
-    """Pydantic AI, which uses the Responses API for `openai:` models, works: tools, a typed output, and a stream."""
+    """Pydantic AI, which uses the Responses API for `openai:` models, works: tools, a typed output and a stream."""
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")

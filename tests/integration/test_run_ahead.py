@@ -1,4 +1,4 @@
-"""Run-ahead over a network that delays, jitters, breaks and falls silent keeps the target's own tokens."""
+"""Drafts that run ahead, over a network that delays, jitters, breaks or falls silent, keep the target's own tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def far_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target with emulated passes, long enough that branches are worth their cost."""
+    """Start a target whose passes are slowed, so that several guesses (branches) about its next tokens are worth it."""
     async with target_server(models.endless, "--emulate", "target:8ms") as server:
         yield server
 
@@ -47,7 +47,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """Start a draft worker whose connection to the target leads through the link; some of its tokens are accepted."""
+    """Start a draft worker that reaches the target through `link`; some of its tokens are accepted."""
     flags = ("--schedule", "async", "--branches", "3", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server
@@ -109,7 +109,7 @@ async def test_branches_of_a_pool_worker(
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
     """The target decodes on, without waiting for drafts, while the network is slow.
 
-    Synchronous rounds would verify at least 19 draft tokens in 40 at gamma 1; run-ahead verifies fewer.
+    Rounds, which wait for drafts, would verify at least 19 draft tokens in 40 at gamma 1; run-ahead verifies fewer.
     """
     link.conditions = LinkConditions(rtt_s=0.3)
     completion = await complete(worker, replace(some_requests()[0], gamma=1))

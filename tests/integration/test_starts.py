@@ -1,4 +1,4 @@
-"""Servers that start slowly, hang, or end: how long they are waited for, and what is said."""
+"""Servers that start slowly, hang or end: how long they are waited for, and what the error says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec.inference.serving import processes
 from specdec.inference.serving.processes import ServerProcess, Start, cpu_time_s, free_port, server_process
 
 CLIMB = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-"""Program whose child works, as a compiler does, while it waits itself."""
+"""Program that only waits, while its child uses CPU time as a compiler does."""
 TALK = "import time\nwhile True: print('still here', flush=True); time.sleep(0.05)"
 WAIT = "import time; time.sleep(600)"
 
@@ -39,14 +39,14 @@ async def running(folder: Path, name: str, program: str) -> AsyncGenerator[Serve
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often, and take two seconds without a movement for a start that hangs."""
+    """Make `Start` look often, and take a server that shows no progress for two seconds for hung."""
     monkeypatch.setattr(processes, "STILL_S", 2.0)
     monkeypatch.setattr(processes, "LOOK_S", 0.05)
     monkeypatch.setattr(processes, "MOVED_CPU_S", 0.01)
 
 
 async def fault_of(start: Start, *servers: ServerProcess, until_s: float = 60.0) -> str:
-    """Look at servers until one of them has a fault, or until a time of the start; return the fault."""
+    """Look at servers until one has a fault, which is returned, or until `until_s` seconds of the start ("")."""
     while start.seconds < until_s:
         for server in servers:
             if fault := start.fault(server):
@@ -58,7 +58,7 @@ async def fault_of(start: Start, *servers: ServerProcess, until_s: float = 60.0)
 @pytest.mark.parametrize("program", [CLIMB, TALK], ids=["CPU time of a child", "log"])
 @pytest.mark.usefixtures("impatient")
 async def test_a_start_that_gets_on_is_waited_for(tmp_path: Path, program: str) -> None:
-    """A start goes on while the log or the CPU time moves, beside a server that waits for it, and up to its limit.
+    """A start is waited for, up to its limit, while one server's log grows or CPU time goes on, though another waits.
 
     Regression: every start ended after 120 s, whatever it did, and no flag changed that.
     """
@@ -90,7 +90,10 @@ async def test_cpu_time_is_that_of_a_process_and_all_below(tmp_path: Path) -> No
     ],
 )
 async def test_an_error_of_a_start_never_ends_at_a_colon(flags: tuple[str, ...], words: str) -> None:
-    """Regression: `error: target is not ready after 120 s:`, and an empty line."""
+    """An error about a failed start has the end of the server's log, or says that the log is empty.
+
+    Regression: `error: target is not ready after 120 s:`, and an empty line.
+    """
     port, lines = free_port(), list[str]()
     start = Start(60.0 if "code" in words else 0.01, lines.append)
     with pytest.raises(UnavailableError) as caught:

@@ -1,4 +1,4 @@
-"""With grammars, every topology and schedule gives the tokens of the target alone, without drafts.
+"""With grammars, every topology and schedule gives the tokens that the target gives alone, without drafts.
 
 Servers run in this process, with real sockets and a proxy that can slow or cut the link.
 """
@@ -91,7 +91,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(target: Server) -> list[Completion]:
-    """Return the answers of the target alone: gamma 0, one token per pass, no forced tokens."""
+    """Return the answers of the target alone: gamma 0, one token per pass, no tokens forced by grammars."""
     return await complete_at(target, [replace(request, gamma=0) for request in some_requests()])
 
 
@@ -127,9 +127,9 @@ def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishRe
 async def test_a_target_alone_proposes_the_tokens_that_a_grammar_forces(
     target: Server, plain: list[Completion]
 ) -> None:
-    """Without a draft, a target proposes the tokens that a grammar forces.
+    """Without a draft, a target proposes the tokens that a grammar forces, where it allows only one.
 
-    In answers without prompt lookup, all of these draft tokens are accepted.
+    In answers without prompt lookup, all of these proposed tokens are accepted.
     """
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)

@@ -57,7 +57,7 @@ class Child:
 
 @asynccontextmanager
 async def child(log: Path, *arguments: str | Path) -> AsyncGenerator[Child, None]:
-    """Start a server that ends when its stdin is closed; yield it once it has reported that it is ready."""
+    """Start a server that ends when its stdin is closed; yield it once it has reported its ports in a line of JSON."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "main.py"), *map(str, arguments), "--lifeline", "stdin", "--ready_json"),

@@ -109,7 +109,7 @@ async def test_a_bad_schema_is_named_by_its_place(client: Any) -> None:
 
 @pytest.mark.long
 async def test_openai_agents_call_a_tool_and_answer(client: Any) -> None:
-    """Agents of another project call a tool, and then answer with its result; whole and streamed."""
+    """Agents of the library OpenAI Agents call a tool, and then answer with its result, both whole and streamed."""
     from agents import OpenAIChatCompletionsModel
 
     result, streaming, kinds = await agent_runs(OpenAIChatCompletionsModel("target", client))

@@ -1,6 +1,6 @@
-"""Every topology gives the target's own tokens and refuses the same requests.
+"""Every topology (draft workers beside a target, or both models in one server) gives the target's own tokens.
 
-Real processes: a target, draft workers of three qualities for it, and both models in one server.
+All refuse the same requests. Real processes: a target, draft workers of three qualities for it, and a fused server.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
 
 
 def greedy_requests() -> list[CompletionRequest]:
-    """Return requests in rounds: run-ahead would verify a number of draft tokens that depends on timing."""
+    """Return requests in rounds; run-ahead would verify a number of draft tokens that depends on timing."""
     return [CompletionRequest(prompt, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC) for prompt in PROMPTS]
 
 
@@ -139,7 +139,7 @@ async def test_sampling_equals_the_target_alone(topologies: Topologies, target: 
 
 
 async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) -> None:
-    """The drafts of this module have low, middle and full acceptance rates, so that its tests cover all three."""
+    """The three draft workers have low, middle and full acceptance rates, so that the tests here cover all of these."""
     in_rounds: Any = {"gamma": 4, "schedule": Schedule.SYNC}
     requests = [
         CompletionRequest(prompt, SamplingParams(temperature=1.0), seed=7, max_new_tokens=NUM_TOKENS, **in_rounds)
@@ -191,10 +191,10 @@ async def test_a_drawn_seed_is_reported_and_repeats_the_answer(topologies: Topol
 async def test_rejected_drafts_are_shown_on_request_alone(
     topologies: Topologies, target: ServerProcess, server: str
 ) -> None:
-    """Rejected draft tokens are shown only on request, and showing them changes no token.
+    """Rejected draft tokens are shown only on request, and showing them changes no token of the answer.
 
-    Some of them need not have a text, since ids of the vocabulary padding have none. The last pass, which a limit may
-    cut, is not checked.
+    Some rejected tokens have no text, since ids that pad the vocabulary have none. The last pass of an answer
+    is not checked, since a limit of the request may cut it.
     """
     requests = [replace(request, seed=5, ignore_eos=True) for request in greedy_requests()[:8]]
     plain = await complete_all((topologies | {"target": target})[server], requests)

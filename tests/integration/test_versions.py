@@ -38,7 +38,7 @@ ASKED = (
     *("--format", "json"),
 )
 SLOW = ("--emulate", "target:5ms")
-"""Flags for passes so long that a draft of the same size has time to propose."""
+"""Flags that slow the target's passes, so that a draft of the same size has time to propose."""
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirector
 
 
 async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """A version 1 target gives clients its tokens, without drafts; a pool worker of this version ends with an error."""
+    """A version 1 target gives clients its tokens, without drafts; a pool worker of version 2 ends with an error."""
     async with old_target(old, models.target) as address, target_server(models.target) as ours:
         expected = await complete(ours, REQUEST)
         assert (await complete(address, REQUEST)).token_ids == expected.token_ids

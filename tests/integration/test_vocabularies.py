@@ -1,7 +1,7 @@
 """Drafts with another vocabulary than their target's keep the target's own tokens in every topology.
 
-Real processes over real sockets. A draft has its target's tokenizer and is padded to another size, or it has another
-tokenizer: a disturbed twin of the target, in SentencePiece's spelling and without some of the merges.
+Real processes over real sockets. A draft has its target's tokenizer and is padded to another size; or it is a copy of
+the target with changed weights, and has another tokenizer, in SentencePiece's spelling and without some of the merges.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 SMALL, MIDDLE, LARGE = 280, 292, 304
 SLOW = ("--emulate", "target:3ms")
-"""Flags for passes so long that a draft worker of the same size can run ahead of them."""
+"""Flags that slow the target's passes, so that a draft worker of the same size can run ahead of them."""
 LAST = 267
-"""Last id of the model with the other tokenizer; the target has more tokens, which its draft must spell."""
+"""Last id of the other tokenizer's model; the target has more tokens, and such a token is several of the draft's."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Vocabulary sizes of the targets and drafts of a case; None stands for the vocabulary of the other tokenizer.
+    """One case of these tests: the vocabulary sizes of its models; None stands for the other tokenizer's vocabulary.
 
     Attributes:
-        draft: size of the draft of `target`, in a distributed and a fused pair.
-        helper: size of a worker of the pool that helps `target` and the target `other`.
-        wanted: biases in the requests, by token id.
-        shares: limits between which the draft's share of the target's ids must be.
+        target: size of the target; it has the usual tokenizer.
+        draft: size of the target's draft, as a draft worker and in a fused pair.
+        helper: size of a pool worker's draft, which helps both `target` and the target `other`.
+        other: size of a second target.
+        wanted: biases of logits in the requests, by token id.
+        shares: limits of the share of the target's token ids that the draft can propose.
     """
 
     target: int
@@ -104,7 +106,7 @@ def models(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 @dataclass(frozen=True)
 class Servers:
-    """A target, the distributed and the fused server that draft for it, and the metrics ports of these two."""
+    """A target, a draft worker for it, a fused server of both, and the metrics ports of these two."""
 
     target: ServerProcess
     distributed: ServerProcess
@@ -125,7 +127,7 @@ async def servers(models: dict[str, Path], tokenizer: tuple[str, ...]) -> AsyncG
 
 @pytest.fixture(scope="module")
 def tokenizer(kind: Kind, models: dict[str, Path]) -> tuple[str, ...]:
-    """Return flags that make an edge draft read prompts with the target's tokenizer; none if its own is the same."""
+    """Return flags by which a draft worker reads prompts with the target's tokenizer; none if its own is the same."""
     return () if kind.draft else ("--tokenizer", str(models["target"]))
 
 

@@ -1,6 +1,6 @@
-"""Attacks on a target that others use meanwhile: during each attack a client must get its tokens.
+"""Attacks on a target while others use it: during each attack an ordinary client must get its tokens.
 
-The target is scripted and in this process, with real sockets; tests/unit has the limits one by one.
+The target has a script instead of a model, in this process, with real sockets; tests/unit checks each limit alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HARD_OF_HEARING: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.ht
 SENDS_ANYTHING: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
 RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
 SLOW_S = 3.0
-"""Limit of a health check during an attack, on a slow and busy machine; without our limits it took 5 to 50 s."""
+"""Seconds within which a health check must succeed during an attack; without the tested limits it took 5 to 50 s."""
 WORDS = Vocabulary("f", VOCAB_SIZE)
 PROMPT: dict[str, Any] = {"token_ids": pb.TokenIds(ids=[1, 2, 3]), "ignore_eos": True}
 
@@ -131,7 +131,7 @@ async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
 
 
 async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
-    """A client that reads nothing loses its slot, even if its draft worker is stuck.
+    """A client that reads nothing of its answer loses its slot, even if its draft worker is stuck too.
 
     Regression: the idle time-out waited for a write to the stuck draft worker, and the only slot stayed
     held.
@@ -151,7 +151,7 @@ async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
 
 
 async def test_late_branches_by_the_megabyte_cost_little() -> None:
-    """Branches that arrive too late take little memory.
+    """Branches (draft tokens) that arrive after the tokens of their positions are committed take little memory.
 
     Regression: 5 MB of branches after committed tokens took 1.2 GB.
     """
@@ -289,10 +289,7 @@ async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_worker_reports_its_present_room() -> None:
-    """A pool worker may report a new number of slots; 0 is invalid, and ends the worker's stream.
-
-    Requests of clients go on.
-    """
+    """A pool worker may report a new number of slots; 0 is invalid, and ends the worker's stream but no request."""
     async with serving() as target, raw_worker(target.address, is_private=False) as sender:
         (worker,) = target.pool._workers
         await sender.call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=7)))

@@ -23,7 +23,7 @@ from specdec.inference.sampling.penalties import NONE_BEFORE, TokensBefore
 
 NUM_ROWS = 6
 VOCAB_SIZE = 2085
-"""Vocabulary size that needs three programs of the kernel; the last has 37 ids, no whole number of mask bytes."""
+"""Vocabulary size for which three programs of the kernel run; the last has 37 ids, no whole number of mask bytes."""
 
 
 def drawn(rng: np.random.Generator, noise: Noise) -> SamplingParams:
@@ -43,7 +43,7 @@ def drawn(rng: np.random.Generator, noise: Noise) -> SamplingParams:
 
 
 def before(rng: np.random.Generator, mask: bool) -> TokensBefore:
-    """Draw the tokens before a row, and optionally a grammar's mask that allows one token in eight."""
+    """Draw the tokens before a row; with `mask`, also a grammar's mask that allows one token in eight."""
     seen = TokensBefore.of([int(token_id) for token_id in rng.integers(0, VOCAB_SIZE, 30)], 12)
     allowed = rng.integers(0, 256, (3, (VOCAB_SIZE + 7) // 8), dtype=np.uint8)
     return replace(seen, allowed=np.bitwise_and.reduce(allowed).tobytes() if mask else None)
@@ -59,7 +59,7 @@ def both(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(2))
 def test_winners_are_those_of_numpy(seed: int, dtype: torch.dtype) -> None:
-    """The kernel chooses numpy's tokens, for greedy and sampled rows, both noises, with and without penalties."""
+    """The kernel chooses numpy's tokens, for greedy and sampled rows, with both kinds of noise, and with penalties."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(scale=2.0, size=(NUM_ROWS, VOCAB_SIZE))).to(dtype)
     sampling = [drawn(rng, Noise(noise)) for noise in rng.choice([*Noise], NUM_ROWS)]

@@ -1,4 +1,4 @@
-"""The rule of `vllm_same_text` with vLLM's kernels, in Triton's interpreter: tokens do not follow from drafts."""
+"""The plug-in `vllm_same_text` over vLLM's kernels, in Triton's interpreter: its tokens do not depend on drafts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import vllm_same_text
 
 VOCAB_SIZE, NUM_STEPS = 1500, 3
 SLOTS = torch.tensor([2, 0, 3])
-"""Slot of each request of a pass; the request in the last slot is greedy."""
+"""Slot of each request in a pass; the request in the last slot is greedy."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted() -> None:
-    """Let vLLM take Triton on a CPU, where it looks for a backend of this name; the interpreter needs none."""
+    """Let vLLM use Triton on a CPU, where it looks for a backend of this name; Triton's interpreter needs none."""
     from triton.backends import backends
 
     backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))
@@ -39,7 +39,7 @@ def chosen(logits: torch.Tensor, slots: torch.Tensor, pos: torch.Tensor, drafts:
 @pytest.mark.parametrize("widths", [(1, 1, 1), (4, 4, 4), (4, 1, 2), (2, 3, 4)])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_token_is_that_of_a_pass_without_drafts(widths: tuple[int, ...], seed: int) -> None:
-    """Each row has the token that it has alone, and drafts count up to the first that is another token."""
+    """Each row gets the token that it gets alone, and drafts count up to the first that differs from its token."""
     generator = torch.Generator().manual_seed(seed)
     ends = torch.tensor([0, *torch.tensor(widths).cumsum(0).tolist()], dtype=torch.int32)
     logits = torch.randn(sum(widths), VOCAB_SIZE, generator=generator) * 3
@@ -60,7 +60,7 @@ def test_a_token_is_that_of_a_pass_without_drafts(widths: tuple[int, ...], seed:
 
 
 def test_equal_logits_draft_the_targets_token() -> None:
-    """A draft with the target's logits proposes the target's own token: it has the noise of the same position."""
+    """A draft with the target's logits proposes the target's own token: both use the noise of the same position."""
     generator = torch.Generator().manual_seed(3)
     logits, pos = torch.randn(3, VOCAB_SIZE, generator=generator), torch.tensor([40, 7, 300])
     temperature, seeds = torch.tensor([0.8, 9.0, 1.0, 0.0]), torch.tensor([5, 6, 2**62 + 3, 7])

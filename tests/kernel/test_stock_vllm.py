@@ -1,4 +1,4 @@
-"""Tokens with `--noise vllm` equal the choices of vLLM's own kernels, in Triton's interpreter."""
+"""Tokens with `--noise vllm` are those that vLLM's own kernels choose, run on a CPU by Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for the device: seven changes to NxDI, which is otherwise as AWS wrote it.
+"""A stand-in for a Neuron device: seven changes to NxDI, which is otherwise as AWS wrote it.
 
 1. NeuronConfig has on_cpu set, so that models take torch's operations where they would call a kernel.
 2. An application's `compile` writes neuron_config.json, a model.pt that names the graphs, and the sharded weights.
@@ -41,7 +41,7 @@ GRAPHS = {
     "medusa_speculation_model": "medusa",
 }
 STATES = ("past_key_values", "rolling_buffer", "rank_util", "global_rank")
-"""Parts of the names of buffers that no checkpoint holds."""
+"""Parts of the names of buffers that no checkpoint contains."""
 
 
 def change_config(module: ModuleType) -> None:
@@ -230,4 +230,4 @@ CHANGES: dict[str, Callable[[ModuleType], None]] = {
     f"{N}.models.model_base": change_model,
     f"{N}.models.layer_boundary_marker": change_markers,
 }
-"""Module -> what is changed in it once it was imported."""
+"""Name of a module -> function that changes the module once it is imported."""

@@ -19,7 +19,7 @@ SOURCES = "NXDI_SOURCES"
 """Name of the environment variable with the folder that holds the clones of NxD and NxDI."""
 FOLDERS = ("neuronx-distributed-inference/src", "neuronx-distributed/src")
 VERSIONS = {"torch-neuronx": "2.9.0", "neuronx-cc": "2.24.0", "neuronx-distributed": "0.18.0"}
-"""Versions of packages that are stand-ins or have none; NxDI's own is in its sources."""
+"""Versions reported for packages that are stand-ins or name none; NxDI's own version is in its sources."""
 _ENVIRONMENT = {"NXD_CPU_MODE": "1", "NXD_LOG_LEVEL": "error"}
 
 
@@ -41,7 +41,7 @@ def arm() -> None:
 
 
 def _free_port() -> int:
-    """Return a port for this process's group of one: NxDI's CPU mode takes 29500 in every process of a machine."""
+    """Return a free port for this process's group of one; NxDI's CPU mode would take 29500 in every process."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])
@@ -82,7 +82,7 @@ class _Changes(importlib.abc.MetaPathFinder):
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def find_distributions(self, context: Any) -> Iterable[metadata.Distribution]:
-        """Return distributions, from which `importlib.metadata` takes versions."""
+        """Return the distributions from which `importlib.metadata` takes the versions of these packages."""
         versions = {**VERSIONS, "neuronx-distributed-inference": self._version()}
         names = versions if context.name is None else [context.name.replace("_", "-").lower()]
         return [_Distribution(name, versions[name]) for name in names if name in versions]

@@ -1,4 +1,4 @@
-"""Compiled models on two ranks: `torch.distributed.run --nproc_per_node 2 -m tests.nxdi_real.ranks FOLDER`.
+"""Trials of compiled models on two ranks: `torch.distributed.run --nproc_per_node 2 -m tests.nxdi_real.ranks FOLDER`.
 
 Every rank makes the same calls, as the cores of one process do on a device; rank 0 prints the results, one JSON object
 per line. FOLDER is for models and artifacts.
@@ -59,7 +59,7 @@ def _logits(target: Path, tokens: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = False, **overrides: Any) -> dict[str, Any]:
-    """Return whether a pair's greedy tokens equal those of Transformers."""
+    """Return whether the greedy tokens of a pair (draft and target in one graph) are those of Transformers."""
     options = {"method": method, "overrides": overrides, "device_sampling": device_sampling}
     decoder = load_fused_decoder(config(target, gamma=K, **options), config(draft, **options), decide)
     assert decoder is not None
@@ -76,7 +76,7 @@ def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = Fals
 
 
 def results(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the outcome of each trial, with its name."""
+    """Yield the result of each trial, with the trial's name."""
     target = save_tiny_model(folder / "target", "llama", seed=1, eos_token_id=None)
     draft = save_tiny_model(folder / "draft", "llama", seed=2, eos_token_id=None)
     deep = save_tiny_model(folder / "deep", "llama", seed=1, num_hidden_layers=8, eos_token_id=None)

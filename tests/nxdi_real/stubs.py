@@ -31,7 +31,7 @@ PLATFORM = "trn1"
 
 
 class _Inert(type):
-    """Metaclass of the inert classes."""
+    """Metaclass of the inert classes, which can be used in any way but run."""
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
         if "is_inert" not in cls.__dict__:  # a class that NxDI derives
@@ -125,7 +125,7 @@ def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, dim: int =
 
 
 def _hlo_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an eager version of `rand_like`, the only function in HLO that runs here; any other one stays inert."""
+    """Return an eager version of `rand_like`, the only HLO function that runs here; any other one stays inert."""
     if function.__name__ == "rand_like":
         return lambda tensor: torch.rand(tensor.shape).to(tensor.dtype)
     return _configured(function.__name__)

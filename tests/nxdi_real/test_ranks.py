@@ -1,4 +1,4 @@
-"""Compiled models on two ranks (tp_degree 2), which are two processes with real shards, gathers and scatters."""
+"""Compiled models on two ranks (tp_degree 2): two processes with halves of the weights, as on devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Run the trials on two ranks; return their results by name."""
+    """Run the trials of `ranks.py` on two ranks; return their results by the trials' names."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     variables = {

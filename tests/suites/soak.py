@@ -42,7 +42,7 @@ class Enough(Exception):
 
 @dataclass
 class Tally:
-    """Outcomes of all sessions so far.
+    """Outcomes of all sessions (requests) so far.
 
     Attributes:
         ends: number of sessions by server and outcome.
@@ -55,7 +55,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Resources of an idle server: requests, event-loop tasks, file descriptors, threads, and memory."""
+    """Resources of an idle server: requests, tasks of the event loop, file descriptors, threads, and memory."""
 
     num_requests: int
     num_tasks: int

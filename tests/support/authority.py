@@ -39,7 +39,7 @@ class Authority:
         return self._cert.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, names: Sequence[str], *, begins: datetime | None = None, days: float = DAYS) -> Issued:
-        """Issue a certificate for hosts, IP addresses or SPIFFE URIs."""
+        """Issue a certificate for hosts, IP addresses or SPIFFE URIs, valid for `days` from `begins` (or now) on."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
         builder = _begun(subject, key, begins or _now(), days).issuer_name(self._name)

@@ -1,7 +1,8 @@
-"""The contract of every slot backend: `BackendContract`, a class of tests that each backend's own test file derives.
+"""The contract of every slot backend: `BackendContract`, a class of tests from which each backend's tests inherit.
 
-Its main test draws random histories of writes, overwrites and rollbacks: a span's logits must equal those of a fresh
-forward of plain Transformers over the tokens that the slot should hold.
+A slot backend runs a model over sequences that each have a slot, a room in its KV cache. The main test draws random
+histories of writes, overwrites and rollbacks: the logits of each span (consecutive tokens of one slot in a pass) must
+equal those of a fresh forward of plain Transformers over the tokens that the slot should hold.
 """
 
 from __future__ import annotations
@@ -136,18 +137,19 @@ FAULTS = {
     "other neighbours": ([0, 1], 1, [1, 2], 1),
     "more slots": ([2, 0], 1, [0, 1, 2], 2),
 }
-"""Slots and tokens of a pass that works, and slots and tokens of the pass that then fails."""
+"""Slots and number of tokens each of a pass that works, and the same of the pass after it, which fails."""
 HELD = 4
 
 
 SHARED: dict[tuple[object, str], Backend] = {}
-"""Backends that tests share, by contract and family."""
+"""Backends that tests share, by test class and model family."""
 
 
 class BackendContract:
-    """Tests of a backend. A subclass names model families for `tiny_model`, and implements `load`.
+    """Tests of a backend. A subclass implements `load`, and may name further model families of `tiny_model`.
 
-    A class whose parts other classes test with all faults names the one that passes through most of them.
+    `faults` names the entries of FAULTS to test; a subclass whose code other subclasses test with all of them
+    may name only the one that runs most of its code.
     """
 
     families: Collection[str] = ("llama",)
@@ -160,7 +162,7 @@ class BackendContract:
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """Return a new backend for one test, or the shared one if loading takes longer than the test."""
+        """Return a new backend for one test; a subclass may return the shared one if loading is slow."""
         return self.load("llama")
 
     @classmethod

@@ -25,4 +25,4 @@ BOMBS: dict[str, bytes] = {
     "role": field(9, field(1, field(1, b"r" * 500_000))),
     "text": field(1, b"lorem ipsum " * 50_000),
 }
-"""GenerateRequests, by what there is too much of."""
+"""Serialized GenerateRequests that are not compressed yet, by the part of which each has too much."""

@@ -76,7 +76,7 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, script: str, *, timeout_s: float = 30.0) -> None:
-        """Wait for an expression to become true."""
+        """Wait for a JavaScript expression to become true; raise TimeoutError after `timeout_s` seconds."""
         async with asyncio.timeout(timeout_s):
             while not await self.run(script):  # noqa: ASYNC110 - the browser has no event for it
                 await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Clients of the suites: a question, its answer over gRPC or HTTP, and the answer that it should have."""
+"""Clients of the suites in tests/suites: a question, its answer over gRPC or HTTP, and the answer it should have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a gateway in a test: a codec of words, and the gateway itself over a scripted completer."""
+"""A gateway (the HTTP server of OpenAI's API) over scripted answers instead of a model, and its codec of words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specdec.testing import delta as delta
 
 
 class WordCodec:
-    """Codec with a token per word; the token's id is the word's length."""
+    """Codec, in place of a tokenizer, with a token per word; the token's id is the word's length."""
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         text = prompt if isinstance(prompt, str) else " ".join(each.content for each in prompt.messages)

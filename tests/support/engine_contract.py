@@ -1,4 +1,4 @@
-"""Contract of the engines of a target: `EngineContract`, a class of tests that the test file of each engine derives.
+"""Contract of a target's engines: `EngineContract`, a class of tests from which the test class of each engine inherits.
 
 Its main rule: a request's tokens depend only on model, parameters and seed, neither on a draft worker's proposals nor
 on the server that began it.

@@ -1,4 +1,4 @@
-"""A server of another project, which supports a part of OpenAI's API, and has faults that the prompt selects."""
+"""Stand-ins for a server of another project: each has a part of OpenAI's API, and faults that the prompt selects."""
 
 from __future__ import annotations
 

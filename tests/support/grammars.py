@@ -1,4 +1,4 @@
-"""Grammars over the tiny tokenizer: their compiler, and random outputs that the masks allow."""
+"""Grammars over the tiny tokenizer: their compiler, and random outputs that their token masks allow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def allowed_ids(mask: bytes | None) -> list[int]:
 
 
 def walk(matcher: GrammarMatcher, rng: random.Random, *, limit: int) -> list[int]:
-    """Draw an output from the masks: random allowed tokens until the end token, or `limit`."""
+    """Draw an output from the masks: random allowed tokens, up to the end token or to `limit` tokens."""
     output: list[int] = []
     while len(output) < limit:
         choices = allowed_ids(matcher.masks(output, ())[0])

@@ -1,7 +1,7 @@
-"""Random histories of a backend's passes over known texts, and a checksum of the logits at every position.
+"""Random histories of a backend's passes over known texts, and checksums of the logits at all positions.
 
-The texts are teacher-forced: whatever a history does, it reads each position after the same tokens. So on an exact
-backend all histories give the same checksums.
+The passes read given tokens instead of the model's own: whatever a history does, it reads each position after the same
+tokens. So on an exact backend all histories give the same checksums.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDEST = 7
 """Most draft tokens of a span."""
 
 Checksums: TypeAlias = dict[tuple[int, int], int]
-"""Checksum of a row of logits, by text and position."""
+"""Checksum of a row of logits, by the number of the text and the position in it."""
 
 
 def texts_of(vocab_size: int, *, num: int, length: int, num_shared: int, seed: int = 0) -> list[list[int]]:
@@ -36,7 +36,7 @@ def texts_of(vocab_size: int, *, num: int, length: int, num_shared: int, seed: i
 
 
 def different(backend: Backend, kinds: Iterable[str] = KINDS) -> dict[str, int]:
-    """Return how many positions have other bits than in texts read alone and whole, by the kind of history."""
+    """Run a history of each kind; return at how many positions the logits differ in any bit from `read_whole`'s."""
     texts = texts_of(backend.vocab_size, num=4, length=LENGTH, num_shared=NUM_SHARED)
     expected, found = read_whole(backend, texts), {}
     for kind in kinds:
@@ -56,7 +56,7 @@ def read_whole(backend: Backend, texts: Sequence[Sequence[int]]) -> Checksums:
 
 
 def num_different(one: Mapping[tuple[int, int], int], other: Mapping[tuple[int, int], int]) -> int:
-    """Return how many positions of `other` have another checksum in `one`."""
+    """Return how many positions of `other` have another checksum in `one`, which has all of them."""
     return sum(one[place] != checksum for place, checksum in other.items())
 
 
@@ -126,7 +126,7 @@ class History:
         return Span(slot, it.at, token_ids, len(token_ids))
 
     def _seen(self, span: Span, rows: Iterator[Any]) -> Checksums:
-        """Return the checksums of a span's rows after true tokens, and go on after the last of these."""
+        """Return the checksums of a span's rows up to its first wrong token, where the text's next span begins."""
         it, found = self._readers[span.slot], Checksums()
         text, start = self.texts[it.text], span.start
         num_true = next((i for i, token in enumerate(span.token_ids) if token != text[start + i]), len(span.token_ids))

@@ -1,8 +1,9 @@
 """A toy language model, the speculative loop over it, and the exact distribution that its output must have.
 
-Helpers of test_law.py. The loop takes every choice from `specdec.inference.sampling` and every verdict from its
-argument `verify`, over many seeds; the exact distribution follows from the definitions of the truncations, without
-either. So the two can disagree, as the wrong variants in test_law.py show.
+Helpers of the tests of what servers sample. The loop takes every choice from `specdec.inference.sampling`, and lets its
+argument `verify` decide how many draft tokens are accepted, over many seeds; the exact distribution follows from the
+definitions of the truncations (such as top_p), without either. So the two can disagree, as the wrong variants in
+tests/unit/sampling/test_law.py show.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def decode(target: Choices) -> list[list[int]]:
 
 
 def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) -> Generated:
-    """Run the speculative loop for each seed: propose up to gamma tokens, verify them, commit the verdict."""
+    """Run the speculative loop for each seed: propose up to gamma tokens, and commit what `verify` returns."""
     num_positions = len(target[0])
     outputs, num_draft_tokens, num_accepted_tokens = [], 0, 0
     for by_position, draft_by_position in zip(target, draft, strict=True):

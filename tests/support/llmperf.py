@@ -17,7 +17,8 @@ def body(prompt: str, max_tokens: int, *, model: str) -> dict[str, Any]:
 def reads(content: bytes) -> tuple[int, int, str]:
     """Return what LLMPerf reads of a stream: the number of events, of events with text, and the text.
 
-    LLMPerf counts every event as a token, but ends the TTFT at the first with text. It cuts six bytes off every line.
+    LLMPerf counts every event as a token, but its time to the first token ends at the first event with text. It cuts
+    six bytes, "data: ", off every line without a look at them.
     """
     num_events, num_timed, text = 0, 0, ""
     for line in content.splitlines():

@@ -1,4 +1,4 @@
-"""Grammars that mean markers of calls and reasoning, each with a text that it takes."""
+"""Grammars of outputs with tool calls or reasoning between special marks, each with a text that it accepts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(ANY))
 
 
 def marked() -> dict[str, tuple[Grammar, str]]:
-    """Return grammars that mean markers, by a description, each with a text that it takes."""
+    """Return grammars of outputs with special marks, each with a text that it accepts, by a description."""
     found = {}
     for name, form in FORMATS.items():
         call = f'{form.before}{{"name": "f", "{form.key}": {{"a": 1}}}}{form.after}'

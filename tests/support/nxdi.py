@@ -1,6 +1,6 @@
-"""The NxDI that the tests run on, the contract double or NxDI's own sources: `pytest --nxdi double|real`.
+"""The NxDI (AWS's NxD Inference) of a test run, a stand-in or NxDI's own sources: `pytest --nxdi double|real`.
 
-A test must pass on both. A test of only one of them requires a fixture, `on_double` or `on_real`. Processes that a test
+A test must pass on both, unless it requires one by the fixture `on_double` or `on_real`. Processes that a test
 starts can run only on NxDI's own sources, which `PYTHON_PATH` lets them import.
 """
 
@@ -26,7 +26,7 @@ PYTHON_PATH = f"{Path(nxdi_real.__file__).parent / 'site'}{os.pathsep}{ROOT}"
 
 @dataclass(frozen=True)
 class Nxdi:
-    """The NxDI that this test run uses: the contract double, or its own sources.
+    """The NxDI that this test run uses: the stand-in ("double"), or its own sources.
 
     Attributes:
         is_real: whether these are NxDI's own sources.

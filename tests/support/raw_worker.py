@@ -37,7 +37,7 @@ def proposing(session_id: str, *branches: pb.Branch) -> pb.AssistRequest:
 
 @dataclass
 class RawWorker:
-    """Private draft worker that has attached, and the channel that it shares with its requests."""
+    """Draft worker that has attached for its own client's requests alone, and the channel that it shares with these."""
 
     channel: grpc.aio.Channel
     call: Any

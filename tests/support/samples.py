@@ -1,4 +1,4 @@
-"""Made-up measurements of a comparison, without servers."""
+"""Made-up measurements of a comparison, without servers. A contender is a topology with its gamma, draft and so on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def model_directory(directory: Path, name: str) -> Path:
 
 
 def record(contender: Contender, *, rtt_ms: float = 0.0, prompt_index: int = 0, slowdown: float = 1.0) -> RequestRecord:
-    """Return the record of a contender's answer, TOKENS, in rounds that accept two of three draft tokens."""
+    """Return the record of a contender's answer, TOKENS; all but the target alone accept two of three draft tokens."""
     if contender.topology is Topology.TARGET:
         shape, round_s = [(1, 0, 0)] * len(TOKENS), PASS_S
     else:
@@ -76,7 +76,7 @@ def _round(shape: tuple[int, int, int], arrived_s: float) -> Round:
 
 
 def samples(config: ComparisonConfig) -> list[Sample]:
-    """Return one sample per cell and run of a comparison; the second run is 10 % slower for all contenders."""
+    """Return a sample of each run of each contender under each condition; all are 10 % slower in the second run."""
     prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
     found = []
     for repeat, cell in walk(config):
@@ -99,7 +99,7 @@ def slowed(sample: Sample, *factors: float) -> Sample:
 
 
 def changed(config: ComparisonConfig, change: Callable[[Sample], Sample]) -> Findings:
-    """Return the findings of a comparison in which every sample was changed."""
+    """Return a report's findings of `samples(config)`, after `change` of each sample."""
     return findings(config, list(map(change, samples(config))))
 
 

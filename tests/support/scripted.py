@@ -1,4 +1,4 @@
-"""A decoder and a proposer whose tokens follow from positions, and a pool worker that proposes nothing.
+"""A decoder and a proposer with a fixed token for each position, and a worker of a draft pool that proposes nothing.
 
 A test can hold up the steps of decoder and proposer, or make them fail.
 """
@@ -96,7 +96,7 @@ def _verdict(turn: Turn) -> Verdict:
 
 
 def ids_of(extensions: Sequence[Sequence[DraftToken] | None]) -> list[list[int] | None]:
-    """Return the token ids of a proposer's draft tokens."""
+    """Return the token ids of a proposer's draft tokens, one list per draft; None where it has none."""
     return [None if tokens is None else [token.token_id for token in tokens] for tokens in extensions]
 
 
@@ -116,7 +116,7 @@ class ScriptedProposer:
 
 
 class SilentWorker:
-    """A `Worker` of the pool that takes all sessions and proposes nothing."""
+    """A draft worker of a target's pool that takes all sessions and proposes nothing."""
 
     does_rounds, takes_hold, scope = True, False, ""
 

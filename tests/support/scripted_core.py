@@ -1,7 +1,7 @@
 """Engine core of vLLM in the tests' own process, without vLLM: requests, passes and reports are as in a real core.
 
-Draft trees, frames and the front are the project's own. In the place of a model stands a function of the tokens so far,
-and frames go through their bytes without a socket.
+The core's draft trees, the frames (messages) between it and the engine in front of it, and this engine are the
+project's own. In the place of a model stands a function of the tokens so far. Frames become bytes, but need no socket.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def through_bytes(frame: FromCore) -> FromCore:
 
 
 class DirectMailbox(Mailbox):
-    """Mailbox with cores that get each frame at once, after it has been bytes."""
+    """Mailbox that passes each frame to its core at once, without a socket, after it was turned into bytes and back."""
 
     def __init__(self, *drafts: Drafts) -> None:
         super().__init__(Path("unused"), "model")
@@ -69,11 +69,11 @@ class ScriptedCore:
 
     Args:
         choose: function from the tokens so far, and the sampling parameters, to the next token.
-        cost: seconds of a pass over so many requests and rows.
+        cost: function from the numbers of requests and of rows in a pass to its seconds.
 
     Attributes:
-        front: engine that gets the core's messages.
-        rank: number of the core there.
+        front: engine that gets the core's messages; a test must set it, as `ClientsOfCore` does.
+        rank: number of this core at `front`.
         reports: all reports on passes, in their order.
     """
 
@@ -93,7 +93,7 @@ class ScriptedCore:
         self._passes: asyncio.Task[None] | None = None
 
     def arrive(self, request: GenerationRequest) -> str:
-        """Add a request, and announce it to the front; return its name in the core."""
+        """Add a request, and announce it to `front`; return its name in the core."""
         name = f"core-{next(_names)}"
         token_ids, self._ends[name] = list(request.prompt_token_ids), asyncio.Event()
         sampling = {key: value for key, value in asdict(request.sampling).items() if key != "noise"}
@@ -153,7 +153,10 @@ class ScriptedCore:
 
 
 class ClientsOfCore(LendingEngine):
-    """The lending engine of a pool, where `open` is a vLLM client's request and no pool reads the answers."""
+    """Engine that lends a core's requests to a draft pool; here `open` also sends the request, as vLLM's client would.
+
+    No pool reads the answers.
+    """
 
     def __init__(self, core: ScriptedCore) -> None:
         super().__init__(DirectMailbox(core.drafts))

@@ -30,9 +30,9 @@ from specdec.inference.workers.completion import Completer, CompletionRequest
 from specdec.inference.workers.drafting.private import PrivateWorker
 
 PATIENT = ("--connect_timeout_s", "60")
-"""Flags of a command that dials: on a busy machine, a first handshake may take more than the default."""
+"""Flags of a command that connects to a server: on a busy machine a first handshake may take more than the default."""
 DRAFTS = ("--drafting", "always")
-"""Flags of a server whose drafts a test counts; whether they pay on the test's machine does not matter."""
+"""Flags of a server whose drafts a test counts: it also uses drafts that are slower than none on the test's machine."""
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 NO_VARIABLES: Mapping[str, str] = {}
@@ -45,7 +45,7 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 
 
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a server by `draft --serve`, whose requests `target` verifies."""
+    """Start a draft worker that serves requests itself (`draft --serve`), and has them verified by `target`."""
     port = free_port()
     arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1")
     return server_process("draft", "draft", *arguments, *PATIENT, *flags, port=port)
@@ -109,7 +109,7 @@ async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenera
 
 
 async def figure(metrics_port: int, name: str) -> float:
-    """Return a metric's value from a server's metrics port, whose only label is the model's name."""
+    """Return a metric's value from a server's metrics port; the metric's only label must be the model's name."""
     async with httpx.AsyncClient() as client:
         figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
     found = re.search(rf"^{name}{{.*}} (.*)$", figures, re.MULTILINE)
@@ -157,7 +157,7 @@ class Completion:
 
 
 async def completed_by(completer: Completer, requests: Sequence[CompletionRequest]) -> list[Completion]:
-    """Send requests to a completer at once; return their outcomes."""
+    """Send requests to a completer, all at once; return their outcomes in order."""
 
     async def one(request: CompletionRequest) -> Completion:
         completion = Completion()
@@ -236,7 +236,7 @@ class CommandResult:
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """Objects that --format json prints, one a line."""
+        """The JSON objects that --format json has printed, one per line."""
         return [json.loads(line) for line in self.stdout.splitlines()]
 
     @property
@@ -287,7 +287,7 @@ async def result_of(process: asyncio.subprocess.Process) -> CommandResult:
 
 
 async def until_attached(worker: PrivateWorker) -> None:
-    """Wait until a private worker has a stream to a target."""
+    """Wait until a client's own draft worker (private) has a stream to a target."""
     async with asyncio.timeout(60):
         while not any(stream.is_attached for stream, _ in worker._streams.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Frame of a suite: its promises, line of progress, time limit, verdict and final line of JSON."""
+"""Runner of the suites in tests/suites: checks promises within a time limit, and prints progress and results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUIET_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A row of a suite's verdict: a promise, what was measured, and whether the promise was kept."""
+    """A row of a suite's results: a promise, what was measured, its limit, and whether the promise was kept."""
 
     name: str
     measured: str
@@ -32,7 +32,7 @@ class Promise:
 
 
 class Trial:
-    """One run of a suite, which ends with a verdict on its promises.
+    """One run of a suite, which ends with a table of its promises and whether they were kept.
 
     Attributes:
         results: figures for the JSON line.
@@ -60,11 +60,11 @@ class Trial:
         print(("\r\x1b[K" if sys.stderr.isatty() else "") + text, file=sys.stderr, flush=True)
 
     def promise(self, name: str, measured: object, limit: object, *, kept: bool) -> None:
-        """Record whether a promise held."""
+        """Record a promise, what was measured, its limit, and whether it was kept."""
         self._promises.append(Promise(name, str(measured), str(limit), kept))
 
     def conclude(self) -> int:
-        """Print the table of promises and the line of JSON; return the exit code."""
+        """Print the table of promises and the line of JSON; return 0 if all promises were kept, else 1."""
         if sys.stderr.isatty():
             print(file=sys.stderr)
         rows = [[one.name, one.measured, one.limit, "kept" if one.kept else "BROKEN"] for one in self._promises]
@@ -85,7 +85,7 @@ def parser_of(doc: str | None, **defaults: tuple[Any, str]) -> argparse.Argument
 
 
 def run(name: str, body: Callable[[Trial], Awaitable[None]], *, limit_s: float) -> int:
-    """Run a suite until its end, SIGTERM or `limit_s` seconds, even if it hangs; return the exit code."""
+    """Run a suite to its end, SIGTERM or `limit_s` seconds, even if it hangs; return its exit code."""
     trial = Trial(name)
     faulthandler.dump_traceback_later(limit_s + TO_CLEAN_UP_S, exit=True)
     try:

@@ -1,7 +1,7 @@
 """A target, its pool and draft workers on a virtual clock: the real engine, pool, tree and batching, without waiting.
 
-A pass takes the seconds that a scenario's cost says, more while a worker computes and the two share a core. No thread
-runs, so a scenario gives the same figures on every machine.
+A pass takes the seconds that a scenario's cost says, more while a draft worker computes and the two share a core. No
+thread runs, so a scenario gives the same figures on every machine.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ T = TypeVar("T")
 VOCAB_SIZE = 5000
 MAX_LENGTH = 1000
 WRONG = 7
-"""Token that no text contains."""
+"""Token that no text contains, and so a wrong draft token."""
 WINDOW = 8
 Text = Callable[[int], int]
-"""Function from a position to the target's token there."""
+"""Function from a position to the text's token there."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -104,24 +104,24 @@ class Scenario:
     """Load and machine of a run.
 
     Attributes:
-        cost: seconds of a pass over so many sessions and rows.
-        streams: number of clients that send requests one after another, at a time.
-        contention: time that a computing worker adds to a pass, as a share of it, at a time.
+        cost: function from the numbers of sessions and of rows (tokens) in a pass to its seconds.
+        streams: function from the time to the number of clients, each of which sends one request after another.
+        contention: function from the time to the share by which a pass takes longer while a worker computes.
         alpha: probability that a draft token is right, if all before it are.
         step_s, link_s: seconds of a draft step, and of a message to a worker or from it.
         stop_s: seconds that a worker goes on computing after it was asked to stop.
-        num_workers: workers of the pool, or 1 for private ones.
+        num_workers: workers of the pool, or 1 if `is_private`.
         length: fewest and most tokens of an answer.
         text: the target's text.
-        predicted: text that each request predicts, if any.
-        gamma: most draft tokens of a pass, if the requests set it.
-        slower: factor of the seconds of all passes and draft steps, at a time.
-        shares: the target knows that the workers share its cores.
-        first_s: seconds that the first pass with drafts takes in addition, and the first one without.
-        noise: relative deviation of a pass.
-        window: most draft tokens past the committed ones.
-        seconds: length of the run.
-        is_private: the clients have draft workers of their own.
+        predicted: text that each request sends as its prediction; None for no prediction.
+        gamma: most draft tokens of a pass, as the requests set it; None leaves it to the target.
+        slower: function from the time to a factor of the seconds of all passes and draft steps.
+        shares: whether the target knows that the workers share its cores.
+        first_s: seconds that the first pass with drafts takes in addition, and likewise the first one without.
+        noise: relative standard deviation of the seconds of a pass.
+        window: most draft tokens that a worker proposes past the committed tokens.
+        seconds: virtual length of the run.
+        is_private: whether the drafts come from the clients' own worker instead of a pool.
     """
 
     cost: Callable[[int, int], float]
@@ -177,12 +177,12 @@ class _Decoder:
 
 @dataclass(slots=True)
 class _Chain:
-    """Draft tokens after the `num_known` first tokens of a session, the numbers of which are at the target.
+    """Draft tokens of a session after its first `num_known` tokens, and their numbers at the target.
 
     Attributes:
         request: name of the session's request.
-        num_unread: tokens that the draft model reads before it can extend the chain.
-        waits: in rounds, for the verdict on the chain.
+        num_unread: tokens that the draft model must read before it can extend the chain.
+        waits: whether it waits, in rounds, until the target has verified the chain.
     """
 
     request: str
@@ -212,7 +212,10 @@ class _Chain:
 
 
 class PoolWorker:
-    """Draft worker of the pool: steps, messages and holds take virtual time; its tokens are right with `alpha`."""
+    """Draft worker of the pool: its steps and messages take virtual time; a token is right with probability `alpha`.
+
+    So do holds, by which the target asks a worker to stop.
+    """
 
     does_rounds, takes_hold, scope, num_slots = True, True, "", 64
 
@@ -315,7 +318,7 @@ class Edge(PoolWorker):
 
 @dataclass
 class Outcome:
-    """Tokens of a run by time, and what drafting did meanwhile."""
+    """Tokens of a run by time, the state of drafting at the target, and the draft workers."""
 
     drafting: Drafting
     marks: list[tuple[float, int]] = field(default_factory=list)
@@ -394,7 +397,7 @@ class _Town:
 
 
 def outcome_of(scenario: Scenario, mode: str | None, *, seed: int = 0) -> Outcome:
-    """Run a scenario with drafting in a mode, or without any draft worker; return its outcome."""
+    """Run a scenario with drafting in a `--drafting` mode, or without any worker if it is None; return its outcome."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", clock.time)

@@ -1,4 +1,4 @@
-"""Expected acceptance of a draft token by scheme (benchmarks.acceptance)."""
+"""The expected acceptance of a draft token for each scheme of drawing and accepting tokens (benchmarks.acceptance)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P, Q = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.1, 0.3, 0.4, 0.2])
 
 
 def test_shared_noise_has_the_acceptance_of_its_own_draws() -> None:
-    """Expected matches of the project's noise are those of 40,000 draws: four standard errors are 0.01."""
+    """The expected acceptance with shared noise is that of 40,000 draws: four standard errors are 0.01."""
     count = 40_000
     laws = [np.log(np.tile(law, (count, 1))) for law in (P, Q)]
     drawn = [choose_tokens(law, [SamplingParams(temperature=1.0, seed=3)] * count, range(count)) for law in laws]

@@ -45,7 +45,10 @@ def test_several_prompts_have_a_bar_where_somebody_looks(
 
 
 def test_errors_of_a_user_have_few_frames(client: specdec.Client) -> None:
-    """Regression: a typo gave 11 frames, a missing model 55 with its causes."""
+    """The traceback of a user's error shows few frames, without the library's inner ones.
+
+    Regression: a typo gave 11 frames, a missing model 55 with its causes.
+    """
     wrong: Any = {"max_new_token": 5}
     with pytest.raises(ConfigError) as typo:
         client.generate("x", **wrong)
@@ -60,7 +63,10 @@ def test_errors_of_a_user_have_few_frames(client: specdec.Client) -> None:
 
 
 def test_a_notebook_without_widgets_sees_no_warning() -> None:
-    """Regression: tqdm warned that ipywidgets is missing, wherever the hub's bars were imported in a notebook."""
+    """A notebook without ipywidgets sees no warning about them.
+
+    Regression: tqdm warned that ipywidgets is missing, wherever the hub's bars were imported in a notebook.
+    """
     lines = (
         "import sys, types",
         "sys.modules['ipykernel.zmqshell'] = types.ModuleType('ipykernel.zmqshell')",

@@ -1,4 +1,4 @@
-"""The page about reliability has the limits that the code has."""
+"""The page about reliability names the limits that the code has."""
 
 from __future__ import annotations
 
@@ -51,5 +51,8 @@ MIB, KIB = 1 << 20, 1 << 10
     ],
 )
 def test_a_limit_is_the_codes(words: str) -> None:
-    """Regression: the page had 4,096 early draft tokens of a request where the code keeps 256."""
+    """A limit that the page names is the code's.
+
+    Regression: the page had 4,096 early draft tokens of a request where the code keeps 256.
+    """
     assert words in PAGE

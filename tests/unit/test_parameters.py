@@ -41,7 +41,7 @@ from specdec.parameters import ClientSettings, ModelSettings, Parameters
 NAMES = {field.name for field in fields(SamplingParams)} - {"noise"}  # a request has no part in it
 ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft")
 NO_FLAG = {"logit_bias"}
-"""Sampling parameters without a flag; a table of hundreds of tokens does not fit into one."""
+"""Sampling parameters without a flag of the command line, since a table of tokens does not fit into one."""
 
 
 def another_value(name: str) -> Any:
@@ -58,7 +58,7 @@ def test_every_number_has_a_range() -> None:
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_each_changes_the_choice(name: str) -> None:
-    """Another value of a parameter changes tokens, beside values of the others that leave it something to do.
+    """Each sampling parameter has an effect: another value of it changes tokens, beside fixed values of the others.
 
     Regression: a parameter that every format accepted, and no arithmetic read, passed all tests.
     """

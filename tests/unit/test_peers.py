@@ -25,7 +25,10 @@ SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
 
 
 class Clockwork:
-    """Engine of another program: its variants take known times and count up from the prompt, or fail at speed 0."""
+    """Stand-in for an engine of another program: its variants take known times and count up from the prompt.
+
+    A variant of speed 0 fails.
+    """
 
     def __init__(self, peer: Peer, tokens_per_s: float, variants: Sequence[str], step: int = 1) -> None:
         self.peer, self.variants, self._rate, self._step = peer, list(variants), tokens_per_s, step

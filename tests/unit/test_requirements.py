@@ -1,4 +1,4 @@
-"""All package lists follow from pyproject.toml."""
+"""All lists of packages follow from pyproject.toml, and an installation takes no more than it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TokenView equals the list that it represents, after any slices and appended tokens."""
+"""A TokenView, a part of a list of tokens without a copy, equals the list that it stands for, after any operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CUTS = st.lists(st.tuples(PLACES, PLACES, TOKENS), max_size=4)
 
 
 def cut(view: TokenView, plain: list[int], steps: list[tuple[int | None, int | None, list[int]]]) -> TokenView:
-    """Apply the same slices and appended tokens to a TokenView and to a list, which is changed in place."""
+    """Apply the same slices and appended tokens to a view and to a list, which changes in place; return the view."""
     for start, stop, more in steps:
         view, plain[:] = view[start:stop] + more, [*plain[start:stop], *more]
     return view

@@ -28,18 +28,18 @@ INTERPRETED = {
     "VLLM_COMPUTE_NANS_IN_LOGITS": "0",  # vLLM's kernel for it calls CUDA's library
     "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "support" / "triton_cpu"), os.environ.get("PYTHONPATH", "")]),
 }
-"""Environment in which vLLM takes runner V2 without a device."""
+"""Environment in which vLLM takes its runner V2 without a GPU: Triton's kernels are interpreted on the CPU."""
 
 LAW = Noise.VLLM if os.environ.get(VARIABLE) == "1" else Noise.SPECDEC
-"""Noise of the runner that vLLM takes in this environment."""
+"""Rule by which the runner that vLLM takes in this environment draws random numbers from seed and position."""
 MAX_LENGTH = 128
 FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4", "--max-model-len", str(MAX_LENGTH)),
     *("--block-size", "32", "--num-gpu-blocks-override", "9", "--max-num-batched-tokens", "64"),
 )
-"""Flags of vLLM: memory and passes are so small that requests are preempted, and prompts are read in parts."""
+"""Flags of vLLM with so little memory that requests are preempted, and so short passes that prompts take several."""
 WORKER_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
-"""Variable of vLLM that is "0" for a core that runs its only worker itself, as it does on one GPU.
+"""Variable of vLLM that is "0" for an engine core that runs its only worker in its own process, as on one GPU.
 
 On a CPU its default is a process for the worker. Core and worker then wait for each other in loops that take a whole
 processor each, and go on for a second after the last request.
@@ -49,7 +49,7 @@ os.environ.setdefault(WORKER_PROCESS, "0")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Directories of a target, of a draft that is often right, and of an adapter of the target.
+    """Directories of a target, of a draft that is often right, and of LoRA adapters of the target.
 
     Attributes:
         merged: the target with the adapter's weights added to its own.

@@ -1,6 +1,7 @@
-"""Random targets with flat logits, and random heads for vLLM's speculators: EAGLE, EAGLE-3 with fewer tokens, and MTP.
+"""Random targets with flat logits, and random draft heads for vLLM: EAGLE, EAGLE-3 with half the tokens, and MTP.
 
-Where logits are flat, tokens follow from the noise alone, so that a head's drafts are accepted if they have the same.
+Where logits are flat, tokens follow from the sampler's random numbers alone (its noise), so that a head's drafts are
+accepted if they are drawn with the noise of the target.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 NUM_DRAFT_TOKENS = 128
-"""Vocabulary of the EAGLE-3 head: every second token of the target's."""
+"""Vocabulary of the EAGLE-3 head: every second token of the target's vocabulary."""
 AUX_LAYERS = [0, 1]
 """Layers of the target whose states the EAGLE-3 head reads."""
 
 
 FLATNESS = 0.05
-"""Factor of the logits."""
+"""Factor of the random output weights of target and head: so small that logits are flat."""
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32}
 """Sizes that vLLM's attention supports on a CPU."""
 

@@ -1,7 +1,9 @@
-"""Program for tests of `vllm_same_text`: texts of one engine of vLLM on runner V2, as JSON on the last line.
+"""Program for tests of the plug-in `vllm_same_text`: prints texts of one vLLM engine on runner V2, as JSON on a line.
 
 Its argument is a JSON object: `model`, `speculative` (vLLM's speculative configuration, or null), `names` of modes,
-`prompts`, `num_tokens`, `options` of vLLM, `variants` (the rule, or a wrong one, to run the modes with), `is_async`.
+`prompts` (their number), `num_tokens`, `options` of vLLM, `variants` (the plug-in's rule for drawing and accepting
+tokens, or wrong ones, to run the modes with), `is_async`, and `mixed` (all modes in one batch). Its last line is the
+result.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ MODES: Mapping[str, dict[str, Any]] = {
 }
 """Sampling parameters of each mode; the seed grows by one with each prompt."""
 AS_INSTALLED = "as installed"
-"""Variant of the rule: what vLLM has after its start, by the entry points that it finds."""
+"""Variant of the rule: what vLLM has after its start, with the plug-ins that it has found itself."""
 PROMPTS = ("The quick brown fox", "1, 2, 3, 4, 5, 6,", "Once upon a time", "a b c d e f g h")
 COUNTS = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
     "vllm:spec_decode_num_accepted_tokens": "accepted",
     "vllm:num_preemptions": "preempted",
 }
-"""Counters of vLLM, with the name of each here."""
+"""Name of vLLM's counter -> its name in the results."""
 
 
 def sampling(mode: str, number: int, num_tokens: int) -> Any:
@@ -70,9 +72,9 @@ def unseeded(num_tokens: int) -> Any:
 
 
 def generated(llm: Any, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return of each mode the tokens of its prompts, each with the tokens of its log-probabilities, and `COUNTS`.
+    """Return for each mode its `texts`, pairs of token ids and of the tokens with log-probabilities, and its `COUNTS`.
 
-    With `mixed` all modes are one batch, whose counts stand at each mode.
+    If `mixed`, all modes are one batch, and each mode has the counts of the batch.
     """
     jobs = [(mode, number) for mode in asked["names"] for number in range(asked["prompts"])]
     batches = [jobs] if asked["mixed"] else [[job for job in jobs if job[0] == mode] for mode in asked["names"]]
@@ -113,12 +115,12 @@ def force_async() -> None:
 
 
 def one_off(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrong rule: the noise of a position is that of the next one."""
+    """Return a wrong rule: it chooses the token of a position with the noise (random numbers) of the next position."""
     return lambda *given, **named: rule(*given[:4], given[4] + 1, *given[5:], **named)
 
 
 def early(draft: Callable[..., Any]) -> Callable[..., Any]:
-    """Return wrong drafts: their noise is that of the next position. No text changes, and fewer are accepted."""
+    """Return wrong drafts, drawn with the noise of the next position: no text changes, but fewer are accepted."""
     return lambda self, hidden, at, *given, **named: draft(self, hidden, at + 1, *given, **named)
 
 
@@ -167,7 +169,7 @@ def variant(name: str) -> Iterator[None]:
 
 
 def stock_draft(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's own sampled drafts, with `sample` as its draw, and the logits kept for its ratio."""
+    """Return vLLM's own sampled drafting with `sample` as its draw; it keeps logits for vLLM's accepting by ratio."""
 
     def draw(self: Any, hidden: Any, at: Any, slots: Any, temperature: Any, seeds: Any, step: Any, cache: Any) -> Any:
         logits, kept = self.compute_draft_logits(hidden, 0), {"logits_cache": cache, "logits_cache_col": step}

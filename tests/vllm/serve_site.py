@@ -1,4 +1,4 @@
-"""For tests: `vllm serve` with this project's configuration, and a draft pool beside it."""
+"""For tests: `vllm serve` with this project's configuration file, and beside it a draft pool with draft workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_S = 900.0
 NUM_TOKENS = 60
 TOKEN = "0123456789abcdef0123456789abcdef"
 LETTERS = list(range(66, 92))
-"""Tokens of one letter each."""
+"""Ids of tokens that are one letter each."""
 OWN_FIELDS: dict[str, dict[str, Any]] = {
     "minimum length": {"min_tokens": 12, "stop_token_ids": list(range(100)), "ignore_eos": False},
     "allowed tokens": {"allowed_token_ids": LETTERS},
@@ -42,7 +42,10 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return a stock client's fields of a mode, those that vLLM alone refuses beside drafts among them."""
+    """Return the request fields of one of `MODES`, as a stock client sends them.
+
+    Some of these vLLM itself would refuse with speculation.
+    """
     fields = dict(MODES[mode])
     if "logit_bias" in fields:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in fields["logit_bias"]}
@@ -57,7 +60,7 @@ class Site:
     """A vLLM server, the draft pool beside it, and its draft workers.
 
     Attributes:
-        folder: folder of the configuration and of keys; servers of one folder have one pool.
+        folder: folder of the configuration and of keys; all servers with the same folder have one pool.
         config: flags of `specdec vllm-config`; None for vLLM without this project's file.
     """
 
@@ -116,7 +119,7 @@ class Site:
             await self.vllm.wait()
 
     async def start_pool(self) -> None:
-        """Start the pool, and wait until it has found vLLM."""
+        """Start the pool, the process that hands draft tokens to vLLM, and wait until it has found vLLM."""
         where = ("--port", str(self.pool_port), "--mailbox", str(self.folder / "box"), "--ready_json")
         drafting = ("--drafting", "always")
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
@@ -133,7 +136,7 @@ class Site:
         await until_pooled(self.drafts[-1])
 
     def raw_worker(self) -> AbstractAsyncContextManager[RawWorker]:
-        """Attach to the pool a draft worker whose messages the test writes itself."""
+        """Attach a draft worker to the pool; the test writes the worker's messages itself."""
         ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
         return raw_worker(f"127.0.0.1:{self.pool_port}", token, ca=ca, is_private=False)
 
@@ -143,7 +146,7 @@ class Site:
         return [(choice.token_ids, choice.text, choice.finish_reason) for choice in answer.choices]
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncGenerator[list[int], None]:
-        """Yield the tokens of each event of an answer."""
+        """Yield the token ids in each event of an answer."""
         async for event in await self._create(fields, "target", stream=True):
             yield event.choices[0].token_ids or []
 
@@ -153,7 +156,7 @@ class Site:
         return await self.client().completions.create(**asked, extra_body=extra)
 
     async def answers(self, disturb: Callable[[], Any] | None = None) -> dict[str, list[Any]]:
-        """Return the answers to requests of all kinds, four at a time; call `disturb` after the first one."""
+        """Return the answers to requests of all modes and features, four at a time; call `disturb` after the first."""
         wanted_ = {mode: body_of(mode) for mode in MODES}
         wanted_ |= {name: {"temperature": 0.8, "seed": 7, **fields} for name, fields in OWN_FIELDS.items()}
         room, got = asyncio.Semaphore(4), {}
@@ -175,7 +178,7 @@ class Site:
         return sum(await self.accepted())
 
     async def accepted(self) -> list[float]:
-        """Return the number of accepted draft tokens by engine core, from the metrics of vLLM."""
+        """Return the number of accepted draft tokens of each engine core, from vLLM's metrics."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         text = (await reader.read()).decode()
@@ -184,7 +187,7 @@ class Site:
         return [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)]
 
     async def until_helped(self, right: Mapping[str, list[Any]]) -> None:
-        """Repeat requests until draft tokens are accepted; no answer may change."""
+        """Repeat requests until draft tokens are accepted; fail if an answer differs from `right`."""
         before = await self.num_accepted()
         async with asyncio.timeout(START_S):
             while await self.num_accepted() == before:

@@ -1,4 +1,4 @@
-"""LoRA adapters on vLLM: each has its own tokens, and drafts of the plain model are accepted by all."""
+"""LoRA adapters on vLLM: each gives its own tokens, and drafts of the plain model are accepted by all of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
 
 
 async def test_an_adapter_has_the_tokens_of_merged_weights(vllm: Any, onnx: TargetEngine, pair: Pair) -> None:
-    """Requests to an adapter have the tokens of a model with the adapter's weights added.
+    """Requests to an adapter get the tokens of a model with the adapter's weights added to its own.
 
     Requests with and without the adapter run together and share no prefix. Drafts of the plain model help both.
     """

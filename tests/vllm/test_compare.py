@@ -1,4 +1,4 @@
-"""`specdec compare` over the real vLLM: a target, and a fused server whose draft model is in vLLM itself."""
+"""`specdec compare` over the real vLLM: a target alone, and a fused server, whose draft model vLLM runs itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine over the real vLLM keeps the contract of engines, and has the tokens of the engine on backend onnx."""
+"""The engine over the real vLLM keeps the contract of all engines, and gives the tokens of the engine over ONNX."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.vllm.test_servers import command_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WRONG = 5
-"""Token that no text has."""
+"""Token id that no text contains, and so a wrong draft token."""
 LONG = tuple((PROMPT * 4)[:100])
 """Prompt that takes two passes to read."""
 
@@ -45,7 +45,7 @@ async def onnx(pair: Pair) -> AsyncGenerator[TargetEngine, None]:
 
 
 async def test_the_first_grammar_runs_beside_a_stream(vllm: Any, onnx: TargetEngine) -> None:
-    """The first request with a grammar, whose compiler a thread of the worker loads, has its tokens beside a stream."""
+    """The first request with a grammar gets its tokens beside a running stream, while a thread loads the compiler."""
     schema = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"enum": [1, 25]}}}')
     requests = [wanted(max_new_tokens=60), wanted(grammar=schema, stop_at_eos=True)]
     tokens = [(await completed(onnx, request))[0] for request in requests]
@@ -90,7 +90,7 @@ async def test_ends_are_those_of_our_own_engine(vllm: Any, onnx: TargetEngine, r
 async def test_a_grammar_holds_where_one_token_of_a_prompt_is_new(
     vllm: Any, onnx: TargetEngine, num_cached: int
 ) -> None:
-    """A request with a grammar whose prompt is in the prefix cache, but for one token, has the same tokens.
+    """A request with a grammar gets the same tokens if all of its prompt but one token is in the prefix cache.
 
     Regression: vLLM pads such a request with draft tokens -1, which no grammar takes, and its core ended.
     """
@@ -123,7 +123,7 @@ async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any,
 
 
 async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: Any, onnx: TargetEngine) -> None:
-    """Requests that vLLM preempts for lack of KV blocks, and computes again, have the same tokens.
+    """Requests that vLLM preempts for lack of KV blocks, and computes again, get the same tokens.
 
     Four requests of 100 tokens need more blocks than there are.
     """
@@ -155,7 +155,7 @@ async def test_prefixes_are_shared_within_one_salt_alone(vllm: Any) -> None:
 
 
 class Useless:
-    """Draft worker whose tokens are wrong, and which takes the engine core's processor unless it is held."""
+    """Draft worker whose tokens are wrong, and which takes the core's processor unless it is told to stop."""
 
     id, num_slots, does_rounds, takes_hold, scope = "useless", 8, False, True, ""
 
@@ -197,7 +197,10 @@ def loads_beside_the_core() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @pytest.mark.release  # it depends on measured times
 async def test_a_worker_that_only_costs_is_held_and_changes_nothing(vllm: Any, onnx: TargetEngine) -> None:
-    """With `--drafting measured` a worker that only costs time is held; it is the last test, since the hold stays."""
+    """With `--drafting measured` a worker that only costs time is told to stop (held), and changes no token.
+
+    This test is the last one, since drafting stays off after it.
+    """
     requests = [wanted(mode, prompt=PROMPT[number:12], max_new_tokens=50) for number, mode in enumerate([*MODES][:4])]
     tokens = [(await completed(onnx, request))[0] for request in requests]
     pool = DraftPool(vllm)

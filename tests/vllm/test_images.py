@@ -1,4 +1,4 @@
-"""Images at a vLLM server with this project's configuration: answers do not change, and workers see no image."""
+"""Images at a vLLM server with this project's configuration: answers do not change, and draft workers see no image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.vllm.serve_site import Site, sites
 pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 
 PLACE, PLACE_ID = "<image>", NUM_TOKENIZER_IDS
-"""Token that stands for a part of an image in a prompt."""
+"""Token id that stands for a part of an image in a prompt."""
 SIDE, PATCH, WIDTH = 28, 14, 64
 NUM_PLACES = (SIDE // PATCH) ** 2
 SALT = "a secret"
@@ -76,13 +76,13 @@ PICTURES = [picture(colour) for colour in ("red", "blue")]
 
 
 async def answers(site: Site, ways: Sequence[dict[str, Any]] = WAYS) -> list[list[int]]:
-    """Return the token ids of answers about each picture, and about none, for each set of request fields."""
+    """Return the token ids of answers about each picture, and about none, for each set of request fields in `ways`."""
     wanted = [(picture, way) for picture in (*PICTURES, None) for way in ways]
     return await asyncio.gather(*(seen(site, *each) for each in wanted))
 
 
 async def seen(site: Site, picture: bytes | None, way: dict[str, Any]) -> list[int]:
-    """Return the token ids of an answer to a question that may begin with a picture; `way` has request fields."""
+    """Return the token ids of the answer about a picture, or without one if None; `way` has further request fields."""
     content: list[Any] = [{"type": "text", "text": "a plain question of a few words"}]
     if picture is not None:
         url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"

@@ -66,12 +66,18 @@ def test_a_hybrid_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_vllms_metrics_have_the_name_that_ours_have(pair: Pair) -> None:
-    """Regression: vLLM's figures had a path as `model_name`, so that panels by name lost half of them."""
+    """The metrics of vLLM itself have the same `model_name` as this project's: the folder's name.
+
+    Regression: vLLM's figures had a path as `model_name`, so that panels by name lost half of them.
+    """
     assert engine_config(VllmModel(pair.target, FLAGS)).model_config.served_model_name == pair.target.name
 
 
 def test_no_stream_goes_on_by_another_law() -> None:
-    """Runner V1 with either noise and runner V2 are three models for a stream that moves: each refuses the others'."""
+    """A server refuses to go on with a stream of another server whose tokens are drawn by another rule.
+
+    There are three: runner V1 with either kind of random numbers (noise), and runner V2 with vLLM's kind.
+    """
     from specdec.inference.serving.vllm_target import laws
 
     words = SimpleNamespace(dtype="torch.float32", quantization=None, max_model_len=128)

@@ -1,4 +1,4 @@
-"""A quantized model on vLLM: its own tokens, which drafts and resumes do not change."""
+"""A quantized model on vLLM: it gives its own tokens, and neither draft tokens nor a resumed answer change them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = {
         }
     },
 }
-"""Weights of 8 bits with a scale per output, and inputs of 8 bits with a scale per token."""
+"""Quantization: weights of 8 bits with a scale per output, and inputs of 8 bits with a scale per token."""
 
 
 def save_quantized(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`Child` of deploy/ray, by which a Ray supervisor controls a target, with the real vLLM and without Ray."""
+"""`Child` of deploy/ray, the process by which a Ray supervisor controls a target, with the real vLLM, without Ray."""
 
 from __future__ import annotations
 

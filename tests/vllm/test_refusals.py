@@ -1,4 +1,4 @@
-"""Starts that fail in vLLM's core or in its worker: one line has the reason, and the flag it names."""
+"""Starts that fail in vLLM's engine core or in its worker: the error is one line with the reason and the flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.vllm.conftest import FLAGS, WORKER_PROCESS, Pair
 
 
 async def refused(model: Path, *flags: str) -> str:
-    """Start vLLM for this model, which must fail; return the error, which is one line."""
+    """Start vLLM for this model with flags; it must fail. Return the error, which is one line."""
     from specdec.inference.serving.vllm_target import vllm_engine
 
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""Kept answers over the real vLLM: `specdec target --engine vllm --replay SIZE`, whose engine core keeps them."""
+"""Answers kept as drafts by the engine core of the real vLLM (`specdec target --engine vllm --replay SIZE`)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ pytestmark = pytest.mark.release
 
 
 def counts(commits: Sequence[Commit]) -> tuple[int, int]:
-    """Return how many draft tokens passes verified, and how many of kept answers were accepted."""
+    """Return how many draft tokens passes verified, and how many tokens of kept answers they accepted."""
     return sum(each.num_draft_tokens for each in commits), sum(each.own.num_lookup_accepted for each in commits)
 
 
 async def test_an_answer_is_a_draft_of_the_next_equal_one_in_its_account_and_salt(pair: Pair) -> None:
-    """The second equal request is answered from the first one's answer, with the same tokens; no other account's is."""
+    """An equal request of the same account and cache salt gets the kept answer as its draft, and the same tokens.
+
+    A request of another account or with another salt gets no draft tokens.
+    """
     from specdec.inference.serving.vllm_target import vllm_engine
 
     groups = {"one": "team", "two": "team"}

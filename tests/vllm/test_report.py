@@ -1,4 +1,4 @@
-"""The GPU report with the real vLLM on a CPU: one step runs, and another one gives the reason why it cannot."""
+"""The GPU report with the real vLLM on a CPU: one of its steps runs, and another says why it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's runner V2 on a CPU, in Triton's interpreter: an engine, and before a release more tests in new processes."""
+"""vLLM's runner V2 on a CPU, with interpreted Triton kernels: an engine, and before a release other files' tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SMOKE = ("noise", "penalties of the output")
 
 
 async def right_tokens(pair: Pair, requests: Mapping[str, GenerationRequest]) -> dict[str, list[int]]:
-    """Return the tokens of requests by this project's engine with stock vLLM's noise."""
+    """Return the tokens that this project's own engine gives for requests with stock vLLM's random numbers (noise)."""
     async with running(onnx_engine(pair.target, MAX_LENGTH, Noise.VLLM)) as onnx:
         return {name: (await completed(onnx, request))[0] for name, request in requests.items()}
 
@@ -70,7 +70,7 @@ async def engine_on_v2(pair: Pair, monkeypatch: pytest.MonkeyPatch, **model: Any
 
 
 async def test_an_engine_has_the_tokens_of_vllms_law(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without drafts, with some that are wrong and after a resume, tokens are those of our own engine by vLLM's law."""
+    """Without drafts, with some wrong drafts and after a resume, tokens are those of `right_tokens`."""
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in SMOKE}
     right = await right_tokens(pair, requests)
     async with engine_on_v2(pair, monkeypatch) as engine:
@@ -90,7 +90,7 @@ FUSED: dict[str, Any] = {"gamma": 3, "flags": (*FLAGS, "--num-gpu-blocks-overrid
 
 @pytest.mark.release
 async def test_a_draft_model_in_vllm_changes_no_text(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With vLLM's own speculator tokens are those without, in all modes, beside each other and after a resume."""
+    """With vLLM's own speculation by a draft model, tokens are those without: all modes, in batches and resumed."""
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in MODES}
     requests["grammar"] = wanted(grammar=REGEX, stop_at_eos=True)
     right = await right_tokens(pair, requests)
@@ -112,7 +112,7 @@ async def test_a_draft_model_in_vllm_changes_no_text(pair: Pair, monkeypatch: py
 async def test_a_head_in_vllm_changes_no_text(
     method: str, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head that knows nothing changes no token; some of its drafts are accepted, by the shared noise."""
+    """A head of random weights changes no token; some of its drafts, drawn with the same noise, are accepted."""
     flat, head = replace(pair, target=save_flat_target(tmp_path / "target")), save_head(tmp_path / method, method)
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in ("greedy", "noise", "penalties", "bias")}
     right = await right_tokens(flat, requests)
@@ -126,7 +126,7 @@ async def test_a_head_in_vllm_changes_no_text(
 async def test_a_layer_for_further_tokens_changes_no_text(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MTP: a random layer of the target's own, a MiMo, drafts a token; some are accepted, by the shared noise."""
+    """A random MTP layer (MiMo's, for one more token) changes no token; some of its drafts are accepted."""
     flat = replace(pair, target=save_flat_target(tmp_path / "target", "qwen2", hidden_size=128))
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in ("greedy", "noise", "penalties", "bias")}
     right = await right_tokens(flat, requests)
@@ -139,7 +139,10 @@ async def test_a_layer_for_further_tokens_changes_no_text(
 
 @pytest.mark.release
 async def test_a_resumed_grammar_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream with a grammar, moved at any token, has the rest of its text: the matcher is fed the output so far."""
+    """A stream with a grammar that moves to another server at any token gets the rest of its text.
+
+    There the grammar's matcher first takes the output so far. A minimum length counts on in the same way.
+    """
     request = wanted(grammar=REGEX, stop_at_eos=True)
     tokens = (await right_tokens(pair, {"": request}))[""]
     async with engine_on_v2(pair, monkeypatch) as engine:

@@ -1,6 +1,6 @@
-"""The plug-in `vllm_same_text`: with speculation, each text is that of the same engine without.
+"""The plug-in `vllm_same_text`: an engine of vLLM gives with speculation the same texts as without.
 
-Engines are vLLM's own, each in a process of its own, on runner V2 in Triton's interpreter (`same_text_run.py`).
+Engines are vLLM's own, each in a process of its own (`same_text_run.py`), on runner V2 in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Texts of one engine with one variant of the rule, and vLLM's counts, both by mode."""
+    """Texts of one engine with one variant of the plug-in's rule, and vLLM's counts, both by mode."""
 
     modes: Mapping[str, Mapping[str, Any]]
 
@@ -68,7 +68,7 @@ class Run:
 
 
 async def run(pair: Pair, plugin: Path, *, env: Mapping[str, str] | None = None, **asked: Any) -> Run:
-    """Run `same_text_run.py` with a tiny target and the rule that vLLM finds installed."""
+    """Run `same_text_run.py` with a tiny target and the plug-in as installed; return the result."""
     return (await runs(pair, plugin, env=env, **asked))[AS_INSTALLED]
 
 
@@ -93,7 +93,7 @@ def drafting(pair: Pair, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.release
 async def test_a_seeded_text_is_that_without_speculation(pair: Pair, plugin: Path) -> None:
-    """The installed plug-in is found by vLLM itself; drafts are accepted, and no token differs."""
+    """The installed plug-in is found by vLLM itself; draft tokens are accepted, and change no token."""
     plain, drafted = await asyncio.gather(
         run(pair, plugin, **SMALL), run(pair, plugin, speculative=drafting(pair), **SMALL)
     )
@@ -123,7 +123,7 @@ def test_this_vllm_has_every_name_that_the_rule_needs() -> None:
 def test_a_vllm_with_other_names_is_refused(
     file: str, old: str, new: str, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A changed name or parameter is named, and refuses the start of speculation."""
+    """If vLLM lacks a name or parameter that the plug-in uses, speculation does not start, and the error names it."""
     place = vllm_same_text.place()
     assert place is not None
     for key in vllm_same_text.NAMES:
@@ -144,7 +144,7 @@ def test_a_vllm_with_other_names_is_refused(
 
 
 def configured(**changes: Any) -> Any:
-    """Return what the plug-in reads of a configuration of vLLM, usable but for `changes`."""
+    """Return the parts of a vLLM configuration that the plug-in reads, valid but for `changes`."""
     fields = {"method": "eagle3", "rejection_sample_method": "standard", "draft_sample_method": "greedy"}
     fields |= {"use_local_argmax_reduction": False} | {name: changes[name] for name in fields if name in changes}
     config = {"use_v2_model_runner": True, "watermark_config": None, "speculative_config": SimpleNamespace(**fields)}
@@ -183,7 +183,7 @@ def test_settings_without_effect_are_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the plug-in in this process, whose vLLM has runner V1; what it replaces comes back after the test."""
+    """Register the plug-in in this process, whose vLLM has runner V1; undo what it replaces after the test."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -239,7 +239,7 @@ def test_it_stands_back_where_this_project_schedules(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("registered")
 def test_a_registered_process_has_the_whole_rule() -> None:
-    """Verification and drafts are replaced together, once."""
+    """The plug-in replaces both the verification and the drawing of drafts, and each only once."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
@@ -290,7 +290,7 @@ def test_the_path_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("read", ["tolist", "item"])
 def test_a_planted_wait_for_the_device_is_noticed(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this, the test above could pass on a device whose values can be read."""
+    """The test above notices code that reads a value from the device, and so would wait for it."""
     import torch
     from vllm.v1.worker.gpu.sample import gumbel
 
@@ -302,7 +302,7 @@ def test_a_planted_wait_for_the_device_is_noticed(read: str, monkeypatch: pytest
 
 
 def test_draft_tokens_are_written_without_a_wait() -> None:
-    """Slots, places and tokens of workers' drafts go to the device in one copy, and nothing comes back."""
+    """Draft tokens of workers go to the device in one copy, and nothing is read back."""
     import torch
 
     from specdec.inference.vllm.runner_v2 import write_drafts
@@ -317,7 +317,10 @@ def test_draft_tokens_are_written_without_a_wait() -> None:
 def test_exactly_the_equal_drafts_before_the_first_other_one_count(
     num_rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the widths of two requests, a count is one more than the drafts that were drawn; -1 is never equal."""
+    """A request's count is one more than the drafts before the first that differs from the target's own choice.
+
+    So it is for two requests with any numbers of drafts. A draft token -1 differs from every choice.
+    """
     import torch
     from vllm.v1.worker.gpu.sample import gumbel
 
@@ -373,7 +376,7 @@ WAYS: Mapping[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def wholes() -> dict[int, Any]:
-    """Keep the texts without speculation, by the number of prompts: each is computed once."""
+    """Return a cache of the texts without speculation, by the number of prompts, so that each is computed once."""
     return {}
 
 
@@ -400,9 +403,9 @@ async def test_every_way_gives_the_same_text(way: str, pair: Pair, plugin: Path,
 async def test_a_random_head_changes_no_text(
     method: str, is_async: bool, pair: Pair, plugin: Path, tmp_path: Path
 ) -> None:
-    """A head that knows nothing changes no text. Its drafts are accepted by the shared noise, of the right position.
+    """A head of random weights changes no text; its drafts are accepted only with the noise of their own position.
 
-    The EAGLE-3 head has half of the target's tokens.
+    The EAGLE-3 head knows half of the target's tokens.
     """
     target, head = save_flat_target(tmp_path / "target"), save_head(tmp_path / method, method)
     speculative = {"method": method, "model": str(head), "num_speculative_tokens": NUM_DRAFTS}
@@ -416,7 +419,7 @@ async def test_a_random_head_changes_no_text(
 
 @pytest.mark.release
 async def test_two_servers_prove_it_over_http(pair: Pair, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user does: two servers that find the plug-in themselves, and its command `prove`, which compares them."""
+    """Two servers that find the plug-in themselves, one with speculation, give equal texts by the command `prove`."""
     site = os.pathsep.join([str(plugin), INTERPRETED["PYTHONPATH"]])
     for name, value in {**INTERPRETED, "PYTHONPATH": site, "VLLM_PLUGINS": "same_text"}.items():
         monkeypatch.setenv(name, value)
@@ -435,7 +438,7 @@ async def test_two_servers_prove_it_over_http(pair: Pair, plugin: Path, monkeypa
 
 @pytest.mark.release
 async def test_wrong_rules_are_noticed(pair: Pair, plugin: Path) -> None:
-    """Each planted mistake changes a text, where the right rule in the same engine changes none."""
+    """Each wrong variant of the rule changes a text, and the right rule in the same engine changes none."""
     wrong = ["salt removed", "ratio with shared noise", "one position off", "drafts believed"]
     names = [mode for mode in MODES if not {"regex", "json"} & MODES[mode].keys()]
     asked: dict[str, Any] = {"names": names, "prompts": 4}

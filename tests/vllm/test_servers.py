@@ -56,7 +56,7 @@ GONE_S = 60.0
 
 @dataclass(slots=True)
 class Server:
-    """Server that leads its own process group, and the server's ports."""
+    """Server process that leads its own process group, and its ports."""
 
     process: asyncio.subprocess.Process
     port: int
@@ -118,7 +118,7 @@ class Site:
     async def start(
         self, model: Path, *, has_worker: bool = False, environment: Mapping[str, str] | None = None
     ) -> Server:
-        """Start a target with a port, and its vLLM worker in a separate process or in the engine core.
+        """Start a target; its vLLM worker is a separate process, or runs in the engine core.
 
         Args:
             environment: variables of the target, beside those of this process.
@@ -304,9 +304,9 @@ async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
 
 
 async def test_a_flood_of_draft_tokens_changes_nothing(site: Site) -> None:
-    """A worker that floods the target with wrong draft tokens changes no answer.
+    """A pool worker that floods the target with wrong draft tokens changes no answer.
 
-    It proposes 256 of them for every request, again and again, and waits for no verdict.
+    It proposes 256 of them for every request, again and again, and waits for no result.
     """
     server = site.servers[0]
     async with site.attached(server) as worker:
@@ -369,7 +369,7 @@ async def test_a_lost_worker_ends_its_server_and_a_lost_front_its_core_while_bus
 async def begun_at(
     site: Site, server: Server, request: CompletionRequest, num_tokens: int
 ) -> tuple[list[int], Progress]:
-    """Ask a server until there are so many tokens; return them, and the state from which a failover goes on."""
+    """Ask a server until there are at least `num_tokens`; return the tokens and the state to resume the answer from."""
     link, progress, tokens = site.link(server), Progress(request), list[int]()
     async with connected(link) as fleet, aclosing(FailoverCompleter(fleet, link).complete(request)) as events:
         async for event in events:
@@ -382,9 +382,9 @@ async def begun_at(
 
 @pytest.mark.release
 async def test_no_stream_moves_between_the_laws_of_two_runners(site: Site, pair: Pair) -> None:
-    """A stream goes on at a server of its own law alone; at one of the other law it is refused, with the way out.
+    """A stream goes on only at a server that draws tokens by the same rule; elsewhere it is refused, with the way out.
 
-    Runner V1 chooses by this project's noise, runner V2 by the rule of `vllm_same_text`.
+    Runner V1 draws by this project's rule from seed and position, runner V2 by the rule of `vllm_same_text`.
     """
     laws: tuple[Mapping[str, str], ...] = {VARIABLE: "0", "TRITON_INTERPRET": "0"}, INTERPRETED
     site.servers += (servers := await asyncio.gather(*(site.start(pair.target, environment=law) for law in laws)))

@@ -1,4 +1,4 @@
-"""Targets on the real vLLM whose engine core is spawned, as on a CPU, or forked, as it may be elsewhere."""
+"""Targets on the real vLLM whose engine core starts by spawn, as on a CPU, or by fork, as it may elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.vllm.test_servers import command_of
 pytestmark = [pytest.mark.timeout(2400), pytest.mark.release]
 
 LIMIT_S = 900.0
-"""Longest wait for a step, which is an import of vLLM or two; a quiet machine needs ten seconds."""
+"""Longest wait in seconds for a step, which is an import of vLLM or two; a quiet machine needs ten."""
 
 MAIN = """
 import os, sys
@@ -36,7 +36,7 @@ sys.exit(main(sys.argv[1:]))
 
 @asynccontextmanager
 async def target(pair: Pair, method: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Start a target that leads a session; after the block, end what is left of it."""
+    """Start a target in a session of its own; after the block, end what is left of its processes."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

@@ -1,4 +1,4 @@
-"""On runner V2 servers give the texts of a stock vLLM server for the same seeds."""
+"""On vLLM's runner V2, this project's servers give the texts of a stock vLLM server for the same seeds."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def stock_server(pair: Pair, *flags: str) -> AsyncGenerator[int, None]:
 
 
 async def stock_answers(port: int) -> list[list[int]]:
-    """Return the tokens of vLLM's own answers."""
+    """Return the token ids of a stock vLLM server's answers to `requests`."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=START_S) as client:
 
         async def one(seed: int, way: dict[str, Any], prompt: Sequence[int]) -> list[int]:
@@ -85,7 +85,7 @@ async def stock_answers(port: int) -> list[list[int]]:
 
 
 def our_server(pair: Pair) -> AbstractAsyncContextManager[ServerProcess]:
-    """Run a target over vLLM."""
+    """Run this project's target over vLLM."""
     port = free_port()
     ours = (
         "--engine",
@@ -102,7 +102,7 @@ def our_server(pair: Pair) -> AbstractAsyncContextManager[ServerProcess]:
 async def lie(worker: RawWorker, right: Sequence[Sequence[int]]) -> None:
     """Propose two right tokens and four random ones after each commit of every request, until the stream ends.
 
-    Tokens that are never right would soon not be verified any more.
+    Proposals without a right token would soon not be verified any more.
     """
     chance, texts = random.Random(3), dict[str, list[int]]()
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

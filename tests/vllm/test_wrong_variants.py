@@ -1,4 +1,4 @@
-"""Wrong variants of this project's code in vLLM each fail a check of `test_engine.py`; a start takes a minute."""
+"""Wrong variants of this project's code in vLLM each fail a check of `test_engine.py`; an engine starts in a minute."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRA_ARGS = runner_v1.extra_args
 
 
 class NoiseOneOff(Worker):
-    """Wrong worker: the noise of a position is that of the position before."""
+    """Wrong worker: it chooses the token of a position with the noise (random numbers) of the position before."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         turn_of = runner_v1.turn_of
@@ -56,7 +56,7 @@ class Believing(Worker):
 
 
 class OneOffOnV2(Worker):
-    """Wrong worker on runner V2: in a pass with drafts the noise of a position is that of the next one."""
+    """Wrong worker on runner V2: in a pass with drafts it chooses a position's token with the noise of the next."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         from vllm.v1.worker.gpu.spec_decode import rejection_sampler
@@ -76,19 +76,19 @@ class BelievingOnV2(Worker):
 
 
 def restarted_on_v2(request: GenerationRequest, *others: Any) -> dict[str, Any]:
-    """Wrong variant of what rides beside a request: the output begins anew after a resume, so penalties differ."""
+    """Wrong fields for the worker beside a request: a resumed output counts as new, so that penalties differ."""
     return carried(request, *others) | {"output_start": len(request.prompt_token_ids)}
 
 
 def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
-    """Wrong variant of a request's extra_args: the output begins anew after a resume, so penalties differ."""
+    """Wrong `extra_args` of a request: a resumed output counts as new, so that penalties differ."""
     ours = EXTRA_ARGS(request, *others)
     ours[KEY]["output_start"] = len(request.prompt_token_ids)
     return ours
 
 
 async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
-    """Run the checks on an engine; return the names of those whose tokens differ from `right`."""
+    """Run the checks on an engine; return the names of those whose tokens differ from `right`, which has theirs."""
     tokens, request = right[PENALTIES], wanted(PENALTIES)
     got = {
         "noise": (await completed(engine, wanted("noise")))[0] == right["noise"],

@@ -51,7 +51,7 @@ def tokenizer_directory(name: str) -> Path:
 
 @cache
 def templates() -> dict[str, str]:
-    """Return chat templates of models by their names, from the source of a package."""
+    """Return chat templates by the names of their models, from the sources of a package."""
     directory = BUILD / "templates"
     archive = directory / f"{_TEMPLATES}.tar.gz"
     if not archive.is_file():
@@ -66,7 +66,7 @@ def templates() -> dict[str, str]:
 
 @cache
 def javascript() -> Path:
-    """Return a folder whose scripts can import the clients of JavaScript."""
+    """Return a folder from which scripts can import the JavaScript clients."""
     directory = BUILD / "javascript"
     stamp = directory / "installed"
     if not stamp.is_file() or stamp.read_text() != " ".join(_JAVASCRIPT):
@@ -78,7 +78,7 @@ def javascript() -> Path:
 
 @cache
 def python() -> Path:
-    """Return a folder with clients that are not in our environment; they work without further packages of their own."""
+    """Return a folder with Python clients that the tests' environment lacks; they need no further packages."""
     directory = BUILD / "python"
     stamp = directory / "installed"
     if not stamp.is_file() or stamp.read_text() != " ".join(_PYTHON):

@@ -1,4 +1,4 @@
-"""Anthropic's own client in whole loops: ask, call a tool, send back what the client made of the answer, ask again.
+"""Anthropic's own client in whole loops: ask, call a tool, send the client's messages back, ask again.
 
 It runs against a fused server of the bundled pair, which never learned tools: the grammar forces the calls.
 """
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.world, pytest.mark.asyncio(loop_scope="module")]
 
 USER: Any = {"role": "user", "content": "Will it rain?"}
 FIELDS: Any = {"model": "target", "max_tokens": 48, "extra_body": {"temperature": 0}}
-"""Fields of a request; the client has no argument for a temperature, as Anthropic's newest models take none."""
+"""Fields of a request beside the client's own arguments, which have no temperature, as the newest models take none."""
 TOOLS: Any = [{"name": "weather", "description": "How the weather will be.", "input_schema": WEATHER}]
 ONE_CALL: Any = {"tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
 CACHED: Any = {"type": "ephemeral"}
@@ -42,7 +42,7 @@ async def client() -> AsyncGenerator[Any, None]:
 
 
 async def answered(client: Any, stream: bool, **fields: Any) -> Any:
-    """Return an answer, whole or made of its stream by the client's helper."""
+    """Return an answer: whole, or if `stream`, as the client's helper makes it of the stream."""
     if not stream:
         return await client.messages.create(**FIELDS | fields)
     async with client.messages.stream(**FIELDS | fields) as events:
@@ -66,7 +66,7 @@ async def test_a_text(client: Any, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 async def test_a_loop_with_a_tool(client: Any, stream: bool, choice: Any) -> None:
-    """A call, its result, and a next answer; the message goes back as the client's object and as its dictionary."""
+    """A loop works: a call, its result, the next answer; messages go back as objects and as dictionaries."""
     choice = {**choice, "disable_parallel_tool_use": True}
     message = await answered(client, stream, messages=[USER], tools=TOOLS, tool_choice=choice)
     (call,) = message.content
@@ -103,7 +103,7 @@ async def test_events_come_in_anthropics_order(client: Any) -> None:
 
 
 async def test_the_clients_own_loop_over_tools(client: Any) -> None:
-    """The client calls a Python function itself, sends its result back, and ends where no call comes."""
+    """The client's own loop works: it calls a Python function, sends the result back, and ends if no call comes."""
     anthropic: Any = importlib.import_module("anthropic")
     called: list[int] = []
 
@@ -137,7 +137,7 @@ async def test_a_stop_sequence_is_named(client: Any, stream: bool) -> None:
 
 
 async def test_a_request_as_claude_code_writes_it(client: Any) -> None:
-    """System blocks to be cached, beta features, an effort and other fields that are not known here."""
+    """A request as Claude Code writes it is answered: cached system blocks, beta features, and unknown fields."""
     request: Any = {
         "system": [
             {"type": "text", "text": each, "cache_control": CACHED} for each in ("You are a tool.", "Be short.")

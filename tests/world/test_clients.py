@@ -1,7 +1,7 @@
-"""Clients that only npm and PyPI have, in whole loops: ask, call a tool, send back what came of it, ask again.
+"""Clients that must be fetched from npm and PyPI, in whole loops: ask, call a tool, send the result back, ask again.
 
-They run against a fused server of the bundled pair, which never learned tools: the grammar forces the calls. Clients
-that are in the environment of the tests are in tests/unit/gateway/test_sent_back.py.
+They run against a fused server of the bundled pair, which never learned tools: the grammar forces the calls. Tests of
+clients that are in the tests' own environment are in tests/unit/gateway/test_sent_back.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def url() -> AsyncGenerator[str, None]:
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 async def test_instructor(url: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instructor in its own process, since its folder has to be searched for imports."""
+    """Instructor makes a typed answer. It runs in its own process, since Python must search its folder for imports."""
     script = (
         "import sys, instructor, openai, pydantic\n"
         "class Forecast(pydantic.BaseModel):\n"
@@ -66,7 +66,7 @@ async def test_javascript(url: str, name: str) -> None:
 
 
 async def printed_by(*words: str) -> Any:
-    """Return the JSON that a program prints last, which must succeed."""
+    """Run a program, which must succeed; return the JSON in its last line."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe)
     async with asyncio.timeout(240):

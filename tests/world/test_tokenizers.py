@@ -1,4 +1,4 @@
-"""Real tokenizers: streams, grammars, calls, reasoning, stop strings, and maps between families."""
+"""Real models' tokenizers: streams, grammars, tool calls, reasoning, stop strings, and maps between families."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAIRS = [
         )
     ),
 ]
-"""Drafts and targets."""
+"""Pairs of tokenizers: a draft's and its target's."""
 TEXTS = (
     "1, 2, 3, and on",
     "  Zürich 👍🏽, 東京\n\n\n\tx = [1,  2]\r\n",
@@ -66,11 +66,11 @@ class Real:
     words: GrammarWords
 
     def letters(self, text: str) -> list[int]:
-        """Return a text's token ids, none of which is special or a marker."""
+        """Return a text's token ids, none of which is a special token or a marker."""
         return self.words(text.encode())
 
     def own(self, text: str) -> list[int]:
-        """Return a text's token ids as the model would write it, with its own tokens for markers."""
+        """Return the ids of a text as the model would write it, with its own tokens for markers such as <tool_call>."""
         markers = self.tokenizer.markers
         parts = re.split("|".join(map(re.escape, markers)).join("()"), text) if markers else [text]
         return [each for part in parts if part for each in ([markers[part]] if part in markers else self.letters(part))]
@@ -95,7 +95,10 @@ def test_a_stream_is_the_decoded_text(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("kind", ["const", "property", "regex", "choice", "lark"])
 def test_literals_are_text(name: str, kind: str) -> None:
-    """Also literals with the names of the tokenizer's special tokens, which `json_schema` once cut there."""
+    """A literal in a grammar is text, even if it is the name of one of the tokenizer's special tokens.
+
+    Regression: `json_schema` cut such literals there.
+    """
     tokenizer, compiler = real(name).tokenizer, real(name).compiler
     added = tokenizer.backend.get_added_tokens_decoder()
     names = [
@@ -109,7 +112,7 @@ def test_literals_are_text(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_right_texts_are_taken(name: str) -> None:
-    """An output of each kind of grammar is taken as the tokenizer spells it; special tokens are no text in it."""
+    """An output of each kind of grammar is accepted as the tokenizer spells it; special tokens are no text in it."""
     each = real(name)
     text = json.dumps(VALUE, ensure_ascii=False, separators=(",", ":"))
     right = {
@@ -186,12 +189,12 @@ FORMS = {
     "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
     "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
 }
-"""Templates whose calls are read here; all others write them in another form, or write none."""
+"""Models whose templates write calls in a form that is read here; all others have another form, or none."""
 
 
 @pytest.mark.release
 def test_templates_show_their_form_of_calls() -> None:
-    """Real templates of 25 models: a form is found where the template's own call is read back, and nowhere else."""
+    """For 25 real templates, a form of calls is found exactly where the template's own call is read back."""
     directory = tokenizer_directory("qwen3")
     base = Tokenizer.load(directory)
     found = {name: base.with_template(each, directory).call_format() for name, each in templates().items()}

@@ -24,18 +24,18 @@ from tests.support.trial import Trial, parser_of, run
 NUM_TOKENS = 200
 NUM_QUESTIONS = 6
 CLEAR = ("UNAVAILABLE", "DISCONNECTED")
-"""Statuses that may end an answer that nothing could resume."""
+"""Statuses that may end an answer that nothing could resume after the fault."""
 RUN_LIMIT_S = 120.0
 AFTER_FAULT_S = 25.0
-"""Longest time from a fault's end until the answer goes on, or ends, on a machine three times as slow."""
+"""Most seconds from a fault's end until the answer goes on, or ends, on a machine three times as slow as usual."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Verdict and times of one run: a client's answer during one fault.
+    """Judgement and times of one run: a client's answer during one fault.
 
     Attributes:
-        verdict: "same", "part" (with a clear error), or what is wrong.
+        verdict: "same", "part" (with a clear error), or words about what is wrong.
         pause_s: the longest time without a token, from the strike to the end.
         lasted_s: how long the fault lasted, a restart included.
     """

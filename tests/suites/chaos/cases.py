@@ -1,4 +1,4 @@
-"""The faults of the suite, by the server that fails and the server that the client asks."""
+"""The faults of the chaos suite, each with the server that it hits and the server that the client asks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Recipe:
 
 
 def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe:
-    """Return run number `index` of a seed; every `len(CASES)` runs in a row have each case once."""
+    """Return run number `index` of a seed; every `len(CASES)` consecutive runs have each case once."""
     turn, place = divmod(index, len(CASES))
     case = random.Random(f"{seed} {turn}").sample(CASES, len(CASES))[place]
     draw = random.Random(f"{seed} {index}")

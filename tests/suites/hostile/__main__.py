@@ -35,16 +35,16 @@ BAD = ("UNKNOWN", "INTERNAL", "500")
 
 Lines = AsyncGenerator[dict[str, Any], None]
 Checks = dict[str, dict[str, float]]
-"""Longest health check in seconds, by the attackers' recipe at that time and by server."""
+"""Longest health check in seconds: by the attack that ran at the time, then by server."""
 
 
 class Watch:
-    """The longest health checks that the prober measured, by the attack that ran at the time.
+    """The longest health checks that the process `probe.py` measured, by the attack that ran at the time.
 
     Attributes:
-        phase: the current recipe.
-        worst: the longest checks.
-        num_failed: checks that failed.
+        phase: the attack that runs now; "calm" before the first one.
+        worst: the longest checks so far.
+        num_failed: number of checks that failed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The process of the attackers: it runs every attack for a share of the time, and prints a JSON line for each."""
+"""The attackers' process: it runs every attack (recipe) for a share of the time, and prints a JSON line for each."""
 
 from __future__ import annotations
 

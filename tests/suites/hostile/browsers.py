@@ -1,4 +1,4 @@
-"""Attacks over HTTP."""
+"""Attacks over HTTP on servers of the hostile suite; each counts statuses in `seen`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def header_floods(scene: Scene, seen: Seen) -> None:
 
 
 async def pipelined(scene: Scene, seen: Seen) -> None:
-    """Send thousands of requests on one connection without waiting for an answer."""
+    """Send thousands of requests on one connection without waiting for any answer."""
     one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for index in range(20):
         _, writer = await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2])

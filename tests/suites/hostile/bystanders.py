@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tests.support.clients import FULL, Answer, Ask, Question
 
 PAUSE_S = 0.5
-"""Pause in seconds between two answers of a client, so short that one of five clients always streams."""
+"""Pause in seconds between two answers of a client, so short that of five clients one is always in an answer."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Sends hundreds of thousands of mutated messages to every gRPC method, and mutated bodies to every HTTP path."""
+"""Attack that sends hundreds of thousands of mutated messages to every gRPC method and mutated bodies to HTTP paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutations of messages: first of their fields, by their descriptors, then of their bytes."""
+"""Mutations of protobuf messages: first of their fields, by their descriptors, and then of their bytes."""
 
 from __future__ import annotations
 

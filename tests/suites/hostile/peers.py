@@ -1,4 +1,4 @@
-"""Attacks over gRPC, HTTP/2 and TCP."""
+"""Attacks over gRPC, HTTP/2 and TCP on servers of the hostile suite; each counts statuses in `seen`."""
 
 from __future__ import annotations
 

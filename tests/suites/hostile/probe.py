@@ -1,7 +1,7 @@
-"""The prober's process: it times health checks, and prints a line of JSON at intervals.
+"""The prober's process in the hostile suite: it times health checks, and prints a JSON line at intervals.
 
-A check's time is counted less the waits for a core: those of the server's event loop, of another of its threads, and of
-the prober. On a busy machine they are most of the time, and no attack causes them.
+A check's time is counted less the waits for a CPU core: those of the server's event loop, of another of its threads,
+and of the prober. On a busy machine they are most of the time, and no attack causes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Knowledge of the attackers: addresses of the servers, and requests that any client may send."""
+"""What the attackers of the hostile suite know: addresses of servers, and requests that any client may send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from tests.support.raw_worker import attach
 
 Seen = Counter[str]
-"""Number of attackers' calls by their final status, and of the messages that they sent, as "messages"."""
+"""Number of attackers' calls by final status; the key "messages" counts the messages that they sent."""
 Recipe = Callable[["Scene", Seen], Awaitable[None]]
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
@@ -25,7 +25,7 @@ ANY_SIZE: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
 BROKEN = (grpc.aio.AioRpcError, asyncio.InvalidStateError, ExecuteBatchError)
 """Errors of grpcio on a call that the server has ended meanwhile."""
 NAME = bytes(range(16))
-"""Name of a session, by which its client's own draft worker refers to it; it is valid on one connection only."""
+"""Name of a session, by which a client's own draft worker refers to it; it means nothing on other connections."""
 RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
 
 

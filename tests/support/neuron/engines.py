@@ -1,4 +1,4 @@
-"""Engines over neuron backends in this process, on the NxDI of the test run, and their answers."""
+"""Engines over neuron backends in this process, on the NxDI of the test run; requests to them, and their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neuron slot backends in the sizes that the tests of histories use."""
+"""Neuron backends whose sequences have slots in a KV cache, in the sizes of tests that use `support/histories.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of compiled models in the double: it chooses graphs as NxDI does, silent errors included."""
+"""Base class of compiled models in the double of NxDI: it chooses graphs as NxDI does, silent errors included."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NeuronModel:
 
 
 class NeuronApplication:
-    """NxDI's application; all instances record calls in `calls`, and folders of compilations in `compiled_in`."""
+    """The double of NxDI's application; all instances share `calls`, and `compiled_in`, the folders of compilations."""
 
     _model_cls: ClassVar[Any] = NeuronModel
     calls: ClassVar[list[tuple[str, tuple[int, ...]]]] = []
@@ -100,7 +100,7 @@ class NeuronApplication:
         attention_mask: Tensor | None,
         sampling_params: Tensor,
     ) -> SimpleNamespace:
-        """Run the graph that NxDI would choose: by position 0, then by width; only single tokens need no mask."""
+        """Run the graph that NxDI would choose: a prompt's for a position 0, else by the number of tokens per row."""
         self._check_call(input_ids, position_ids, seq_ids, sampling_params)
         mask = attention_mask
         if mask is None:

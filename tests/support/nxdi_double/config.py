@@ -1,4 +1,4 @@
-"""Configuration classes of the double: NeuronConfig, InferenceConfig and a fused pair's."""
+"""Configuration classes in the double of NxDI: NeuronConfig, InferenceConfig and that of a fused pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of a fused pair, `model_base.NeuronFusedSpecModel`, with the methods that subclasses override."""
+"""The double of NxDI's graph of a fused pair, `model_base.NeuronFusedSpecModel`, with the methods to override."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the double importable under NxDI's module names."""
+"""Makes the double of NxDI importable under NxDI's module names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooms of the KV cache, one per sequence, as a graph reads, writes and pads them; and lengths of buckets."""
+"""Rooms of the KV cache, one per sequence, as the double's graphs read, write and pad them; and bucket lengths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
-    """Return the room that each row of a batch reads: its seq_id, or in a full batch its row number, as in NxDI."""
+    """Return the KV-cache room that each row of a batch reads: its seq_id, or in a full batch its row, as in NxDI."""
     full = len(seq_ids) == config.tkg_batch_size
     return list(range(len(seq_ids))) if full else seq_ids
 
@@ -20,7 +20,7 @@ def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
 def scatter(
     config: NeuronConfig, memory: Memory, new: torch.Tensor, position_ids: torch.Tensor, seq_ids: list[int]
 ) -> None:
-    """Write each row's keys and values to room seq_ids[row]; padding, if not masked, spoils position 0 of the rest."""
+    """Write each row's keys and values to room seq_ids[row]; unmasked padding spoils position 0 of the other rooms."""
     for row, room in enumerate(seq_ids):
         memory.write(new, row, room, position_ids[row])
     others = [room for room in range(config.tkg_batch_size) if room not in seq_ids]
@@ -51,7 +51,7 @@ def last_index(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def automatic_buckets(longest: int) -> list[int]:
-    """Return powers of two from 128 on; `longest` takes the place of the last."""
+    """Return bucket lengths: powers of two from 128 on, of which `longest` replaces the last, the one nearest to it."""
     return [*(2**i for i in range(7, round(math.log2(longest)))), longest]
 
 

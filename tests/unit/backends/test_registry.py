@@ -1,4 +1,4 @@
-"""Backends are found by name, and `auto` chooses one for the model and machine."""
+"""Backends (libraries that run models) are found by name, and `auto` chooses one for the model and machine."""
 
 from __future__ import annotations
 

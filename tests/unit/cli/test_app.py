@@ -1,4 +1,4 @@
-"""A program ends even if a thread hangs or the output has no reader; its log has few lines of other libraries."""
+"""A command's process ends even if a thread hangs or its output has no reader; its log has few foreign lines."""
 
 from __future__ import annotations
 
@@ -152,7 +152,10 @@ def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:
 
 
 def test_a_line_of_the_log_has_an_end() -> None:
-    """Regression: a name of 100 kB, which a hostile target chose, was a line of 100 kB."""
+    """A line of the log is cut to a limit of length.
+
+    Regression: a name of 100 kB, which a hostile target chose, was a line of 100 kB.
+    """
     record = logging.LogRecord("specdec", logging.WARNING, "", 0, "session %s", ("x" * 100_000,), None)
     line = OneLine("%(message)s").format(record)
     assert len(line) < 5000

@@ -1,4 +1,4 @@
-"""Flags of each role: an impossible value is refused in one line with its limit, before any work."""
+"""Flags of each role (kind of process): an impossible value is refused in one line, before any work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import ModelDirectories
 
 
 def usage_error(*arguments: str | Path) -> None:
-    """Run main with flags that it must refuse with the exit code of a usage error; capsys has its message."""
+    """Run main with flags that it must refuse with the exit code of a usage error; the message is on stderr."""
     try:
         code = main([str(argument) for argument in arguments])
     except SystemExit as exc:  # argparse
@@ -133,7 +133,7 @@ def test_names_of_roles_have_two_spellings(
 
 
 def test_an_attached_draft_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`draft --attach` is a spelling of role worker, with flags that both have."""
+    """`draft --attach` is another name of role worker, with flags that both have."""
     served: list[WorkerSettings] = []
 
     async def keep(settings: WorkerSettings) -> int:

@@ -1,4 +1,4 @@
-"""Defaults for requests, from a server's flags and from the checkpoint's generation_config.json."""
+"""Defaults of requests, from a server's flags and from the checkpoint's generation_config.json."""
 
 from __future__ import annotations
 

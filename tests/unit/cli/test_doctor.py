@@ -1,4 +1,4 @@
-"""`specdec doctor` predicts what loading a model will do."""
+"""`specdec doctor` predicts what loading a model will do, and how fast it can be at most."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_bundled_pair_has_a_command_that_serves_it(capsys: pytest.CaptureFix
 def test_the_least_time_of_a_pass_is_no_bound_on_a_busy_machine(
     is_busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Doctor reports a bound only if the machine was quiet, and that it was busy else.
+    """Doctor reports a bound on the speed only if the machine is quiet; otherwise it says that the machine is busy.
 
     Regression: on a busy machine it promised at most 30 tokens/s, and the first run had 116. It read 256 MB from the
     memory, where the small models' weights stay in a cache, and said nothing of the other processes.
@@ -76,7 +76,7 @@ def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: 
 
 
 def test_the_bound_of_speed_is_leviathans() -> None:
-    """Doctor's bound of the speed-up is that of Leviathan et al., at the best of all draft lengths.
+    """Doctor's bound on the speed-up is that of Leviathan et al., with the best number of draft tokens per round.
 
     At an acceptance of 0.5 a draft without cost gives at most 2; one as slow as its target gives no gain.
     """

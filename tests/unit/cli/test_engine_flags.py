@@ -1,4 +1,4 @@
-"""Flags of the engines: those after `--` are vLLM's, and settings of one engine are refused with the other."""
+"""Flags of a target's engines: those after `--` are vLLM's, and settings of one engine are refused with the other."""
 
 from __future__ import annotations
 

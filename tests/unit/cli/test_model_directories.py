@@ -203,7 +203,7 @@ def test_the_doctor_serves_what_is_whole(name: str, tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3_text", "mixtral", "qwen3", "gpt_oss", "phi3"])
 def test_headers_fit_models_of_all_kinds(family: str, tmp_path: Path) -> None:
-    """Tied, fused and joined weights are not called missing."""
+    """Weights that are tied, fused or joined, and so have other names, are not called missing."""
     from specdec.inference.backends.checkpoint import load_config, require_fitting
 
     folder = save_tiny_model(tmp_path, family)

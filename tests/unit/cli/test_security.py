@@ -1,4 +1,4 @@
-"""Access tokens and trial certificates that commands create."""
+"""Commands that create access tokens, and trial certificates, which servers make for themselves (--tls_self_signed)."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_a_trial_server_is_trusted_at_its_interface_address(
 
 
 def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A trial certificate gets the machine's new address from the same CA, so that its clients' ca.pem stays valid."""
+    """A trial certificate gets a machine's new address from its old CA, so that the clients' ca.pem stays valid."""
     folder = tmp_path / "certs"
     caplog.set_level("INFO")
     server("--host", "edge.example", "--tls_self_signed", folder)
@@ -149,7 +149,7 @@ def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: 
 
 
 def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """If the key of their CA is absent, trial certificates stay as they are; a warning names the missing host."""
+    """If the CA's key is missing, trial certificates stay as they are; a warning names the host that they lack."""
     folder = tmp_path / "certs"
     server("--tls_self_signed", folder)
     (folder / "trial_ca.key").unlink()

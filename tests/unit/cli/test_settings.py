@@ -1,4 +1,4 @@
-"""Flags, help, ranges and configuration files all follow from the fields of configurations."""
+"""Flags, help, ranges and configuration files are all made from the fields of configuration classes."""
 
 from __future__ import annotations
 
@@ -154,14 +154,17 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return the table below a heading of docs/commands.md: second cells by first ones, without links' addresses."""
+    """Return the table below a heading of docs/commands.md: its second cells by its first ones, links by their text."""
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}
 
 
 def test_the_page_of_commands_lists_every_role() -> None:
-    """The page of commands lists every role. Regression: the role `artifacts` was missing in the table."""
+    """The page of commands lists every role.
+
+    Regression: the role `artifacts` was missing in the table.
+    """
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles") == known
 

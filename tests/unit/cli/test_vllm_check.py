@@ -1,4 +1,7 @@
-"""Role vllm_check on made-up packages that have all needed names or lack some; tests/vllm uses the real vLLM."""
+"""`vllm_check` looks for the names that this project needs in vLLM; here packages are made up, with and without them.
+
+tests/vllm uses the real vLLM.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def read(place: Path) -> Hooks:
 
 @pytest.fixture(scope="module")
 def without_rule() -> Iterator[None]:
-    """Skip the names that the rule of runner V2 needs: a package of its own, with a test of its own, has those."""
+    """Skip the names that the rule of `vllm_same_text` needs: it is a package with tests of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hooks, "_lost_by_rule", lambda place: [])
         yield

@@ -1,4 +1,4 @@
-"""A comparison continues when endpoints fail, and its report has every failure."""
+"""A comparison continues when endpoints (servers that it did not start) fail, and its report has every failure."""
 
 from __future__ import annotations
 

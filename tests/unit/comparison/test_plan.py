@@ -203,7 +203,10 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """Only run-ahead contenders are compared by number of branches; in a pool, each number has its own target."""
+    """Only topologies whose draft runs ahead are compared by number of branches (guesses about the next token).
+
+    In a pool, each number has a target of its own.
+    """
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
         *(("target", None), ("fused", None), ("distributed sync", None)),
@@ -228,7 +231,7 @@ def test_a_search_for_capacities_tries_all_ways() -> None:
 
 
 def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
-    """With --one_at_a_time, few servers run at once, and each contender is still measured once."""
+    """With --one_at_a_time, few servers run at once, and each topology, draft and gamma is still measured once."""
     found = config(
         tmp_path,
         draft_models=(str(model_directory(tmp_path, "draft")), "ngram"),
@@ -246,9 +249,9 @@ def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
 
 
 def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
-    """Locust sends only closed loops of text prompts to this project's own servers.
+    """Locust is used only for a fixed number of clients (a closed loop) that send texts to this project's own servers.
 
-    Regression: an open loop asked for Locust, which sent requests to no endpoint with --one_at_a_time.
+    Regression: with --one_at_a_time an open loop, which sends at a rate, had Locust too, and it sent to no endpoint.
     """
     several = WorkloadConfig(PROMPTS, concurrencies=(1, 4))
     beside: dict[str, object] = {"workload": several, "endpoints": (Endpoint("a", "grpc://localhost:1"),)}
@@ -267,9 +270,9 @@ def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
 
 
 def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
-    """The warm-up of an open loop runs passes as wide as the measured ones.
+    """The warm-up of an open loop (a fixed rate of requests) has passes over as many requests as the measurement.
 
-    Regression: the first contender measured ran its first wide passes during the measurement.
+    Regression: the first topology that was measured ran its first passes over many requests in the measurement.
     """
     workload = WorkloadConfig(PROMPTS, concurrencies=(1, 4), request_rates=(8.0, 2.0))
     assert workload.loads == ((1, None), (4, None), (0, 2.0), (0, 8.0))
@@ -278,7 +281,10 @@ def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
 
 
 def test_every_contender_is_the_first_of_each_condition_equally_often(tmp_path: Path) -> None:
-    """Regression: with as many round trips as contenders each round trip had the same first contender in all runs."""
+    """Each topology, draft and gamma is measured first equally often at each round trip time and kind of prompt.
+
+    Regression: with as many round trip times as servers to compare, each time had the same first one in all runs.
+    """
     plan = config(tmp_path)
     num = len(plan.contenders)
     network, workload = NetworkConfig(tuple(map(float, range(num)))), replace(plan.workload, num_runs=num)
@@ -458,9 +464,9 @@ def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
 
 
 def test_a_baseline_chooses_tokens_where_the_pair_does() -> None:
-    """The baseline chooses its tokens on the device if the pair does.
+    """On Neuron, the target alone chooses its tokens on the device if the pair with the draft does.
 
-    Otherwise the speed-up would include the gain of choosing tokens on the device.
+    Otherwise the pair's speed-up would include the gain of choosing tokens on the device.
     """
     on_device = BackendConfig("neuron", device_sampling=True)
     assert ["--device_sampling" in flags for flags in flags_of(on_device)] == [True, True, False, False]

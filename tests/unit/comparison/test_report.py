@@ -156,7 +156,7 @@ def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
 
 
 def test_the_summary_recommends_what_to_run_at_each_round_trip(tmp_path: Path) -> None:
-    """The report recommends what to run at each round trip: the fastest contender, or the target alone."""
+    """The report recommends what to run at each round trip time: the fastest topology, or the target alone."""
     topologies = Topology.TARGET, Topology.DISTRIBUTED
     found = findings(config(tmp_path, topologies=topologies, network=NetworkConfig((0, 200))))
     sentences = re.findall("<li>(What to run.*?)</li>", html.render(found, []))
@@ -297,7 +297,10 @@ def test_llmperf_s_files_have_its_names(tmp_path: Path) -> None:
 def test_a_planted_difference_names_topology_prompt_and_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One different token gives exit code 1, and an error on stderr, in JSON and on the page, with its place."""
+    """One different token in a server's answer gives exit code 1, and an error on stderr, in JSON and on the page.
+
+    The error names the topology, the prompt and the token's position.
+    """
     settings = config(
         tmp_path,
         topologies=(Topology.TARGET, Topology.FUSED),
@@ -333,7 +336,7 @@ def _answer(endpoint: str | None, model_id: str, text: str, *token_ids: int) -> 
 
 
 def test_only_servers_of_the_same_model_are_compared() -> None:
-    """Answers are compared if their models are the same: by tokens if both servers send them, else by text."""
+    """Answers are compared only if the servers' models are the same: by tokens if both send them, else by text."""
     ours, same = _answer(None, "m", "ab", 1, 2), _answer("a", "m", "ab")
     unknown, others = _answer("b", "", "zz"), [_answer("c", "n", "yy", 9), _answer("d", "n", "yx")]
     agreement = check_agreement([ours, same, unknown])
@@ -366,7 +369,7 @@ def kept(sample: Sample) -> Sample:
 
 
 FIRST = "fused (draft draft, gamma 3), structured, rtt 0 ms, concurrency 1"
-"""Cell that some entries of `DOUBTS` change, by its name in reports."""
+"""Name, as in reports, of the server and conditions whose sample some entries of `DOUBTS` change."""
 DOUBTS: dict[str, tuple[Callable[[Sample], Sample], str]] = {
     "none": (lambda sample: sample, ""),
     "spread": (lambda it: slowed(it, 4.0) if it.repeat else it, "The machine was busy or unsteady: "),
@@ -442,11 +445,11 @@ SHOWN = {
     "tokens /pass": ("mean_acceptance_length", 1.0),
     "speed-up": ("speedup", 1.0),
 }
-"""Columns of the page's tables of speed: the field of results.json, and the unit in which the page shows it."""
+"""Heading of each column in the page's tables of speed: its field in results.json, and the factor to its unit."""
 
 
 def speeds(page: str) -> list[dict[str, str]]:
-    """Return the rows of the page's tables of speed, by their columns' headings."""
+    """Return the rows of the page's tables of speed, each by the headings of the columns."""
     found = []
     for table in re.findall(r"<caption>[^<]* prompts: speed</caption>(.*?)</table>", page, re.DOTALL):
         heading, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", table))
@@ -455,7 +458,7 @@ def speeds(page: str) -> list[dict[str, str]]:
 
 
 def test_page_csv_and_json_agree(sweep: Path) -> None:
-    """Page, CSV and JSON have the same figures for every cell, to the digits that the page shows."""
+    """Page, CSV and JSON have the same figures for each server and condition, to the digits that the page shows."""
     cells = json.loads((sweep / "results.json").read_text())["cells"]
     with (sweep / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -494,7 +497,7 @@ def test_unwritable_directory_is_refused_at_once(tmp_path: Path) -> None:
 
 
 FULL = Path("/dev/full")
-"""File that takes no byte, as on a full disk."""
+"""Device that takes no byte, as a full disk."""
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here, which only Linux has")
@@ -533,7 +536,7 @@ def test_figures_survive_a_full_disk(
 
 @pytest.mark.parametrize(("slowdown", "count"), [(1.0, "6 of 6 medians"), (3.0, "4 of 6 medians")])
 def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: float, count: str) -> None:
-    """The table by load says how many median speeds are at least 0.97 of the target alone's, and which is lowest."""
+    """The table by load says how many median speeds are at least 0.97 of the target alone's, and names the lowest."""
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
     found = changed(settings, lambda it: slowed(it, slowdown) if is_of(Topology.POOL, it) else it)
@@ -545,7 +548,7 @@ def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: flo
 
 @pytest.mark.parametrize(("place", "message"), [("gone.md#a", "cannot be read"), ("page.md#b", "has the parts a,")])
 def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str) -> None:
-    """A Markdown page into which results are written is checked before a comparison starts."""
+    """A Markdown page to write results into is checked before a comparison: it must exist and have the named part."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text("<!-- bench: a -->\n<!-- /bench -->\n")
     assert page_part("page.md#a") == (Path("page.md"), "a")
@@ -618,7 +621,10 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """The page shows conditions and verdict, each picture shows its conditions, and nothing is called emulated."""
+    """The page shows the conditions and whether all tokens are the same; each picture shows its conditions.
+
+    Nothing is called emulated.
+    """
     text = (sweep / "report.html").read_text()
     assert "EMULATED" not in text
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
@@ -636,9 +642,9 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
-    """A report on endpoints has only figures that can be measured at endpoints.
+    """A report on endpoints (servers that others run) has only figures that can be measured from outside.
 
-    Regression: a report on endpoints had a bound, negative round trips, and topologies that were not
+    Regression: a report on endpoints had a bound on speed, negative round trips, and topologies that were not
     started.
     """
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
@@ -708,9 +714,9 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, saved: list[Figure]) -> None:
-    """Pictures, tables and rows name emulation and conditions, since each may be shown without its page.
+    """Pictures, tables and rows say that times were emulated, and name their conditions: each may be shown alone.
 
-    None may pass for figures of this machine.
+    None may be taken for a measurement of this machine.
     """
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     output = written(findings(config(tmp_path, gammas=(1, 3), workload=workload, backend=EMULATED)))
@@ -727,7 +733,10 @@ def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, saved:
 def test_pictures_of_a_busy_machine_say_so(
     tmp_path: Path, saved: list[Figure], load: HostLoad, *, is_busy: bool
 ) -> None:
-    """Regression: the page alone warned, and a picture without its page showed a bar eight times above its bound."""
+    """Each picture of a busy machine has a note that says so, and no other picture has one.
+
+    Regression: the page alone warned, and a picture without its page showed a bar eight times above its bound.
+    """
     output = written(findings(config(tmp_path), load=load))
     notes = [figure.legends[0].get_title().get_text().replace("\n", " ") for figure in saved]
     assert len(notes) >= 3
@@ -737,14 +746,17 @@ def test_pictures_of_a_busy_machine_say_so(
 
 
 def test_no_two_panels_of_latencies_have_one_title(tmp_path: Path) -> None:
-    """Regression: six panels had the title "1 in flight, round trip 0 ms", and their figure's name stood once below."""
+    """Each panel of latencies has a title of its own, with the name of its figure.
+
+    Regression: six panels had the title "1 in flight, round trip 0 ms", and their figure's name stood once below.
+    """
     titles = [axes.get_title() for axes in latency_shares(findings(config(tmp_path))).axes]
     assert len(set(titles)) == len(titles) == 6
 
 
 @pytest.mark.parametrize("kinds", [TWO_KINDS, THREE_KINDS])
 def test_labels_of_bars_lie_on_no_bar_and_on_no_bound(tmp_path: Path, kinds: tuple[PromptSet, ...]) -> None:
-    """Labels of bars lie on nothing, and within the panel.
+    """Labels of bars overlap neither bars, lines of bounds nor one another, and stay within the panel.
 
     Regression: white plates at the foot of each bar hid what lay below them, and labels of narrow bars ran into one
     another.
@@ -768,7 +780,7 @@ def test_labels_of_bars_lie_on_no_bar_and_on_no_bound(tmp_path: Path, kinds: tup
 
 
 def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
-    """The axis of a rate names the number of clients.
+    """The axis of a rate (tokens per second) names the number of requests in flight.
 
     Regression: tokens per second of --concurrency 4 had an axis with "one client".
     """
@@ -780,8 +792,8 @@ def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
 def test_pictures_and_tables_have_one_inter_token_latency(tmp_path: Path) -> None:
     """Pictures and tables have the same inter-token latency.
 
-    Regression: the picture had gaps between messages as ITL, which with speculation are several times as
-    long.
+    Regression: the picture showed gaps between messages, which with speculation are several times as long as those
+    between tokens.
     """
     measured = findings(config(tmp_path))
     axes = next(each for each in latency_shares(measured).axes if "structured: ITL" in each.get_title())

@@ -17,7 +17,7 @@ NOTHING = Prefix((), 0)
 
 
 class Request:
-    """A request with a name, for an admission without an engine."""
+    """A request that an admission without an engine can hold."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Request:
 
 
 class Desk:
-    """An admission, and its requests by name; a1 is a request of account a."""
+    """An admission and its requests by name; the first letter of a name is the request's account."""
 
     def __init__(self, *, num_slots: int, max_waiting: int) -> None:
         self.admission: Admission[Request] = Admission(num_slots=num_slots, max_waiting=max_waiting)
@@ -54,7 +54,7 @@ class Desk:
                 self.admission.enqueue(self.requests[name])
 
     def require_consistent(self) -> None:
-        """Require that slots, holders, kept prefixes and queue fit one another."""
+        """Require that slots, running requests, kept prefixes and queue fit one another."""
         admission = self.admission
         held = [holder.slot for holder in admission.running if holder.slot is not None]
         assert sorted([*held, *admission._free]) == list(range(admission.num_slots))
@@ -95,7 +95,7 @@ def test_a_freed_slot_goes_to_the_account_with_fewest() -> None:
 
 
 def test_an_account_with_several_slots_gives_one_to_an_account_that_has_none() -> None:
-    """An account without a slot gets one of the account with most, whose session with fewest tokens gives it up."""
+    """An account without a slot gets one of the account with most slots, by the session there with fewest tokens."""
     desk = Desk(num_slots=3, max_waiting=20)
     desk.ask("a0", "a1", "a2", "a3")
     assert desk.running() == ["a0", "a1", "a2"]
@@ -163,7 +163,7 @@ def test_one_account_is_served_as_it_came() -> None:
 
 
 def test_a_full_queue_prefers_callers_with_less() -> None:
-    """An account with many waiting requests cannot keep other accounts out of a full queue."""
+    """In a full queue, a request of an account with few takes the place of one of an account with many."""
     desk = Desk(num_slots=1, max_waiting=3)
     desk.ask("a0")
     assert desk.running() == ["a0"]

@@ -1,4 +1,4 @@
-"""An audit of a model's own output calls every token its choice, and finds each token that was changed."""
+"""An audit (was each token the model's choice?) confirms a model's own output, and finds each changed token."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ async def audits_of(engine: TargetEngine, request: GenerationRequest, output: Se
 async def test_all_tokens_of_an_output_are_choices(
     engine: TargetEngine, mode: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An output is its model's choice at every place, also if it is read in parts, or a slot holds its beginning."""
+    """Each token of an output is found to be its model's choice, however it is read.
+
+    It may be read in parts, or while a slot still holds the output's beginning.
+    """
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", chunk)
     tokens, _ = await completed(engine, wanted(mode))
     for _ in range(2):
@@ -111,7 +114,7 @@ def test_the_prompt_is_not_audited() -> None:
 
 
 async def test_windows_leave_no_rounding_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that computes whole windows gives equal margins, to the bit, in whatever parts an output is read."""
+    """A backend that computes in fixed windows gives margins of equal bits, in whatever parts an output is read."""
     backend = TorchBackend(tiny_model("llama").to(torch.bfloat16), num_slots=2, max_length=64, windows=Windows(16, 2))
     found = []
     async with running(TargetEngine(SlotDecoder(backend))) as engine:

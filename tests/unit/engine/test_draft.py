@@ -1,4 +1,4 @@
-"""The draft engine's loop: rounds, commits that keep or drop the chain, and full contexts."""
+"""The draft engine's loop: rounds, commits that agree with the drafted tokens (the chain) or not, and full contexts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_round_goes_on_after_a_commit(engine: DraftEngine, committed: li
 async def test_a_running_step_counts_if_its_chain_lives(
     engine: DraftEngine, proposer: ScriptedProposer, committed: list[int], lengths: list[int]
 ) -> None:
-    """If a commit drops the chain while a step extends it, the token of that step is dropped too."""
+    """The token of a running step counts only if a commit meanwhile agrees with the drafted tokens before it."""
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, 2)
     proposer.gate.close()
@@ -94,7 +94,10 @@ async def test_a_round_ends_with_what_it_has_once_its_session_is_held(
 async def test_commits_of_held_sessions_do_not_wake_the_loop(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: each commit of each held session made the loop look at all of them, on the target's own core."""
+    """A commit does not wake the draft engine's loop for a session whose drafting is off (held).
+
+    Regression: each commit of each held session made the loop look at all of them, on the target's own core.
+    """
     wakes: list[int] = []
     held, drafting = (engine.open([1, 2, 3], GREEDY) for _ in range(2))
     await engine.propose(drafting, 1)
@@ -108,7 +111,7 @@ async def test_commits_of_held_sessions_do_not_wake_the_loop(
 async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> None:
     """Drafting ends where the draft's context is full; the target then continues alone.
 
-    A chain of 40 tokens can be extended once and a longer one not at all.
+    A chain whose sequence has 40 tokens can be extended once, and a longer one not at all.
     """
     session = engine.open(list(range(39)), GREEDY)
     assert list(await engine.propose(session, 8)) == tokens_at(39, 2)

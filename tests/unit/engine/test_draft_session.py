@@ -1,4 +1,4 @@
-"""A draft session's chain and branches, compared with a naive model and with the target's draft tree.
+"""A draft session's chain of tokens and its branches, compared with a naive model and with the target's draft tree.
 
 Also: which tokens it sends and when, since a message must save more time than it costs.
 """
@@ -25,7 +25,7 @@ from specdec.inference.speculation.tree import Branch, DraftTree
 from tests.support.scripted import until
 
 NUM_TOKENS = 3
-"""Few different tokens, so that commits often follow a branch."""
+"""Number of different tokens: so few that commits often follow a branch."""
 MARK = 99
 
 token = st.integers(0, NUM_TOKENS - 1)
@@ -40,7 +40,7 @@ actions = st.one_of(
 
 
 def survivors(paths: Sequence[list[int]], committed: list[int]) -> list[list[int]]:
-    """Return the paths that begin with all committed tokens, each without them."""
+    """Return, of the paths that begin with all committed tokens, the rest after these."""
     return [path[len(committed) :] for path in paths if path[: len(committed)] == committed]
 
 
@@ -205,7 +205,7 @@ def test_a_deep_branch_is_sent_in_portions() -> None:
 
 
 def test_a_branch_that_arrives_too_late_is_not_begun() -> None:
-    """A draft begins no branch that would arrive too late.
+    """A draft begins no branch (a second guess for a token) that would arrive after it is needed.
 
     Regression: at a round trip of 40 passes, 20 % of all messages were branches that arrived too late.
     """
@@ -229,7 +229,7 @@ def test_a_step_of_a_lost_branch_is_dropped() -> None:
 
 
 class DoubtfulProposer:
-    """Proposer of tokens with margin 0; each draft token is the length of its sequence."""
+    """Proposer that is unsure of all its tokens; each draft token is the length of its sequence, its runner-up 50."""
 
     num_slots = 2
     num_branches = 2
@@ -272,7 +272,7 @@ SURE, UNSURE = 20.0, 0.05
 
 
 class Blind(Confidence):
-    """Confidence that learns nothing: a token of margin `SURE` is accepted for certain, another with 10 %."""
+    """Estimate of acceptance that learns nothing: 1 for a token of margin `SURE`, 0.1 for any other."""
 
     def rate(self, token: DraftToken) -> float:
         return 1.0 if token.margin == SURE else 0.1

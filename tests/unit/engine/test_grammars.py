@@ -1,4 +1,4 @@
-"""Grammars in the engine are compiled in bounded threads; a failure ends one request, with an error."""
+"""The engine compiles grammars in a bounded number of threads; a failure ends one request, with an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, gram
 
 
 class SlowCompiler(GrammarCompiler):
-    """Compiler that waits until the test lets it go on; `slow` is the only grammar that waits, None: all do."""
+    """Compiler that waits for the test to go on: only with the grammar `slow`, or with every grammar if it is None."""
 
     slow: Grammar | None = None
 
@@ -77,7 +77,7 @@ def grammar_of(i: int) -> Grammar:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the source of each grammar is added that is compiled in the trial process."""
+    """Return a list, which gets the source of each grammar that the process for trials compiles."""
     tried, survives = list[str](), grammar_trial._survives
 
     def note(source: str, is_awaited: Callable[[], bool]) -> bool:
@@ -90,7 +90,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_a_burst_with_a_few_grammars_is_answered(trials: list[str]) -> None:
-    """A burst of requests with grammars is answered where the queue has room, and equal grammars are tried once.
+    """A burst of requests with grammars is answered where the queue has room, and equal grammars are compiled once.
 
     Regression: every request took one of 16 places for compiling, whatever its grammar, and 82 of 200 were refused.
     """
@@ -120,7 +120,7 @@ async def test_a_known_grammar_waits_for_no_trial() -> None:
 
 
 async def test_equal_grammars_are_ready_together_whoever_asked_first() -> None:
-    """A request whose grammar another request has tried goes on at once, though its own turn is far off."""
+    """A request goes on as soon as another one's equal grammar is compiled, though its own turn is far off."""
     compiler = SlowCompiler()
     grammars = Grammars(compiler)
     compiler.slow, order = grammar_of(0), list[int]()
@@ -170,10 +170,10 @@ BOMB = "start: T\nT: " + " & ".join(f"/(.|\\n)*[c-z]{{{i}}}(.|\\n)*/" for i in r
 
 
 async def test_a_trial_ends_for_another_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial that takes too long while another account waits is ended, and the error allows a retry.
+    """A grammar that compiles too long while another account waits is given up, and its error allows a retry.
 
     Regression: limits were of CPU time alone, so on a busy machine one grammar of another account cost 12 s and a
-    refusal. Here the bomb may take 60 s of CPU.
+    refusal. Here the bad grammar may take 60 s of CPU.
     """
     monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 60)
     monkeypatch.setattr(grammar_trial, "TRIAL_BYTES", 8 << 30)
@@ -192,7 +192,7 @@ async def test_a_trial_ends_for_another_account(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_the_words_are_ready_before_the_first_request() -> None:
-    """The tables that all grammars share are made at the start, and a tokenizer without such tables ends no server.
+    """The tables that all grammars share are made at the start; a tokenizer that has none does not end the server.
 
     Regression: the first request on a busy machine waited for them, and was told that other grammars were compiled.
     """
@@ -208,7 +208,7 @@ async def test_the_words_are_ready_before_the_first_request() -> None:
 async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A matcher that refuses a token that it allowed ends its session with INTERNAL, and no other session."""
+    """If a matcher refuses a token that it allowed, its session ends with INTERNAL, and no other session does."""
     lying = COMPILER.compile(WORDS)
     monkeypatch.setattr(lying, "_go_to", lambda tokens: max(0, len(tokens) - 1))
     session = engine.open(REQUEST, grammar=lying)

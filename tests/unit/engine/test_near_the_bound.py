@@ -1,4 +1,4 @@
-"""The real scheduler, on a virtual clock, comes near the bound of docs/bound.md and never exceeds it."""
+"""The real scheduler, on a virtual clock, comes near the bound on speed of docs/bound.md and never exceeds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.virtual import WINDOW, Outcome, Scenario, drawn, outcome_of
 NUM_TOKENS = 64
 STEP_S = 0.003
 SHARE = 0.8
-"""Least share of the bound, which docs/bound.md states."""
+"""Least share of the bound's speed that docs/bound.md promises."""
 
 
 def cost(num_sessions: int, num_rows: int) -> float:
@@ -22,7 +22,7 @@ def cost(num_sessions: int, num_rows: int) -> float:
 
 
 def num_answers(outcome: Outcome) -> tuple[int, float]:
-    """Return how many answers are complete, and the second at which the last of them was."""
+    """Return how many answers are complete, and the second at which the last of them ended."""
     counts = itertools.accumulate(number for _, number in outcome.marks)
     ends = [at for (at, _), count in zip(outcome.marks, counts, strict=True) if count % NUM_TOKENS == 0]
     return len(ends), ends[-1]
@@ -33,7 +33,7 @@ def bound_s(number: int, alpha: float, rtt_s: float) -> float:
 
     Args:
         number: number of the answer; it decides which draft tokens are right.
-        alpha: share of the draft tokens that are right.
+        alpha: probability that a draft token is right.
         rtt_s: seconds of a round trip.
     """
     costs = Costs(tuple(cost(1, width) for width in range(1, WINDOW + 2)), step_s=1.1 * STEP_S)

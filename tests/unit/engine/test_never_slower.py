@@ -1,7 +1,8 @@
-"""Drafting with the default setting is never slower than plain decoding, whatever the cause, and keeps its gains.
+"""Drafting with the default `--drafting measured` is never slower than plain decoding, and keeps its gains.
 
 Each scenario runs the real engine, pool, tree and batching on a virtual clock (tests/support/virtual.py), with the
-costs and the contention that it names. Figures are equal on every machine.
+times of passes and the neighbours that it names, so that figures are equal on every machine. A try is a time in which
+drafting that was stopped is measured again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.support.virtual import Outcome, Scenario, changing, drawn, outcome_of
 
 WINDOW_S = 5
 LONG_S = 24.0
-"""Length of runs in which the first try, or the first burst, is too large a share of a short run."""
+"""Length of runs in seconds, in which the first try of drafting would be too large a share of a shorter run."""
 
 
 def cpu(num_sessions: int, num_rows: int) -> float:
@@ -92,7 +93,7 @@ QUICK = {"one core, 4 streams", "two sessions of an edge", "2 streams"}
 
 
 def cases(scenarios: dict[str, Scenario]) -> list[object]:
-    """Return the names of scenarios, most of them for `make test-release`."""
+    """Return the names of scenarios as test parameters; all but QUICK ones run only before a release."""
     return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.release]) for name in scenarios]
 
 
@@ -117,7 +118,10 @@ def test_a_gain_is_kept(name: str) -> None:
 
 @pytest.mark.release
 def test_idle_time_earns_no_tries() -> None:
-    """Regression: tries could lose a share of all time, so a server with little work lost far more of its work."""
+    """Tries of drafting may cost a share of the time in which the server works, not of idle time.
+
+    Regression: tries could lose a share of all time, so a server with little work lost far more of its work.
+    """
     scenario = Scenario(
         large_cpu, lambda now: 64 * (now % 20 < 4), always(0.6), alpha=0.55, shares=True, length=SHORT, seconds=60.0
     )
@@ -127,7 +131,7 @@ def test_idle_time_earns_no_tries() -> None:
 
 @pytest.mark.release
 def test_drafting_comes_and_goes_with_a_neighbour() -> None:
-    """Drafting stops while a neighbour takes the cores, and goes on afterwards."""
+    """Drafting stops while another program takes the cores, and goes on afterwards."""
     scenario = Scenario(cpu, streams(4), lambda now: 1.4 if 4 < now < 8 else 0.0, alpha=0.75)
     plain, today, ours = (run(scenario, mode) for mode in (None, ALWAYS, MEASURED))
     assert ours.num_tokens() > today.num_tokens()
@@ -170,7 +174,10 @@ def test_a_right_prediction_gains() -> None:
 
 
 def test_requests_without_drafts_decide_nothing() -> None:
-    """Regression: beside an idle worker, requests with gamma 0 had drafting switched off for those that want it."""
+    """Requests with gamma 0, which have no drafts, do not switch drafting off.
+
+    Regression: beside an idle worker, they had drafting switched off for requests that want it.
+    """
     outcome = outcome_of(Scenario(cpu, streams(4), gamma=0, seconds=3.0), MEASURED)
     assert outcome.num_tokens() > 0
     assert outcome.drafting.num_switches == 0

@@ -1,4 +1,4 @@
-"""The draft pool assigns sessions to workers by their useful draft tokens, not by the slots that they claim."""
+"""The pool gives sessions to draft workers by their accepted draft tokens, not by the slots that they claim."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NUM_TOKENS = 300
 
 
 class GoodWorker(SilentWorker):
-    """Worker that proposes the target's own tokens."""
+    """Worker that proposes the target's own tokens, all right."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -60,7 +60,7 @@ async def pool() -> AsyncGenerator[DraftPool, None]:
 
 
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
-    """Return a request's tokens, and the percentage of commits in its second half that verified draft tokens."""
+    """Return a request's tokens, and the percentage of the later half of its commits that verified draft tokens."""
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
@@ -78,7 +78,7 @@ class FullWorker(SilentWorker):
 
 @pytest.mark.parametrize("kind", [SilentWorker, FullWorker])
 async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool: DraftPool) -> None:
-    """A worker that claims many slots gets no more sessions than it drafts for.
+    """A worker that claims many slots gets no more sessions than it sends useful tokens for.
 
     Regression: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session.
     """
@@ -123,7 +123,7 @@ async def test_a_silent_worker_costs_nothing(pool: DraftPool) -> None:
 
 
 async def test_a_line_about_a_session_names_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
-    """The log line about a session that decodes alone has the id of that session's request.
+    """The log line about a session that decodes without drafts has the id of that session's request.
 
     Regression: it had the id of another request or worker, by whose arrival or end the session had got its worker.
     """
@@ -180,7 +180,7 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """Proposals that a worker sent before a session was taken from it and given back have no effect.
+    """If a worker loses a session and gets it again, proposals that it sent before have no effect.
 
     Regression: a session had the same id again, so old branches were taken for new ones.
     """
@@ -206,7 +206,7 @@ async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None
 
 
 class PrivateWorker(SilentWorker):
-    """Worker that drafts for the requests of its own connection."""
+    """Worker that drafts only for the requests of its own connection, as the worker of a client does."""
 
     scope = "alice 1/"
 
@@ -251,7 +251,7 @@ async def test_early_drafts_are_bounded(pool: DraftPool) -> None:
 
 
 async def test_early_drafts_end_by_themselves(pool: DraftPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft tokens whose request does not come are dropped in time, whether or not their worker sends more.
+    """Draft tokens that come before their request are dropped after a time, whether or not their worker sends more.
 
     Regression: the time was looked at when the same worker sent again, and then one request's tokens were dropped.
     """
@@ -336,9 +336,9 @@ class CrowdedEngine(TargetEngine):
 @pytest.mark.parametrize("num_slots", [2, 8])
 @pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
 async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots: int) -> None:
-    """A crowded target drafts in rounds with a worker whose tokens were often accepted, if a request allows it.
+    """A target with many sessions drafts in rounds with a worker whose tokens were often accepted.
 
-    A request that asks to run ahead does so.
+    A request that asks to run ahead does so; a worker of which no token was accepted yet runs ahead too.
     """
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
@@ -354,7 +354,7 @@ async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots
 
 
 async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In rounds that the target itself chose, it waits only a moment for a silent worker."""
+    """In rounds that the target has chosen, not the request, it waits only `PATIENCE_S` for a silent worker."""
     monkeypatch.setattr(help_module, "PATIENCE_S", 0.05)
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
@@ -369,7 +369,7 @@ async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.Mo
 async def in_a_long_pass(
     request: GenerationRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[DraftPool, None]:
-    """Yield a pool, while a request's pass has lasted for longer than `PATIENCE_S`; the target chooses rounds."""
+    """Yield a pool at a target that chooses rounds, while a pass over `request` takes longer than `PATIENCE_S`."""
     monkeypatch.setattr(help_module, "PATIENCE_S", 0.05)
     monkeypatch.setattr(help_module, "FIRST_SESSIONS", 0)  # a new worker counts as one with accepted tokens
     decoder = ScriptedDecoder(num_slots=8)
@@ -388,10 +388,10 @@ async def in_a_long_pass(
 
 
 async def test_a_hand_over_in_a_long_pass_gives_the_worker_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is handed a session has `PATIENCE_S` from then on for its first proposal.
+    """A worker that is given a session has `PATIENCE_S` from then on for its first proposal.
 
     Regression: the wait began at the session's last commit. After a pass that was longer than it, the worker lost the
-    session in the moment of the hand-over, and half of its trust.
+    session in the moment in which it got it, and half of its trust (the number of sessions that it may have).
     """
     request = replace(named(""), draft_session="", schedule=None, max_new_tokens=NUM_TOKENS)
     async with in_a_long_pass(request, monkeypatch) as pool:
@@ -406,7 +406,7 @@ async def test_a_hand_over_in_a_long_pass_gives_the_worker_its_time(monkeypatch:
 async def test_a_private_workers_first_proposal_may_come_in_a_long_pass(
     branch: Branch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A private worker that proposes in a long pass gets the session; if it proposes nonsense, it loses that session.
+    """A client's own worker that proposes during a long pass gets the session, and loses it if the proposal is invalid.
 
     Regression: it lost the session before the proposal was looked at, and if that was nonsense as well, a KeyError
     ended the worker's stream, and with it its drafts for all other sessions.
@@ -423,7 +423,7 @@ async def test_a_private_workers_first_proposal_may_come_in_a_long_pass(
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, early: bool, schedule: Schedule) -> None:
-    """A request that its private worker declines, early or late, gets a pool worker."""
+    """A request that its client's own worker declines, before the request comes or after, gets a pool worker."""
     private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
     pool.attach(private)
     pool.attach(good)

@@ -42,7 +42,7 @@ def torch_backend(*, seed: int = 1, num_slots: int = 3) -> TorchBackend:
 
 
 class Unforkable:
-    """Slot model that cannot copy slots; a pass that the test makes fail writes nonsense first."""
+    """Slot backend that cannot copy slots; a pass that the test makes fail writes nonsense into the slots first."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self.backend = backend
@@ -68,7 +68,7 @@ class Unforkable:
 
 
 class Forkable(Unforkable):
-    """Slot model that can copy slots; a pass or copy that the test makes fail writes nonsense first."""
+    """Slot backend that can copy slots; a pass or copy that the test makes fail writes nonsense first."""
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         self.backend.fork(source_slot, destination_slot, start, end)
@@ -132,7 +132,10 @@ async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: in
 async def cached(
     engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None
 ) -> tuple[int, list[Commit]]:
-    """Send a request; return its number of cached prompt tokens, and its commits: all, or `leaves_after` + 1."""
+    """Send a request; return its number of cached prompt tokens and its commits.
+
+    If `leaves_after` is set, the client leaves after one commit more than that.
+    """
     commits: list[Commit] = []
     num_cached = 0
     async with aclosing(engine.generate(request)) as stream:
@@ -248,7 +251,7 @@ def test_a_draft_distrusts_positions_after_a_failed_pass() -> None:
 
 
 class Rereading(Unforkable):
-    """Slot model that decides whether to continue from the tokens in a slot, or to read the whole prompt again."""
+    """Slot backend that says whether to go on from a slot's tokens; else the whole prompt is read again."""
 
     max_pass_tokens, prompt_chunk_tokens, pays = 8, 0, False
 
@@ -340,7 +343,7 @@ def prompts(history: Sequence[Asked]) -> list[GenerationRequest]:
 
 
 async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Asked]) -> None:
-    """Send all requests of a history, and compare each answer with that of the target alone."""
+    """Send all requests of a history; check that each answer, or its read part, is that of the target alone."""
     requests = prompts(history)
     running: list[asyncio.Task[tuple[int, list[Commit]]]] = []
     for each, wanted in zip(history, requests, strict=True):
@@ -382,7 +385,7 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
         asyncio.run(one(history))
 
     async def one(history: list[Asked]) -> None:
-        """Run one history on a new engine, which must not reuse the tokens that earlier ones left in the slots."""
+        """Run one history on a new engine, which must not reuse tokens that earlier histories left in the slots."""
         engine = TargetEngine(decoder, EngineLimits(gamma=3, prefix_caching=caching))
         engine.start()
         try:
@@ -404,7 +407,7 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
 
 
 class Doubtful(ModelProposer):
-    """Draft model whose tokens all have small margins, so that branches begin at every token."""
+    """Draft model that is unsure of all its tokens (small margins), so that branches begin at every token."""
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """Return tokens with a small margin, each with the next id as its runner-up."""

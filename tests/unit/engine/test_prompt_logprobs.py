@@ -1,4 +1,4 @@
-"""A prompt's log-probabilities equal those of one forward over it, whether it is read whole, in parts or again."""
+"""A prompt's log-probabilities are those of one forward over it, whether it is read whole, in parts or again."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 async def test_one_poisonous_session_ends_alone() -> None:
     """If a session makes steps fail, only this session ends.
 
-    Regression: a MemoryError that one wide request caused ended eight users' answers with INTERNAL.
+    Regression: a MemoryError that one large request caused ended eight users' answers with INTERNAL.
     """
 
     def poison(turns: Sequence[Turn]) -> Exception | None:
@@ -82,7 +82,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
 
 
 class PoisonedProposer:
-    """Proposer that begins a branch at every token, and raises for sequences that begin with token 0."""
+    """Proposer that begins a branch at every token, and raises for sequences that begin with token 0 (poisoned)."""
 
     num_slots, num_branches, max_length = 4, 2, 100
 
@@ -118,7 +118,7 @@ async def test_a_failure_that_passes_is_only_a_pause(caplog: pytest.LogCaptureFi
 
 
 def onnx_runs_out(*, is_arena: bool) -> None:
-    """Ask ONNX Runtime for more memory than any machine has, from its arena or from the system."""
+    """Ask ONNX Runtime for more memory than any machine has: from its arena, or else from the system."""
     size = helper.make_tensor_value_info("size", TensorProto.INT64, [1])
     zeros = helper.make_tensor_value_info("zeros", TensorProto.FLOAT, ["size"])
     graph = helper.make_graph([helper.make_node("ConstantOfShape", ["size"], ["zeros"])], "huge", [size], [zeros])
@@ -191,7 +191,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 async def test_an_engine_with_a_broken_loop_reports_it() -> None:
     """An engine whose loop has ended by an error reports that it is broken.
 
-    Regression: a missing verdict ended the loop, and every request got the error of a shutdown.
+    Regression: a pass that gave one result too few ended the loop, and every request got the error of a shutdown.
     """
 
     class Short(ScriptedDecoder):
@@ -228,7 +228,7 @@ async def test_an_endless_pass_delays_no_other_work() -> None:
 
 
 class NanBackend:
-    """Slot model whose logits are NaN from some position on."""
+    """Slot backend whose logits are NaN from some position on."""
 
     vocab_size, num_slots, max_length, slot_bytes = 32, 4, 64, 0
 

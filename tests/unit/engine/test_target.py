@@ -76,7 +76,7 @@ async def test_refuses_a_token_below_zero(engine: TargetEngine) -> None:
 async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
     """A request that is cancelled during its pass leaves nothing: a pass cannot be interrupted.
 
-    The pass's result is dropped, and the slot's next holder gets nothing of it.
+    The pass's result is dropped, and the next request in the slot gets nothing of it.
     """
     decoder.gate.close()
     given_up = asyncio.create_task(finish(engine, request(20)))

@@ -1,4 +1,4 @@
-"""A target's session and its draft worker: when proposals arrive, how long to wait, what is acknowledged."""
+"""A request's session at the target and its draft worker: arrival of proposals, waits for them, acknowledgements."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def drafted_session(clock: Clock, *, max_new_tokens: int = 500) -> TargetSession
 
 
 def take_pass(session: TargetSession, clock: Clock, verdict: Verdict) -> None:
-    """Apply the verdict of a pass that takes 10 ms."""
+    """Apply the result of a pass that takes 10 ms."""
     turn = session.next_turn()
     assert turn is not None
     started, clock.now = clock.now, clock.now + 0.01
@@ -54,7 +54,7 @@ def take_pass(session: TargetSession, clock: Clock, verdict: Verdict) -> None:
 
 
 def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
-    """Reject 30 proposals, each of which arrives `delay_s` after the previous rejection."""
+    """Let a worker send 30 proposals, each `delay_s` after the one before was rejected."""
     for _ in range(30):
         take_pass(session, clock, Verdict((99,), 1, 0))
         clock.now += delay_s
@@ -94,7 +94,7 @@ async def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 
 
 def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
-    """Proposals that contradict committed tokens do not count as activity that keeps a slot.
+    """Proposals that contradict committed tokens do not count as activity, by which a silent session keeps its slot.
 
     Regression: one late branch a minute counted as a proposal, and so kept a slot for ever.
     """
@@ -117,7 +117,7 @@ def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
     ],
 )
 def test_dear_sessions_narrow_a_pass(clock: Clock, sampling: SamplingParams, width: int) -> None:
-    """A pass has fewer draft tokens where sampling parameters make each token cost much time.
+    """A pass verifies fewer draft tokens of a session whose sampling parameters make each token cost much time.
 
     Regression: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per
     token.

@@ -1,4 +1,4 @@
-"""Work before a request gets a slot, such as compiling grammars, has bounded threads, which accounts share."""
+"""Work before a request gets a slot, such as compiling grammars, has a bounded number of threads for all accounts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
 
 
 async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
-    """A free thread takes a job of the account with fewest running jobs; cancelled jobs are skipped."""
+    """A free thread takes a job of the account with fewest jobs at work; cancelled jobs are skipped."""
     threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
 
     def work(name: str) -> str:

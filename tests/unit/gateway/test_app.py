@@ -1,4 +1,4 @@
-"""OpenAI's formats, errors and limits at a gateway, without a model."""
+"""A gateway's API in OpenAI's formats, with its errors and limits, over scripted answers instead of a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = "Once upon a time!"
 async def client_of(
     completer: ScriptedCompleter, card: ModelCard = CARD, *, raises: bool = False, **settings: Any
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Yield an HTTP client of a gateway over a completer; with `raises`, the gateway's own errors are raised."""
+    """Yield an HTTP client of a gateway over a completer; with `raises`, its own exceptions reach the test."""
     served = gateway(completer, **settings)
     served.card = card
     transport = httpx.ASGITransport(create_app(served), raise_app_exceptions=raises)
@@ -82,7 +82,7 @@ SPECULATION = {
         "num_spec_tokens": 3,
     }
 }
-"""Summary of PASSES, in vLLM's form: passes of 2, 3 and 1 draft tokens, all but the last of each accepted."""
+"""Counts of PASSES in vLLM's form: passes with 2, 3 and 1 draft tokens, all but the last of each accepted."""
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -321,7 +321,7 @@ UNREACHABLE = errors.UnavailableError(
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:5: connection refused",
     address="10.0.0.7:5",
 )
-"""Error with two addresses, which clients must not read. Once only the first was removed from its message."""
+"""Error with two addresses of servers, neither of which clients may read; once only the first was removed."""
 FAILURES = {
     "too long": (errors.ContextLengthError("This model's maximum context length is 128"), 400, None, None),
     "invalid": (
@@ -627,7 +627,7 @@ PATHS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", PATHS)
 async def test_paths_have_only_the_names_of_the_body(name: str) -> None:
-    """A path leads through the body that was sent, and a suggestion is about its last part.
+    """The error about a field has its path in the body that was sent; a suggestion is about the path's last part.
 
     Regression: paths had validators' names, such as content.list[function-before[check(), TextPart]].0, and the name
     of a union's member; messages.1.id was asked whether it meant messages.
@@ -697,7 +697,10 @@ ODD_TYPES = {
 
 @pytest.mark.parametrize(("path", "body"), ODD_TYPES.values(), ids=ODD_TYPES)
 async def test_half_a_surrogate_pair_is_no_name_of_a_kind_either(path: str, body: str) -> None:
-    """Regression: an unknown type was quoted in an error that nothing could encode, and the answer was 500."""
+    """A `type`, a name or a field with half of a surrogate pair gets status 400, wherever it stands in the body.
+
+    Regression: an unknown type was quoted in an error that nothing could encode, and the answer was 500.
+    """
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
@@ -721,7 +724,7 @@ async def test_a_body_that_is_no_json_is_named(content_type: str, body: str, wor
 
 
 async def test_events_are_ascii() -> None:
-    """Events are ASCII, since httpx, which guidellm uses, takes U+2028 and U+0085 for ends of lines."""
+    """Events are ASCII only, since httpx, which guidellm uses, takes U+2028 and U+0085 for ends of lines."""
     text = "a\u2028b\u0085c\u00e9\U0001f600"
     response = await post(ScriptedCompleter([[text]]), "/v1/completions", {"prompt": "x", "stream": True})
     assert response.content.isascii()

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API without a model: blocks become messages, and a chat's answer becomes blocks."""
+"""Anthropic's Messages API, over scripted answers: blocks of a request become messages, and answers become blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def ask(completer: ScriptedCompleter, card: ModelCard = CARD, **body: Any)
 
 
 async def asked(card: ModelCard = CARD, **body: Any) -> CompletionRequest:
-    """Return the request that a body becomes."""
+    """Return the completer's request that a body of the Messages API becomes."""
     completer = ScriptedCompleter(PASSES)
     answer = await ask(completer, card, **body)
     assert answer.is_success, answer.text
@@ -195,7 +195,7 @@ async def test_an_answer_goes_on_with_what_the_client_has_begun() -> None:
 
 
 class Spelled(ScriptedCompleter):
-    """Completer whose tokens are words of seven letters for `WordCodec`, of which a stop string hid the last two."""
+    """Completer with words of seven letters as tokens (see `WordCodec`); a stop string has hidden the last two."""
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         async for event in super().complete(request):

@@ -207,7 +207,9 @@ class TestInBrowser:
 
     @pytest.mark.parametrize(("is_faulty", "found"), [(False, "identical: 6 of 6"), (True, "NOT identical: 2 of 6")])
     async def test_the_race_compares_tokens(self, browser: Page, is_faulty: bool, found: str) -> None:
-        """The race warms both ways up, runs each twice in alternating order, and gives a range.
+        """The page's race of answers with and without drafts warms both up, and runs each twice, in alternating order.
+
+        It gives the ratio of their speeds as a range.
 
         Regression: the first request of a fresh server was always the one without drafts, and the page said "14.06
         times as fast" where later races had 0.5 to 4.
@@ -235,7 +237,10 @@ class TestInBrowser:
             assert re.search(r"Equal runs differ by a factor of \d+\.\d: the machine is busy, repeat this$", words)
 
     async def test_a_race_without_draft_tokens_is_refused(self, browser: Page) -> None:
-        """Regression: with 0 draft tokens the race ran with the default number, and said "2.79 times as fast"."""
+        """A race with 0 draft tokens is refused.
+
+        Regression: it ran with the default number, and the page said "2.79 times as fast".
+        """
         completer = ScriptedCompleter([["a "]])
         async with page_of(completer, browser):
             await browser.run(f"{at('gamma')}.value = 0; {at('start_race')}.click()")
@@ -243,7 +248,10 @@ class TestInBrowser:
             assert completer.requests == []
 
     async def test_a_wait_for_the_first_token_is_shown(self, browser: Page) -> None:
-        """Regression: while a server had not begun to answer, nothing on the page moved."""
+        """While a server has not begun to answer, the page shows that it waits.
+
+        Regression: nothing on the page moved.
+        """
         completer = ScriptedCompleter([["a "]], gap_s=600)
         async with page_of(completer, browser):
             await send(browser)
@@ -253,7 +261,10 @@ class TestInBrowser:
             assert await text_of(browser, "waiting") == ""
 
     async def test_a_server_that_is_gone_is_named(self, browser: Page) -> None:
-        """Regression: the page said "Failed to fetch"."""
+        """If the server is gone, the page says so, and names the server.
+
+        Regression: the page said "Failed to fetch".
+        """
         async with page_of(ScriptedCompleter([["a "]]), browser) as address:
             pass
         await send(browser)
@@ -300,7 +311,7 @@ class TestInBrowser:
             assert browser.complaints == []
 
     async def test_the_policy_refuses_foreign_scripts_and_html(self, browser: Page) -> None:
-        """The content security policy refuses foreign scripts, and so protects the page even if a text became HTML."""
+        """The content security policy refuses foreign scripts, and would protect the page even if text became HTML."""
         async with page_of(ScriptedCompleter([]), browser):
             tries = "() => { document.body.innerHTML = '<p>'; }, () => document.body.setAttribute('onclick', 'x')"
             caught = "(attempt) => { try { attempt(); return 'done' } catch (error) { return error.name } }"
@@ -341,7 +352,7 @@ class TestInBrowser:
 
 
 class FaultyCompleter(ScriptedCompleter):
-    """Completer that, while `is_faulty`, gives other tokens with a draft than without, from the third token on."""
+    """Completer that, while `is_faulty`, gives other tokens with drafts than without, from the third token on."""
 
     is_faulty = False
 
@@ -352,7 +363,7 @@ class FaultyCompleter(ScriptedCompleter):
 
 
 class UnsteadyCompleter(ScriptedCompleter):
-    """Completer whose fourth and later requests, of which the first two only warm a race up, take much longer."""
+    """Completer whose requests from the fourth on take much longer; of a race, the first two are the warm-up."""
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         self._gap_s = 0.5 if len(self.requests) > 3 else 0.05

@@ -1,4 +1,4 @@
-"""The Responses API without a model: items become messages, and a chat's answer becomes items."""
+"""OpenAI's Responses API, over scripted answers: items of a request become messages, and an answer becomes items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients make of an answer is taken as a message of the next request, and no field of theirs changes the prompt.
+"""Messages that clients make of an answer are accepted in the next request, and their added fields change no prompt.
 
 The clients are real ones, over a socket; the model is scripted: it calls a function, or writes JSON, and then ends.
 """
@@ -45,7 +45,7 @@ class Answer(BaseModel):
 
 
 class Talker(ScriptedCompleter):
-    """Completer that calls f or writes JSON for a user's message, and says "Done." to all others."""
+    """Completer that calls f or writes JSON after a user's message, and says "Done." after any other."""
 
     def __init__(self) -> None:
         super().__init__([], reason=FinishReason.STOP)
@@ -95,7 +95,7 @@ async def streamed(completions: Any, **fields: Any) -> Any:
 
 
 async def added_up(completions: Any, **fields: Any) -> Any:
-    """Return the message that a loop of one's own makes of a stream: texts are joined, other fields are kept."""
+    """Return the message that a user's own loop makes of a stream: texts are joined, other fields are kept."""
     whole: dict[str, Any] = {}
     async for chunk in await completions.create(**fields, stream=True):
         add(whole, chunk.choices[0].delta.model_dump(exclude_unset=True))
@@ -126,7 +126,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_openais_messages_with_calls(talker: Talker, completions: Any, way: str, form: str) -> None:
-    """A message with a call goes back however openai's client gave it out.
+    """A message with a tool call may be sent back as openai's client gave it out, in each of the client's ways.
 
     Regression: `parsed_arguments` of parse, and `index` of streams, were refused with 400.
     """
@@ -160,7 +160,7 @@ def called(talker: Talker, name: str, content: str = "I look.", function: str = 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_openais_messages_with_json(talker: Talker, completions: Any, way: str, form: str) -> None:
-    """A message with JSON goes back however openai's client gave it out.
+    """A message with JSON may be sent back as openai's client gave it out, in each of the client's ways.
 
     Regression: `parsed` was refused with 400.
     """
@@ -177,7 +177,7 @@ async def test_openais_messages_with_json(talker: Talker, completions: Any, way:
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_litellm(talker: Talker, url: str, client: Any, provider: str, stream: bool) -> None:
-    """A loop over litellm appends its messages as they are.
+    """A loop over litellm may append litellm's messages as they are.
 
     Regression: `provider_specific_fields`, which it makes of our `refusal: null`, was refused with 400.
     """
@@ -257,7 +257,7 @@ OTHERS: dict[str, Any] = {
     "index": 0,
     "x" * 5000: 1,
 }
-"""Fields that clients and other servers add."""
+"""Fields that other clients and servers add to messages."""
 
 
 async def test_other_fields_of_a_conversation_change_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP without a model: requests to the completer, and answers made from its text."""
+"""Tools and reasoning over HTTP, with scripted text: what the completer is asked, and answers made from its text."""
 
 from __future__ import annotations
 
@@ -218,7 +218,10 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("effort", ["low", "medium"])
 async def test_an_effort_goes_to_templates_that_know_it(effort: str) -> None:
-    """Regression: every effort but medium was refused, also beside a template that knows it."""
+    """A `reasoning_effort` is passed on to a chat template that uses it.
+
+    Regression: every effort but medium was refused, also beside a template that knows it.
+    """
     completer, body = ScriptedCompleter(PASSES), {"reasoning_effort": effort}
     knows = replace(CARD, chat_template="{{ reasoning_effort }}{{ messages[0].content }}")
     assert (await ask(completer, body, knows)).is_success
@@ -253,7 +256,7 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 @pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
-    """Servers in the tutorials send a model's reasoning as content, since LLMPerf reads nothing else.
+    """Servers as in the tutorials send a model's reasoning as content, since LLMPerf reads nothing else.
 
     Regression: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended.
     """

@@ -1,4 +1,4 @@
-"""Errors of a gRPC client whose address has no gRPC server."""
+"""Errors of a gRPC client at whose address there is no gRPC server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions of handlers become statuses; an unexpected one is logged once, and clients do not get its text."""
+"""Exceptions of gRPC handlers become statuses; an unexpected one is logged once, and clients do not get its text."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """An expected error during a stream has the time to retry in its status, and is not logged."""
+    """An expected error during a stream gives a status with the time after which to try again, and is not logged."""
     async with serving() as (_, stub):
         call = stub.Generate(pb.GenerateRequest(), timeout=60)
         assert (await call.read()).WhichOneof("event") == "started"
@@ -137,5 +137,5 @@ async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
 
 
 def frames_of(*names: str) -> list[FrameType]:
-    """Return the stack frames of functions that the garbage collector knows: those in cycles are among them."""
+    """Return the stack frames of these functions that the garbage collector knows, those in cycles included."""
     return [each for each in gc.get_objects() if type(each) is FrameType and each.f_code.co_name in names]

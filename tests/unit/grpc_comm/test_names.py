@@ -1,4 +1,4 @@
-"""A client follows a file that lists its servers, and tolerates a file that is wrong for a while."""
+"""A client follows a file that lists its servers; once it has read a list, it tolerates a wrong file for a while."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ async def test_changes_of_a_file_of_addresses_are_followed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("lines", [[], ["# none"], ["a"], ["a:b"], ["a:0"], ["a:65536"], ["dns:///a:1"], [":1"]])
 async def test_an_invalid_list_is_an_error_at_first(tmp_path: Path, lines: Sequence[str]) -> None:
-    """An invalid list of servers is an error at the start.
+    """An invalid list of servers is an error at the client's start.
 
-    Later an empty file counts as being written, and the client keeps its servers.
+    Later an empty file counts as one that is being written, and the client keeps its servers.
     """
     path = tmp_path / "targets"
     put(path, "a:1")

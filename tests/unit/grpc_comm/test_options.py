@@ -1,4 +1,4 @@
-"""Time limits that the options of channels and servers set, each a tenth of the real one here."""
+"""Time limits that options of gRPC channels and servers set; the tests make each a tenth of the real one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
 
 @asynccontextmanager
 async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
-    """Run a server whose streams send the client's address every 0.1 s; `instead` replaces options."""
+    """Yield the address of a server whose streams send the client's address every 0.1 s; `instead` replaces options."""
 
     async def serve(request: object, context: Any) -> None:
         for _ in range(12):

@@ -1,4 +1,4 @@
-"""Limits on messages that a peer sends, and the end of calls whose peer does not read."""
+"""Limits on messages that a gRPC peer sends, and the end of calls whose peer does not read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.support.ports import listening
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
-"""Options of a channel that never reads: its receive window is five bytes."""
+"""Options of a channel that cannot read an answer: its receive window is five bytes."""
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 STALL_S = 0.3
 LIMIT = 1000

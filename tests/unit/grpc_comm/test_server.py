@@ -1,4 +1,4 @@
-"""Health that a server reports, and clients that watch it."""
+"""The health that a gRPC server reports, and clients that watch it."""
 
 from __future__ import annotations
 

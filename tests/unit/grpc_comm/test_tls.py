@@ -1,4 +1,4 @@
-"""TLS over real sockets: trust, errors that name the cause, and certificates replaced while in use."""
+"""TLS over real sockets: whom both sides trust, errors that name the cause, and certificates replaced while in use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def serving(credentials: grpc.ServerCredentials | None) -> AsyncGenerator[
 
 
 async def dial(address: str, tls: ClientTls | None) -> bool:
-    """Return whether a client with this TLS configuration reaches the server, and it reports SERVING."""
+    """Return whether a client with this TLS configuration reaches the server and finds it SERVING."""
     async with open_channel(address, None if tls is None else Credentials(tls)) as channel:
         await wait_until_ready(channel, address, timeout_s=2.0, tls=tls)
         return await is_serving(channel)
@@ -131,7 +131,7 @@ BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
 async def test_a_broken_pair_leaves_the_one_before(
     trust: Pki, caplog: pytest.LogCaptureFixture, spoil: Callable[[Pki], object], words: str
 ) -> None:
-    """If a certificate file becomes invalid, the earlier one stays in use; the error is logged once, and in metrics.
+    """If a certificate's file becomes invalid, the earlier one stays in use; the error is logged once, and counted.
 
     The next valid version is used. At the start, an invalid file is an error.
     """

@@ -1,4 +1,4 @@
-"""Panels of the Grafana dashboard sum over the right processes."""
+"""Panels of the Grafana dashboard count each request once, and show each service, draft, server and account."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 
 def test_a_relayed_request_is_counted_once() -> None:
-    """A request that passes through several processes is counted once, since panels sum over one role."""
+    """A request that passes through several processes is counted once, since panels sum over processes of one role."""
     role, instance = VARIABLES["role"], VARIABLES["instance"]
     assert not role["multi"]
     assert not role["includeAll"]

@@ -15,7 +15,10 @@ def test_a_file_that_cannot_be_written_to_its_end_is_removed() -> None:
 
 
 def test_a_file_that_cannot_be_opened_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: `--trace FILE` removed an older read-only file."""
+    """A file that cannot be opened for writing is left as it is.
+
+    Regression: `--trace FILE` removed an older read-only file.
+    """
     (old := tmp_path / "old.json").write_text("old")
 
     def refuse(*_: object, **__: object) -> None:

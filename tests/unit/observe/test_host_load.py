@@ -1,4 +1,4 @@
-"""The host's load counts other processes, but not the run and its children."""
+"""The load of a machine that a report shows counts other processes, but not the run itself and its children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters and histograms have vLLM's names, and a limited number of labels."""
+"""Counters and histograms have vLLM's names, and a limited number of time series."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNTS = Counts(bytes_up=30, bytes_down=20)
 
 
 class Completer:
-    """Completer that yields two passes, then `error` if it is set."""
+    """Completer that yields two passes of an answer, and then raises `error` if it is set."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -114,7 +114,7 @@ async def test_failures_and_clients_that_leave() -> None:
 
 
 class Slots:
-    """Load of an engine: 3 running requests, 1 waiting, 4 slots."""
+    """Load of an engine with four slots: three requests run, and one waits."""
 
     num_running, num_waiting, num_slots = 3, 1, 4
 
@@ -157,7 +157,7 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
 
 
 def test_there_are_at_most_max_gamma_draft_positions() -> None:
-    """A peer that reports more than MAX_GAMMA accepted tokens adds no time series."""
+    """A server that reports more than MAX_GAMMA accepted tokens in a pass adds no further time series."""
     metrics = Metrics("tiny")
     record = metrics.request()
     record.take(Commit(0, (7,) * 300, 300, 300))
@@ -195,7 +195,7 @@ async def test_requests_count_for_the_account_that_sent_them() -> None:
 
 
 def test_a_bounded_number_of_accounts_has_time_series() -> None:
-    """Only some accounts have time series of their own, since a gateway may name any number of users."""
+    """Only a bounded number of accounts has time series of its own, since a gateway may name any number of users."""
     metrics = Metrics("tiny")
     for number in range(2 * MAX_ACCOUNTS):
         metrics.count_account(f"user-{number}", "OK", 7)

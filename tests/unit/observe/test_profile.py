@@ -1,4 +1,4 @@
-"""The profile's times add up, percentiles equal numpy's, and its files agree."""
+"""The profile, a file of figures of each request: its times add up, percentiles are numpy's, and its files agree."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_acceptance_by_position_counts_each_place_of_a_proposal() -> None:
 
 
 def test_total_speed_is_over_wall_time() -> None:
-    """The total speed is over wall time: two requests at once gave 16 tokens in one second, not in two."""
+    """The total speed is over wall time: two requests at once give 16 tokens in one second, not in two."""
     both = [request(started=0.0, gaps=[0.5, 0.5]) for _ in range(2)]
     row = figures(both)
     assert row["tokens_per_s"] == pytest.approx(16.0)

@@ -1,4 +1,4 @@
-"""Figures of one request, from messages that arrive at known times."""
+"""Figures of one request, computed from messages that arrive at known times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_times_to_tokens_follow_from_times_of_messages() -> None:
 
 
 def test_acceptance_counts_only_passes_with_draft_tokens() -> None:
-    """Acceptance counts only passes that had draft tokens; a pass without any adds tokens, but no proposal."""
+    """Acceptance counts only passes with draft tokens; a pass without any counts as tokens, but not as a proposal."""
     stats = RequestStats()
     stats.take(Commit(0, (7,) * 3, 4, 2))
     stats.take(Commit(0, (7,) * 1, 2, 0))

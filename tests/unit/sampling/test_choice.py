@@ -1,4 +1,7 @@
-"""Noise has the documented bits, logits are processed as in Transformers, and a row depends on no other."""
+"""Noise, the random numbers that choose tokens, has the documented bits; logits are processed as in Transformers.
+
+A row's token depends on no other row of its batch.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def gumbel_of_hash(token_hash: int) -> float:
     ],
 )
 def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, outputs: list[int]) -> None:
-    """The noise of a row comes from SplitMix64's published outputs, with the row's key as the seed."""
+    """The hashes of a row's tokens are SplitMix64's published outputs, with the row's key as the seed."""
     values = gumbel_noise(np.array([seed]), np.arange(len(outputs)))
     assert [mix(seed + (i + 1) * GOLDEN) for i in range(len(outputs))] == outputs
     np.testing.assert_allclose(values, [gumbel_of_hash(output) for output in outputs], atol=1e-9)
@@ -256,7 +259,7 @@ def uniform_cube(first_seed: int) -> npt.NDArray[np.float64]:
 
 
 def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
-    """Return the p-value that `cells` are uniform over 0 .. num_cells-1."""
+    """Return the p-value of the hypothesis that `cells`, numbers below `num_cells`, are uniform."""
     counts, expected = np.bincount(cells, minlength=num_cells), len(cells) / num_cells
     return float(chdtrc(num_cells - 1, np.sum((counts - expected) ** 2) / expected))
 

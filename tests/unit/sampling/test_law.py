@@ -1,6 +1,7 @@
-"""Output of speculation has exactly the target's distribution, and does not depend on the draft.
+"""The output of speculation has exactly the target's distribution (its law), and does not depend on the draft.
 
-Right variants must pass one G-test, and plausible mistakes must fail it. Seeds are fixed, so results do not vary.
+Right variants must pass one G-test, and plausible mistakes must fail it. Tokens are chosen by noise: random numbers
+that follow from seed, position and token id alone. Seeds are fixed, so results do not vary.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def target_choices(sampling: SamplingParams = ASKED, noise_key: law.NoiseKey = l
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingParams) -> None:
-    """With shared noise, speculation has the target's distribution, and for each seed the target's own tokens."""
+    """With shared noise, speculation gives the target's distribution, and for each seed the target's own tokens."""
     target = choices("target", sampling)
     alone = law.decode(target)
     assert law.law_p_value(alone, TARGET, sampling) > ALPHA
@@ -96,7 +97,7 @@ def test_a_draft_that_samples_otherwise_changes_nothing(drafted: SamplingParams)
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_a_draft_equal_to_the_target_is_always_accepted(sampling: SamplingParams) -> None:
-    """A draft with the target's logits has all of its tokens accepted; fewer would mean noise of a wrong position."""
+    """A draft with the target's own logits has all of its tokens accepted; else noise would be of a wrong position."""
     generated = law.speculate(choices("target", sampling), choices("same", sampling), gamma=4, verify=verify)
     assert generated.num_accepted_tokens == generated.num_draft_tokens > 0
 
@@ -142,7 +143,7 @@ def goes_on_after_a_mismatch(chosen: Sequence[int], proposal: Sequence[int]) -> 
     ],
 )
 def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
-    """Each wrong variant of verification fails the G-test with a far draft, and changes tokens with a near one.
+    """Each wrong variant fails the G-test with a draft far from its target, and changes tokens with a near draft.
 
     With a draft near to its target, some errors do not show in the distribution, but in the tokens.
     """
@@ -164,7 +165,7 @@ def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     ],
 )
 def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
-    """Noise whose key ignores a part of the seed or of the position fails the G-test.
+    """Noise that ignores a part of the seed or of the position fails the G-test.
 
     Each token alone then has the right distribution, but pairs of tokens, over positions or seeds, do not.
     """

@@ -1,4 +1,4 @@
-"""Output under a grammar has exactly the distribution of logits masked before temperature and truncation.
+"""Output under a grammar has exactly the distribution of logits that are masked before temperature and truncation.
 
 A toy grammar allows some followers of each token. As in test_law.py, wrong variants must fail the G-test.
 """
@@ -38,7 +38,7 @@ ALPHA = 0.01 / len(SETTINGS)
 ALPHA_WRONG = ALPHA * 1e-6
 
 Rows = Callable[[SamplingParams, list[SamplingParams], list[int], list[int]], list[int]]
-"""Takes parameters and, per row, the seeded parameters, position and previous token; returns a token per row."""
+"""Function that chooses a token per row from the batch's parameters, and each row's seed, position and last token."""
 
 
 def bits(row: np.ndarray) -> bytes:
@@ -46,7 +46,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """Return a function that chooses from these logits, masked as in targets; False in `allowed` masks a token."""
+    """Return a function that chooses from `logits`, each row masked by `allowed` as in targets; False masks a token."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:

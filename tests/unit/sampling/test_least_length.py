@@ -59,7 +59,7 @@ async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[l
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_draft_keeps_the_law_too(temperature: float) -> None:
-    """With a minimum length, tokens are the same with and without a draft, and right draft tokens are accepted."""
+    """With a minimum length, tokens are the same with and without a draft, which keeps it too and is accepted."""
     limits = EngineLimits(gamma=4, eos_token_ids=EOS)
     sampling = SamplingParams(temperature, seed=5)
     for least in (0, 1, 7, 12):

@@ -1,4 +1,4 @@
-"""Bias and penalties have the effect that they have in Transformers and vLLM, also in every row of a proposal."""
+"""Biases and penalties have the effect that they have in Transformers and vLLM, also in every row of a proposal."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple
 def decoded(
     decoder: SlotDecoder, params: SamplingParams, prompt: list[int], num_tokens: int, rng: random.Random | None
 ) -> list[int]:
-    """Return output tokens, decoded one per pass, or, with `rng`, with proposals whose tokens are mostly right."""
+    """Return output tokens: one per pass, or if `rng` is given, with proposals whose tokens are mostly right."""
     truth = decoded(decoder, params, prompt, num_tokens + 8, None) if rng else []
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + num_tokens:
@@ -168,7 +168,7 @@ def decoded(
 @relaxed
 @given(st.integers(0, 2**32), penalizing, sequences)
 def test_speculation_does_not_change_penalized_output(seed: int, params: SamplingParams, prompt: list[int]) -> None:
-    """The tokens are those of the target alone, whatever is proposed (drafter invariance)."""
+    """With penalties, the tokens are those of the target alone, whatever is proposed."""
     decoder = SlotDecoder(Bigrams(random_logits(seed, VOCAB_SIZE).astype(np.float64), num_slots=4, max_length=1000))
     alone = decoded(decoder, params, prompt, 16, None)
     assert decoded(decoder, params, prompt, 16, random.Random(seed)) == alone

@@ -1,4 +1,4 @@
-"""Stock vLLM's noise is the documented one, has equal bits on numpy and torch, and samples the right distribution."""
+"""Stock vLLM's noise (random numbers that choose tokens) is computed as documented, on numpy and torch alike."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_numpy_and_torch_agree_to_the_bit() -> None:
 
 @pytest.mark.parametrize("choose", [choose_tokens, lambda *row: [best[0][0] for best in rank_tokens(*row, count=2)]])
 def test_rows_of_both_laws_share_a_batch(choose: Callable[..., list[int]]) -> None:
-    """Rows with this project's noise and with stock vLLM's share a batch; each has the token that it has alone.
+    """Rows with this project's noise and with stock vLLM's can share a batch; each gets the token that it gets alone.
 
     A draft worker may help targets of both kinds.
     """

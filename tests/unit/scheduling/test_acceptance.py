@@ -1,4 +1,4 @@
-"""Estimates of acceptance, per session and per margin, follow the true rate and forget old observations."""
+"""Estimates of acceptance, per session and per margin of a draft token, follow the true rate and forget old results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rates_follow_the_truth_apart(truth: float) -> None:
 
 
 def test_tokens_without_a_lead_are_judged_by_themselves() -> None:
-    """Draft tokens without a margin, as of prompt lookup, do not change the estimate for tokens with one."""
+    """Draft tokens without a margin over their runner-up, as of prompt lookup, do not count for tokens with one."""
     confidence = Confidence()
     for _ in range(500):
         confidence.record(DraftToken(5), accepted=False)

@@ -1,4 +1,7 @@
-"""The decision whether drafting goes on, over passes of known cost."""
+"""The decision of `--drafting measured` whether drafting goes on, over passes of known times.
+
+It compares passes with drafts to quiet ones, for which drafting was stopped for a moment (a probe).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def quiet_pass(num_sessions: int, seconds: float, num_prompt_tokens: int = 0) ->
 
 
 class Machine:
-    """Target with passes of known times; drafting brings `tokens` per session and pass, which takes `factor` longer."""
+    """Target with passes of known times; with drafts a pass takes `factor` times as long, for `tokens` per session."""
 
     def __init__(self, rule: Counterfactual, *, plain_s: Callable[[int], float], tokens: float, factor: float) -> None:
         self.rule, self.plain_s, self.tokens, self.factor = rule, plain_s, tokens, factor
@@ -25,7 +28,7 @@ class Machine:
         self._num_since = 0
 
     def run(self, seconds: float, num_sessions: int = 4) -> float:
-        """Run for some seconds; return the speed over plain decoding."""
+        """Run for some seconds of the machine's time; return the speed relative to plain decoding."""
         began, plain = self.now, 0.0
         while self.now < began + seconds:
             plain += self.step(num_sessions)
@@ -67,9 +70,9 @@ def test_a_change_is_noticed_both_ways() -> None:
 
 
 def test_a_slower_machine_is_no_loss_by_drafts() -> None:
-    """Drafting goes on where all passes have become slower, and stops where all have become quicker but drafts cost.
+    """Drafting goes on if all passes become slower, and stops if all become faster but those with drafts cost more.
 
-    Quiet periods of another time mislead in both directions; fresh ones are measured before drafting stops.
+    Quiet passes of an earlier time mislead in both cases, so fresh ones are measured before drafting stops.
     """
     pace = [1.0]
     machine = Machine(Counterfactual(is_on=True), plain_s=lambda n: pace[0] * steady(n), tokens=1.5, factor=1.0)
@@ -81,7 +84,10 @@ def test_a_slower_machine_is_no_loss_by_drafts() -> None:
 
 
 def test_passes_over_other_numbers_of_sessions_become_slower_too() -> None:
-    """Regression of a trial: an entry of a busy minute for another number of sessions made drafts look good."""
+    """If quiet passes over one number of sessions become slower, those over other numbers are scaled by as much.
+
+    Regression: a quiet time from a busy minute, for another number of sessions, made drafts look good.
+    """
     quiet = Quiet()
     for seconds in (0.006, 0.012):
         for _ in range(NUM_QUIET):
@@ -104,7 +110,10 @@ def test_prompts_in_passes_are_credited() -> None:
 
 
 def test_one_visit_to_another_number_of_sessions_starts_no_probe() -> None:
-    """Regression of a trial: with a time of probes for each number of sessions, 106 switches cost most of a gain."""
+    """A short change of the number of sessions starts no probe, so that drafting is seldom stopped.
+
+    Regression: with a time of probes for each number of sessions, 106 switches cost most of a gain.
+    """
     machine = Machine(Counterfactual(is_on=True), plain_s=steady, tokens=2.0, factor=1.0)
     num_switches, was_on = 0, True
     for number in range(4000):
@@ -115,7 +124,7 @@ def test_one_visit_to_another_number_of_sessions_starts_no_probe() -> None:
 
 
 def test_without_quiet_passes_nothing_is_decided() -> None:
-    """A worker that does not stop leaves nothing to compare with: drafting goes on."""
+    """If a worker does not stop when it is asked to, there are no quiet passes to compare with: drafting goes on."""
     rule = Counterfactual(is_on=True)
     for number in range(3000):
         each = Pass(4, 4.0, 8, 0, has_drafts=rule.is_on, seconds=0.01)

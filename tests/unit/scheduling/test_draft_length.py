@@ -20,7 +20,7 @@ STEP_S, PASS_S, SLOPE_S = 0.3e-3, 5e-3, 0.1e-3
 
 
 def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
-    """Return a DraftLength with 60 rounds of usual times; sure tokens were always accepted, unsure ones never."""
+    """Return a DraftLength with 60 rounds of usual times, with sure tokens always and unsure ones never accepted."""
     length = DraftLength()
     for round_number in range(60):
         length.record_step(num_sessions, step_s)
@@ -36,7 +36,7 @@ def chain_of(slot: int, tokens: Sequence[DraftToken] = (), *, room: int = 64) ->
 
 
 def growing(length: DraftLength, chains: Sequence[Chain]) -> list[bool]:
-    """Return which of the chains of a pass, one for each of its sessions, should grow on."""
+    """Return, for the chain of each session in a pass, whether it should grow on."""
     length.prune(chains, len(chains))
     return [chain.grows for chain in chains]
 
@@ -63,7 +63,7 @@ def test_drafts_are_short_while_the_times_are_unknown() -> None:
 
 
 def test_a_chain_goes_on_across_a_step_that_pays() -> None:
-    """A chain goes on past a token that costs much if the tokens after it pay for that.
+    """A chain of draft tokens grows past one that costs much time if the tokens after it pay for that.
 
     Kernels run 6 rows at a time, so a seventh token costs six rows' time, and the next five cost nothing.
     """
@@ -122,7 +122,7 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """A chain that is likely to be accepted grows on after the chains of all other sessions have ended.
+    """A chain that is likely to be accepted grows on after the chains of all other sessions in its pass have ended.
 
     Regression: each chain was judged as if all sessions drafted as much, so the only sure one of 16 ended
     early.
@@ -174,7 +174,7 @@ def taught(num_sessions: int, num_accepted: int) -> DraftLength:
 
 
 def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
-    """All looked-up tokens are verified if they are usually right, none if usually wrong, else some."""
+    """Of tokens that one step of lookup gives, all are verified if they are usually right, none if wrong, else some."""
     assert taught(4, 8).num_worth(2, [LOOKED_UP] * 8, 4) == 8
     assert taught(4, 0).num_worth(2, [LOOKED_UP] * 8, 4) == 0
     half = taught(4, 1).num_worth(2, [LOOKED_UP] * 8, 4), taught(1, 1).num_worth(2, [LOOKED_UP] * 8, 1)

@@ -1,4 +1,4 @@
-"""Round trips are measured by acknowledged messages, without the target's time; others do not count."""
+"""Round trips are measured by messages that the target acknowledges, without its own time; others do not count."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_nothing_is_known_of_a_target_before_its_first_session() -> None:
     [(0.001, 0.03, Schedule.SYNC), (0.07, 0.03, Schedule.ASYNC), (0.001, 0.015, Schedule.ASYNC)],
 )
 def test_a_near_and_crowded_target_gets_rounds(round_trip_s: float, pass_s: float, expected: Schedule) -> None:
-    """A draft chooses rounds for a near target whose passes have become twice as long, else run-ahead."""
+    """A draft chooses rounds for a near target whose passes take twice as long as over one session, else run-ahead."""
     assert Link().schedule is Schedule.ASYNC
     earlier = Link()
     earlier.record_round_trip(round_trip_s)

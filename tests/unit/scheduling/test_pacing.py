@@ -1,4 +1,4 @@
-"""Limits of a draft that runs ahead, and the arithmetic of its pace."""
+"""How far a draft may run ahead of the committed tokens, and when it sends draft tokens."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_tokens_that_come_too_late_save_nothing() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.floats(0.05, 0.99), st.floats(1e-4, 0.02), st.floats(1e-3, 0.1))
 def test_the_first_message_has_the_best_length(rate: float, step_s: float, round_s: float) -> None:
-    """If all draft tokens have equal acceptance, a proposal's first message has the length with most tokens/s."""
+    """If all draft tokens are accepted equally often, a proposal's first message is as long as gives most tokens/s."""
     pacing = choose_pacing(64, 0, Measured(step_s, round_s, 0.0))
     survivals = [rate ** (i + 1) for i in range(64)]
     stopped = next((n for n in range(1, 64) if is_first_message_complete(survivals[:n], pacing)), 64)

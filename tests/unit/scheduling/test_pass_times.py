@@ -1,4 +1,4 @@
-"""Learned pass times follow the measured ones, separately for each number of sessions."""
+"""Learned times of passes follow the measured ones, separately for each number of sessions in a pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60
 
 
 def stairs(num_draft_tokens: int) -> float:
-    """Return the seconds of a pass; kernels compute six rows at a time, so time rises with every sixth token."""
+    """Return the seconds of a pass; kernels compute six rows at a time, so time jumps at every sixth token."""
     return 0.004 + 0.002 * (num_draft_tokens // 6)
 
 

@@ -58,7 +58,7 @@ def test_unknown_times_limit_nothing() -> None:
 
 @pytest.mark.parametrize(("fixed_s", "usual"), [(0.02, USUAL_PART_TOKENS), (0.002, SHORT_PART_TOKENS)])
 def test_the_shortest_parts_are_those_that_cost_little_more(fixed_s: float, usual: int) -> None:
-    """Prompt parts have the usual length if each of them has a high fixed cost, and the short length otherwise."""
+    """Parts of prompts have the usual length if each part has a high fixed cost, and the short length otherwise."""
     known = PromptParts(0.1)
     known.record(MAX_PART_TOKENS, 1.0)
     rooms = []

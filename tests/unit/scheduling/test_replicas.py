@@ -1,4 +1,4 @@
-"""Choice of the replica that a request goes to."""
+"""Choice of the replica (one of several equal servers) that a request goes to."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_pause_is_bounded_and_forgotten() -> None:
 
 
 def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
-    """Thirty requests that fail at once, as when a replica is killed, lengthen its pause only as one failure does."""
+    """Thirty requests that fail at once, as when a replica is killed, pause it only as long as one failure does."""
     found = replicas(*ADDRESSES)
     for _ in range(30):
         found.ended("a:1", 5.0, failed=True)
@@ -174,7 +174,7 @@ def test_a_prefix_never_unbalances_the_loads(prefixes: list[str]) -> None:
 
 
 def test_when_its_replica_goes_a_prefix_moves_alone() -> None:
-    """When a replica goes, only its conversations move to others; all others stay where their prefixes are cached."""
+    """When a replica goes, only its own conversations move; all others stay where their prefixes are cached."""
     prefixes = [f"chat {number}" for number in range(60)]
     before = {prefix: replicas(*ADDRESSES).choose(0.0, prefix=prefix) for prefix in prefixes}
     after = {prefix: replicas("a:1", "b:1").choose(0.0, prefix=prefix) for prefix in prefixes}

@@ -1,4 +1,4 @@
-"""Retries that succeed are free; failed retries are limited in number and in rate."""
+"""The budget of retries: those that succeed cost nothing, and failed ones are limited in number and in rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule behind all speculation: choose what gives the most expected tokens per second."""
+"""The rule behind all decisions on draft tokens: choose what gives the most expected tokens per second."""
 
 from __future__ import annotations
 

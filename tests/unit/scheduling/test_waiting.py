@@ -1,4 +1,4 @@
-"""A target waits for draft tokens as long as that pays in a simulation, up to a limit."""
+"""A target waits for draft tokens only where that gives more tokens per second in a simulation, up to a limit."""
 
 from __future__ import annotations
 

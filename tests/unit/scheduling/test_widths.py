@@ -1,4 +1,4 @@
-"""The numbers of draft tokens that a pass verifies of each session give the most tokens per second."""
+"""Widths of a pass: the numbers of draft tokens verified per session, chosen to give the most tokens per second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAIRS = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1e-4, 1e-3, 0.02]), min_size=1
 
 
 def tokens_per_s(widths: tuple[int, ...], rates: list[float], seconds: Callable[[int], float]) -> float:
-    """Return the expected tokens per second of a pass with these widths, by the definition."""
+    """Return the expected tokens per second of a pass with these numbers of draft tokens, by the definition."""
     tokens = sum(sum(rate**k for k in range(width + 1)) for rate, width in zip(rates, widths, strict=True))
     return tokens / seconds(sum(widths))
 
@@ -32,7 +32,7 @@ def line(base_s: float, slope_s: float) -> Callable[[int], float]:
 def test_no_other_widths_give_more_tokens_per_second(
     sessions: list[tuple[int, float]], base_s: float, steps: list[float]
 ) -> None:
-    """The chosen widths of a pass give as many tokens per second as the best of all possible widths."""
+    """The chosen numbers of draft tokens give as many tokens per second as the best of all possible numbers."""
 
     def seconds(num_draft_tokens: int) -> float:
         return base_s + sum(steps[:num_draft_tokens])

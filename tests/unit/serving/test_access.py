@@ -1,4 +1,4 @@
-"""Rights of callers, by their access tokens and client certificates, over real sockets."""
+"""Rights of callers at a server, by their access tokens and client certificates, over real sockets."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
 
 
 async def refusal(begin: Any) -> str | None:
-    """Begin a call with an empty message; return its refusal, or None if it is admitted."""
+    """Begin a gRPC call with an empty message; return the error of its refusal, or None if it is admitted."""
 
     async def nothing() -> AsyncGenerator[bytes, None]:
         yield b""
@@ -505,7 +505,10 @@ async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog
 async def test_a_refusal_of_metrics_has_an_id_and_a_peer(
     at: Served, trust: Pki, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Regression: the audit line of the metrics port had neither."""
+    """The audit line about a refusal at the metrics port has the request's id and the caller's address.
+
+    Regression: the audit line of the metrics port had neither.
+    """
     caplog.set_level(logging.INFO)
     async with https(trust) as client:
         answer = await client.get(f"https://127.0.0.1:{at.metrics}/metrics", headers={"X-Request-Id": "mine"})
@@ -515,7 +518,10 @@ async def test_a_refusal_of_metrics_has_an_id_and_a_peer(
 
 
 def test_a_line_about_a_file_belongs_to_no_request(auth_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Regression: the line on a changed auth file had the id of the request that happened to come first after it."""
+    """The log line about a changed auth file has no request's id.
+
+    Regression: it had the id of the request that happened to come first after the change.
+    """
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(NamesRequests())
     access = Access(auth_file)

@@ -1,4 +1,4 @@
-"""Edges, gateways and serving drafts alike, at scripted targets that come and go."""
+"""Edges (gateways, and draft workers that serve requests), at scripted targets that come and go."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
 TOPOLOGIES = {"gateway": "gateway", "draft": "distributed"}
-"""Kinds of edges, each with the topology that its model card names."""
+"""Kinds of edges, each with the topology that the description of its model names."""
 KINDS = list(TOPOLOGIES)
 
 
@@ -72,7 +72,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Servicer whose GetModel raises one of `errors` per call, then works."""
+    """GenerationService whose GetModel raises one of `errors` at each call, and then works."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -108,7 +108,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A running edge: its task, a channel to its gRPC port, the numbers of its HTTP ports."""
+    """A running gateway or serving draft: its task, a channel to its gRPC port, and its HTTP ports."""
 
     task: asyncio.Task[None]
     channel: grpc.aio.Channel
@@ -150,7 +150,7 @@ class Place:
 
 @asynccontextmanager
 async def begun(kind: str, directory: Path, target_port: int) -> AsyncGenerator[Place, None]:
-    """Start an edge, a draft with this directory's tokenizer and prompt lookup; it is patient with its target."""
+    """Start a gateway, or a draft with this directory's tokenizer and prompt lookup; it waits long for its target."""
     server = ServerConfig(port=free_port(), grace_s=0.0, probe_port=free_port())
     link, web = ConnectionConfig("127.0.0.1", target_port, 600.0, reconnect_timeout_s=0.1), HttpConfig(free_port())
     drafting = Drafting(ProposerConfig(directory, None, num_slots=2), DraftConfig(link)) if kind == "draft" else None
@@ -165,7 +165,7 @@ async def begun(kind: str, directory: Path, target_port: int) -> AsyncGenerator[
 
 @asynccontextmanager
 async def serving(kind: str, directory: Path, target_port: int) -> AsyncGenerator[Place, None]:
-    """Start an edge, and yield it once it serves."""
+    """Start a gateway or serving draft, and yield it once it serves."""
     async with begun(kind, directory, target_port) as place:
         ready = asyncio.create_task(place.channel.channel_ready())
         await asyncio.wait([place.task, ready], return_when=asyncio.FIRST_COMPLETED)
@@ -178,7 +178,7 @@ async def serving(kind: str, directory: Path, target_port: int) -> AsyncGenerato
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_clients_learn_of_another_model_at_the_target(directory: Path, card: ModelCard, kind: str) -> None:
-    """When the model at its target changes, an edge tells its clients the new name and template.
+    """When the model at its target changes, a gateway or serving draft tells its clients the new name and template.
 
     Regression: a draft read name and template once, and served another model's text under the old name; a gateway
     refused the new name.
@@ -213,7 +213,7 @@ async def test_clients_learn_of_another_model_at_the_target(directory: Path, car
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, error: type[SpecDecError], kind: str
 ) -> None:
-    """An edge asks once more when its target has not described its model.
+    """A gateway or serving draft asks once more when its target has not described its model.
 
     Regression: a replaced target was asked once; if it was busy, the old name and template stayed.
     """
@@ -233,7 +233,7 @@ async def test_a_target_without_model_card_is_asked_again(
 async def test_a_target_of_another_vocabulary_ends_service(
     directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A draft does not serve for a target with another vocabulary, and logs why.
+    """A draft worker does not serve requests for a target with another vocabulary, and logs why.
 
     Regression: the draft reported SERVING, every request got internal_error, and the log had nothing.
     """
@@ -274,9 +274,9 @@ async def test_a_draft_starts_at_a_target_of_its_vocabulary_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_edge_is_alive_and_as_ready_as_its_servers(directory: Path, card: ModelCard, kind: str) -> None:
-    """An edge without a server is alive, waits for one, and is not ready at any of its ports.
+    """A gateway or draft worker without a target is alive and waits for one, but is not ready, as each port says.
 
-    A server that is busy when the edge asks for its model is asked again.
+    A target that is busy when it is asked for its model is asked again.
 
     Regression: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded; without a
     server it answered 503 at its HTTP port, but 200 at its port for probes.
@@ -297,7 +297,7 @@ async def test_an_edge_is_alive_and_as_ready_as_its_servers(directory: Path, car
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_edge_that_waits_ends_at_a_signal(directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """An edge that waits for its first server ends at a signal.
+    """A gateway or draft worker that waits for its first target ends at a signal.
 
     The first process of a container ignores signals without a handler, and would be killed only after 90 s.
     """
@@ -310,7 +310,7 @@ async def test_an_edge_that_waits_ends_at_a_signal(directory: Path, monkeypatch:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_call_reports_the_load_and_ends_the_edge(directory: Path, card: ModelCard, kind: str) -> None:
-    """Every edge answers GetLoad and Drain; a gateway has no slots of its own."""
+    """Gateways and serving draft workers answer GetLoad and Drain; a gateway has no slots of its own."""
     port = free_port()
     async with target(directory, card, port), serving(kind, directory, port) as place, asyncio.timeout(60):
         stub = rpc.GenerationServiceStub(place.channel)
@@ -322,7 +322,7 @@ async def test_a_call_reports_the_load_and_ends_the_edge(directory: Path, card: 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_name_of_a_clients_session_is_its_seed(directory: Path, card: ModelCard, kind: str) -> None:
-    """A request that names a session of its own draft worker, which an edge has none of, has the seed of that name.
+    """A `draft_session`, which gateways and serving drafts cannot use, still gives a request its seed, as at a target.
 
     Regression: a serving draft drew another seed.
     """
@@ -335,7 +335,7 @@ async def test_the_name_of_a_clients_session_is_its_seed(directory: Path, card: 
 
 
 MARKERS = {"<think>": 51, "</think>": 54, "<tool_call>": 58}
-"""Tokens of the models below and their ids; after a prompt of one token, the scripted target answers 51, 52, ..."""
+"""Tokens of the models below, with their ids; after a prompt of one token the scripted target answers 51, 52, ..."""
 TEMPLATE = "{# <think> #}x"
 
 
@@ -362,7 +362,7 @@ def written(directory: Path, *, special: bool = False, stars: bool = False) -> P
 
 
 async def said(place: Place) -> list[Any]:
-    """Return an edge's answers over HTTP: plain, with a stop string, as a chat with reasoning."""
+    """Return an edge's answers over HTTP: a plain one, one with a stop string, and a chat with reasoning."""
     body = {"prompt": [1], "max_tokens": 12, "ignore_eos": True, "temperature": 0, "logprobs": 1}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 12, "ignore_eos": True, "temperature": 0}
     answers = []
@@ -379,7 +379,7 @@ async def said(place: Place) -> list[Any]:
     [({"special": True}, "target"), ({"special": True}, "draft"), ({"stars": True}, "draft"), ({}, "draft")],
 )
 async def test_text_at_an_edge_is_the_targets(tmp_path: Path, change: dict[str, bool], differs: str) -> None:
-    """An edge whose draft has the target's token ids, but writes them otherwise, gives the target's text.
+    """A serving draft that has the target's token ids, but would write them otherwise, gives the target's text.
 
     Regression: the draft's tokenizer made the text, so that a token that is special in its files alone was missing, was
     no stop string, and left the reasoning open; a decoder that differs changed the text.

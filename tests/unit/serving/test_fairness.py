@@ -1,4 +1,4 @@
-"""At every engine, accounts without a slot get one before accounts that have some; no token changes."""
+"""At every engine, an account without a slot gets one from an account that has several, and no token changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def engine(decoder: Decoder) -> TargetEngine:
 
 
 class Scheduled:
-    """Token source that sends requests to a draft pool with the given schedule."""
+    """Source of tokens that sends requests to a draft pool with the given schedule."""
 
     def __init__(self, pool: DraftPool, schedule: Schedule) -> None:
         self.max_length, self.vocab_size, self.seed_invariant = pool.max_length, pool.vocab_size, pool.seed_invariant

@@ -1,4 +1,4 @@
-"""A server takes its ports before slow work, reports its health, drains at one signal, and ends at a second one.
+"""A server's process takes ports before slow work, reports health, drains at a signal, and ends at a second one.
 
 A server also reports what breaks or hangs, and ends even then.
 """
@@ -76,7 +76,7 @@ def test_free_ports_stay_free() -> None:
 
 
 class Recorder:
-    """Stand-in for a server's ports and for its engine: it records calls of their methods, with times."""
+    """Stand-in for a server's ports and for its engine: it records the calls of their methods, and when they came."""
 
     ports = {"grpc": 1}
     hangs = False
@@ -126,7 +126,7 @@ async def test_a_host_refuses_then_waits_then_closes() -> None:
 
 
 async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The first wait for a target logs no warning.
+    """The first wait of a draft worker for its target logs no warning.
 
     Regression: a normal start of `--attach` logged two warnings, not ready and ready again.
     """
@@ -193,7 +193,7 @@ async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list of the times at which the host would have ended its process by force."""
+    """Return a list, which gets the time whenever the host would end its process by force."""
     times: list[float] = []
     monkeypatch.setattr(signals, "_end", lambda *_: times.append(time.monotonic()))
     return times
@@ -366,7 +366,7 @@ def test_addresses_that_other_machines_cannot_dial(host: str, ours: bool) -> Non
 
 
 async def test_the_end_of_stdin_is_no_signal(tmp_path: Path) -> None:
-    """A drain that the end of stdin began goes on after one SIGTERM, which a deleted pod gets."""
+    """A drain that began with the end of stdin goes on after one SIGTERM, which Kubernetes sends to a deleted pod."""
     source = STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)')
     async with stuck(tmp_path, source) as (process, (lifeline, output, errors)):
         ready = json.loads(await output.readline())

@@ -1,4 +1,4 @@
-"""A server's ports: which are encrypted, what each answers, and configurations that are refused."""
+"""A server's ports: which of them are encrypted, what each answers, and configurations that are refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_server_that_answers_no_client_advises_none(caplog: pytest.LogCaptureFixture, answers: bool) -> None:
-    """Regression: a pool's log advised a command that the pool refuses by design."""
+    """A server logs a command to try it only if it answers clients.
+
+    Regression: a pool's log advised a command that the pool refuses by design.
+    """
     caplog.set_level("INFO")
     front = GrpcFront(ServerConfig("127.0.0.1", 0), [], OPEN, answers=answers)
     await front.open()

@@ -1,4 +1,4 @@
-"""Prefixes that slots hold belong to an account: `cached_tokens` never counts another account's prompt."""
+"""Cached prefixes of prompts belong to an account: `cached_tokens` never counts tokens of another account's prompt."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Drafting(DraftEngine):
 
 
 class Helper(SilentWorker):
-    """Pool worker that never drafts, and records the salt of each session."""
+    """Pool worker that never drafts, and records the cache salt of each session."""
 
     def __init__(self, pool: DraftPool, salts: list[str]) -> None:
         super().__init__("w", 9, pool)
@@ -82,7 +82,7 @@ class Helper(SilentWorker):
 
 @dataclass
 class Scene:
-    """Builder of targets, gateways and drafts that run until `stack` closes, with auth files in one folder."""
+    """Builder of targets, gateways and draft workers that run until `stack` closes, with auth files in one folder."""
 
     folder: Path
     stack: AsyncExitStack
@@ -136,7 +136,7 @@ async def scene(tmp_path: Path) -> AsyncGenerator[Scene, None]:
 
 
 Ask = Callable[..., Awaitable[int]]
-"""Sends a prompt as an account; returns how many of its tokens were cached."""
+"""Function that sends a prompt as an account, and returns how many of its tokens were cached."""
 
 
 @asynccontextmanager
@@ -167,7 +167,7 @@ async def over_grpc(scene: Scene, at: Served) -> AsyncGenerator[Ask, None]:
 
 
 async def check_separate(ask: Ask) -> None:
-    """Check that Bob learns nothing of Alice's prompts, and that accounts reuse their own and their group's."""
+    """Check that Bob learns nothing of Alice's prompts, while accounts reuse their own prefixes and their group's."""
     whole = len(tokenizer().encode(SECRET)) - 1
     assert await ask("alice") == 0
     assert [await ask("bob", f"{SYSTEM}{guess}") for guess in ("1", "2")] == [0, len(tokenizer().encode(SYSTEM))]

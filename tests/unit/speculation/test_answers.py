@@ -1,4 +1,4 @@
-"""Kept answers: the one to the same prompt is proposed first, memory is bounded, and no owner gets another's."""
+"""Answers kept as drafts: that to the same prompt is proposed first, memory is bounded, and accounts stay apart."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_another_prompt_gets_the_longest_match() -> None:
 
 
 def test_no_owner_gets_another_ones_answers() -> None:
-    """Accounts share no answers, not even if they share the cached tokens of slots; nor do two salts of one account."""
+    """Accounts share no answers, even if they share cached prefixes; two cache salts of an account share none."""
     group = {"one": "team", "two": "team"}
     one, two = Caller("one", prefix_groups=group), Caller("two", prefix_groups=group)
     owners = [one.owner(""), two.owner(""), one.owner("salt"), Caller().owner(""), Caller().owner("salt")]

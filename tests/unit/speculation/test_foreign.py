@@ -1,7 +1,8 @@
-"""A draft with another tokenizer leaves the target's tokens and distribution, and has the acceptance of shared noise.
+"""A draft with another tokenizer changes neither the target's tokens nor their distribution.
 
-The toy models share four tokens under other ids, and each has tokens of its own. The draft spells one of the target's
-tokens with two. Wrong token maps leave the distribution, and lower the acceptance.
+It is accepted as often as it must be if both draw with the same random numbers (noise). The toy models share four
+tokens under other ids, and each has tokens of its own; one of the target's tokens is two of the draft's. Wrong maps
+between the tokens leave the distribution, and lower the acceptance.
 """
 
 from __future__ import annotations

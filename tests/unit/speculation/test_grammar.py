@@ -1,4 +1,4 @@
-"""Grammars in decoders: drafts change no token, forced tokens take no pass, and a failure ends one session."""
+"""Grammars in decoders: drafts change no token, tokens that a grammar forces take no pass, failures end one session."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def test_forced_tokens_cost_no_pass() -> None:
 
 
 def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
-    """A proposal that does not know the grammar is cut at its first refused token.
+    """A proposal of a draft that does not know the grammar is cut before the first token that the grammar refuses.
 
-    Draft tokens after that get no row of logits.
+    Draft tokens from there on get no row of logits.
     """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense and more')
@@ -194,7 +194,7 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
 
 
 def test_rows_without_a_mask_commit_nothing() -> None:
-    """A verdict is cut before the first row without a mask, since the grammar could not check its token."""
+    """A pass commits no token of a row without a grammar's mask, since the token was not checked."""
     allowed = Allowed([b"", b""])
     assert allowed.cut(Verdict((5, 6, 7), num_draft_tokens=3, num_accepted_tokens=2)) == Verdict((5, 6), 3, 1)
     assert allowed.cut(Verdict((5, 6), num_draft_tokens=3, num_accepted_tokens=1)) == Verdict((5, 6), 3, 1)

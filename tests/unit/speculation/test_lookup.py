@@ -1,4 +1,4 @@
-"""Prompt lookup proposes tokens that followed the same text earlier, as many as earlier verdicts justify."""
+"""Prompt lookup proposes tokens that followed the same text earlier: as many as were worth it before."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_right_lookups_grow_longer() -> None:
 
 
 def test_hopeless_ways_are_hardly_tried() -> None:
-    """Prompt lookup soon proposes little for text that does not repeat; after a pause it tries again."""
+    """Prompt lookup soon proposes few tokens for text that does not repeat; after a pause it tries again."""
     rng, lookup, num_tried = random.Random(0), Lookup(), 0
     log = [rng.randrange(20) for _ in range(50)]
     for _ in range(400):
@@ -116,7 +116,7 @@ TEXT = [each % 50 + 100 for each in range(0, 5 * 40, 3)]
 
 
 def guided(output: list[int], prediction: list[int]) -> list[list[int]]:
-    """Return what a prediction proposes before each token of an output."""
+    """Return the draft tokens that `prediction` gives before each token of an output."""
     guide, log, found = Guide.predicted(prediction, 2), [1, 2], []
     for each in output:
         found.append(guide.propose(log, len(log), 4)[0])
@@ -129,7 +129,7 @@ def test_a_right_prediction_is_followed_to_its_end() -> None:
 
 
 def test_one_other_token_leaves_the_place() -> None:
-    """Where the output replaces one token of the prediction, the tokens after it are proposed at once."""
+    """Where the output replaces one token of the prediction, the tokens after that one are proposed at once."""
     output = [*TEXT[:20], 7, *TEXT[21:]]
     found = guided(output, TEXT)
     assert found[21:] == [TEXT[i : i + 4] for i in range(21, len(TEXT))]

@@ -1,7 +1,7 @@
-"""A draft padded to another vocabulary size changes neither the target's tokens, nor their law, nor its acceptance.
+"""A draft padded to another vocabulary size changes neither the target's tokens nor their distribution (law).
 
-The draft may lack ids of the target, or have more. Over the ids that both have, it must be accepted as often as shared
-noise allows. Wrong variants of each part fail the same statistical tests.
+The draft may lack ids of the target, or have more. Over the ids that both have, its tokens must be accepted as often as
+noise (random numbers) that both share allows. Wrong variants of each part fail the same statistical tests.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_drafts_propose_only_ids_that_the_target_has(target_size: int, draft_siz
 
 
 def test_one_pass_for_targets_of_two_sizes() -> None:
-    """In a draft's pass for two targets, each sequence gets ids of its own target, however few the other target has."""
+    """In a draft's pass for two targets, each sequence gets only ids of its own target, even if the other has fewer."""
     backend = TorchBackend(tiny_model("llama", vocab_size=SMALL, seed=1), num_slots=2, max_length=LENGTH)
     drafts = [
         Draft(0, [5], SamplingParams(), 1, token_map=TokenMap(1)),
@@ -112,7 +112,7 @@ def bigrams(logits: FloatArray) -> law.Bigrams:
 
 
 class PaddedInFront(law.Bigrams):
-    """Wrong draft: its vocabulary is shifted by one column, so its tokens get the noise of other ones."""
+    """Wrong draft: its vocabulary is shifted by one column, so that its tokens get the noise of other tokens."""
 
     def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
         return np.roll(super().forward(spans), 1, axis=1)
@@ -127,7 +127,7 @@ class Sampled:
 
 
 class Changed:
-    """Wrong decoder: it changes the verdicts of a right one."""
+    """Wrong decoder: it changes the tokens that a right one has verified."""
 
     def __init__(self, decoder: SpeculativeDecoder, change: Callable[[Verdict], Verdict]) -> None:
         self._decoder, self._change = decoder, change
@@ -219,7 +219,7 @@ def test_a_target_kept_to_the_drafts_ids_fails() -> None:
 
 @pytest.mark.parametrize("wrong", ["padded in front", "uncut"])
 def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of the draft changes its acceptance, but not the distribution of the target's tokens."""
+    """A fault of the draft lowers its acceptance, but leaves the distribution of the target's tokens."""
     target, draft = toy_pair(NUM_COMMON, NUM_PADDED)
     kind = PaddedInFront if wrong == "padded in front" else law.Bigrams
     proposer = ModelProposer(kind(draft, num_slots=BATCH, max_length=64))

@@ -1,4 +1,4 @@
-"""The number of passes that plain decoding would have taken, counted on text that came with and without drafts."""
+"""The count of passes that plain decoding, with prompt lookup, would have taken for text that came with drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = [1, 2, 3, 4, 5]
 
 
 def plain_passes(text: list[int], limit: int) -> int:
-    """Return the number of passes in which plain decoding with its lookup commits a text."""
+    """Return the number of passes in which plain decoding with its lookup, of up to `limit` tokens, commits a text."""
     tokens, num_passes = list(PROMPT), 0
     sources = Sources(tokens, lookup_limit=limit)
     while (place := len(tokens) - len(PROMPT)) < len(text):
@@ -34,7 +34,7 @@ def plain_passes(text: list[int], limit: int) -> int:
 
 
 def replayed(text: list[int], limit: int, rng: random.Random) -> int:
-    """Return the number of plain passes that are counted while a draft's tokens bring the text in pieces."""
+    """Return how many plain passes are counted while the text is committed in pieces, as with draft tokens."""
     tokens, counted = list(PROMPT), 0.0
     sources = Sources(tokens, lookup_limit=limit)
     while (place := len(tokens) - len(PROMPT)) < len(text):

@@ -15,7 +15,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), max_size=4
 
 
 def exhaustive(texts: list[list[int]], last: list[int], first: int = 0) -> int:
-    """Return the length of the longest match of a sequence's end in one of the texts, after the first tokens."""
+    """Return the length of the longest match of the end of `last` in a text, without tokens before `first`."""
     whole = [token for text in texts for token in (*text, END)]
     lengths = [0]
     for place in range(first, len(whole) + 1):

@@ -26,7 +26,7 @@ actions = st.one_of(
 
 @dataclass
 class NaiveTree:
-    """Draft tree that stores each token with the whole sequence before it, and filters by what is committed."""
+    """Draft tree that stores each token with the whole sequence before it, and drops those that commits refute."""
 
     committed: list[int]
     max_tokens: int
@@ -57,7 +57,7 @@ class NaiveTree:
         return path
 
     def path(self, limit: int) -> list[int]:
-        """Return the tokens after the committed ones, along the child that was proposed first."""
+        """Return at most `limit` tokens after the committed ones, each the child that was proposed first."""
         tip = tuple(self.committed)
         while len(tip) - len(self.committed) < limit:
             children = [path for path in self.live if path[:-1] == tip]
@@ -77,7 +77,7 @@ class NaiveTree:
 def test_equals_the_naive_tree(
     committed: list[int], max_tokens: int, history: list[tuple[str, float, list[int]]], limit: int
 ) -> None:
-    """The tree equals a naive one after commits and branches that are late, repeated, orphaned or too many."""
+    """The tree equals a naive one after commits and after branches that are late, repeated, orphaned or too many."""
     tree = DraftTree(committed, max_tokens=max_tokens)
     naive = NaiveTree(committed, max_tokens)
     for kind, where, token_ids in history:

@@ -1,4 +1,4 @@
-"""Verification accepts draft tokens up to the first that differs from the target's."""
+"""Verification accepts the draft tokens before the first that differs from the target's own choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft tokens of requests in an engine core of vLLM: counts of each pass, and what no order of messages may break."""
+"""Draft tokens of requests in an engine core of vLLM: the counts of each pass, with messages in any order."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_drafts_after_an_end_do_not_count(
 def test_padding_of_vllm_counts_as_no_draft_token() -> None:
     """Padding that vLLM puts before a request which waited (-1 in place of draft tokens) counts as none.
 
-    The report must also be one that its front can read: counts below 0 would end the link.
+    Counts below 0 in the report would end the link to the server or pool that reads it.
     """
     drafts = Drafts()
     drafts.enter("a", PROMPT, gamma=4)
@@ -103,7 +103,10 @@ def test_tokens_before_a_worker_came_are_no_passes_of_plain_decoding_later() -> 
 
 @given(seed=st.integers(0, 2**32), gamma=st.integers(0, 6), wrong=st.sampled_from([0.0, 0.3, 1.0]))
 def test_no_order_of_messages_breaks_a_request(seed: int, gamma: int, wrong: float) -> None:
-    """Workers come, go and lie, and messages are late: rows add up to the output, and counts to the draft tokens."""
+    """Workers come, go and send wrong tokens, and messages are late: the reports of passes still add up.
+
+    They have exactly the output's tokens, and right numbers of draft tokens.
+    """
     chance = random.Random(seed)
     output = [chance.randrange(8) for _ in range(60)]
     drafts, help_, done = Drafts(), 0, 0
@@ -201,7 +204,7 @@ OUTPUT = [*range(50, 110)]
 
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_a_prediction_fills_passes_without_a_worker(looks_up: bool) -> None:
-    """A right prediction takes few passes and is counted as one; a wrong one changes no token."""
+    """A right prediction takes few passes and is counted as a prediction; a wrong one changes no token."""
     drafts = Drafts(looks_up=looks_up)
     drafts.enter("a", PROMPT, 16, origin=Origin("one", PROMPT), prediction=OUTPUT)
     rows = ended(drafts, "a", OUTPUT)
@@ -235,7 +238,7 @@ def test_an_answer_is_kept_for_its_owner(owner: str, num_bytes: int, drafted: bo
 
 
 def test_whole_proposals_of_all_requests_keep_one_width() -> None:
-    """Requests whose workers have sent gamma tokens each are verified with gamma tokens each, as a full graph needs it.
+    """If each request's worker has sent gamma tokens, each is verified with gamma tokens, as a full CUDA graph needs.
 
     vLLM's runner V2 captures a full graph for passes in which every request has 1 + gamma rows, and for no others.
     """

@@ -1,4 +1,4 @@
-"""The processes of a server form a group that ends as a whole, even with processes that Python has just spawned."""
+"""A server's processes form a group that ends as a whole, with those that Python's multiprocessing has just spawned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of a pool beside `vllm serve`, over a core in this process: drafts, reports, and the ends of links."""
+"""The engine by which a pool serves `vllm serve`, over a core in this process: drafts, reports, and lost links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS: Any = SimpleNamespace(request=lambda: SimpleNamespace(take=lambda event
 
 
 class NoWorkers:
-    """Pool that reads no answers: the test does."""
+    """Pool that reads no answers; the test reads them."""
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         if request is None:
@@ -51,7 +51,10 @@ class TestLendingEngine(DraftContract):
 
 
 async def test_a_report_that_comes_twice_counts_once(core: ScriptedCore, lending: ClientsOfCore) -> None:
-    """A new link names a request with its tokens; a report on them may follow, and changes nothing."""
+    """A report on tokens that are known already changes nothing.
+
+    It may come when a new link to a core has named a request with its tokens.
+    """
     session = lending.open(wanted())
     tokens: list[int] = []
     async for event in lending.answer(session):
@@ -95,7 +98,7 @@ def output(token_ids: list[int], reason: str | None = None) -> Any:
 
 
 def test_an_output_of_several_passes_has_one_commit_for_each() -> None:
-    """VLLM joins passes that a slow reader has not read; their commits have the counts of each pass."""
+    """VLLM joins outputs of passes that a slow reader has not read yet; each pass has a commit all the same."""
     session = VllmSession(wanted())
     session.follow(is_helped=True)
     start = len(PROMPT)

@@ -1,4 +1,4 @@
-"""The mailbox between a front (our server or pool) and vLLM's engine cores: access, bad messages, lost links."""
+"""The mailbox, a socket between a front (our server or pool) and vLLM's engine cores: access, bad messages, ends."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def test_no_bytes_raise_anything_else(read: object) -> None:
 
 
 async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
-    """An engine core that no front has started dials each new front, and names its running requests to it.
+    """An engine core of `vllm serve` dials each new pool, and names its running requests to it.
 
-    When a front ends, the core drops the draft tokens that came from it.
+    When a pool ends, the core drops the draft tokens that came from it.
     """
     first = Mailbox(tmp_path, "model")
     await first.open()
@@ -135,7 +135,7 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
 
 
 async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> None:
-    """An engine core that no front has started never waits for a pool that reads nothing.
+    """An engine core of `vllm serve` never waits for a pool that reads nothing.
 
     Regression: such a pool held up each pass of the core for seconds, and then the link was lost.
     """
@@ -188,7 +188,7 @@ def test_a_mailbox_that_others_may_enter_is_refused(tmp_path: Path) -> None:
 
 
 async def reach(mailbox: Mailbox) -> None:
-    """Dial the mailbox's socket, and wait until the other end has closed the link, which had no greeting."""
+    """Dial the mailbox's socket and send no greeting; wait until the other end has closed the link."""
     reader, writer = await asyncio.open_unix_connection(mailbox.path)
     writer.write_eof()
     assert await reader.read() == b""
@@ -227,7 +227,10 @@ async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> 
     ids=["unknown token", "no token id", "unknown biased token", "output before its prompt", "no token"],
 )
 async def test_a_request_that_cannot_be_closes_its_link(mailbox: Mailbox, wanted: Wanted) -> None:
-    """Regression: token ids of no vocabulary passed, and the task that helped the request died unseen."""
+    """A link whose core names an impossible request, such as one with unknown token ids, is closed with an error.
+
+    Regression: token ids of no vocabulary passed, and the task that helped the request died unseen.
+    """
     mailbox.hello = structs.replace(HELLO, served=SERVED)
     engine = LendingEngine(mailbox)
     await engine.served()
@@ -242,7 +245,7 @@ def names_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
 async def test_a_pool_removes_nothing_that_it_has_not_made(tmp_path: Path, kind: str) -> None:
-    """A file in the socket's place is named and stays; it may be a core dump.
+    """If something else than a socket has the socket's name, the pool's error names it, and leaves it there.
 
     Regression: the pool removed it, and ended with an error of its own where a folder had the name.
     """
@@ -269,7 +272,10 @@ async def test_the_socket_of_a_killed_pool_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_link_without_a_greeting_is_closed(mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: a link that sent nothing, or half a greeting, stayed for ever."""
+    """A link that sends no greeting, or only half of one, is closed after a time.
+
+    Regression: such a link stayed for ever.
+    """
     monkeypatch.setattr(module, "HELLO_S", 0.1)
     reader, writer = await asyncio.open_unix_connection(mailbox.path)
     writer.write(packed(HELLO)[:-1])
@@ -289,7 +295,7 @@ time.sleep(600)
 
 
 async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox) -> None:
-    """An engine core ends with the front that started it, together with the other processes of its group.
+    """An engine core ends with the server (front) that started it, together with the other processes of its group.
 
     Regression: after a front was killed, its core and coordinator ran on, and kept the memory of their
     devices.

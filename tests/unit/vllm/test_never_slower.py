@@ -1,6 +1,6 @@
-"""Drafting for vLLM's cores stops while it is slower than decoding without, and begins again; no text changes.
+"""Drafting for vLLM's cores stops while it is slower than plain decoding, and begins again; no text changes.
 
-Pool, front and draft trees are the real ones, over a scripted core on a virtual clock: figures are equal on every
+Pool, engine and draft trees are the real ones, over scripted cores on a virtual clock: figures are equal on every
 machine.
 """
 
@@ -28,7 +28,7 @@ LENGTH = 100
 PROMPT = tuple(map(novel, range(20)))
 TEXT = tuple(map(novel, range(len(PROMPT), len(PROMPT) + LENGTH)))
 NUM_CLIENTS = 4
-"""Clients of each core."""
+"""Number of clients of each core."""
 
 
 def cpu(num_sessions: int, num_rows: int) -> float:
@@ -37,7 +37,7 @@ def cpu(num_sessions: int, num_rows: int) -> float:
 
 
 class Readings:
-    """Metrics of a pool: the text of each request as the front has it, and the tokens of all by time."""
+    """Stand-in for a pool's metrics: it has each request's text as reported to the pool, and all tokens by time."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome, self.texts = outcome, list[list[int]]()
@@ -97,7 +97,7 @@ async def _serve(clock: Clock, scenario: Scenario, mode: str, num_cores: int) ->
 def outcome_of(
     mode: str, contention: Callable[[float], float], *, alpha: float, num_cores: int = 1, seconds: float = 8.0
 ) -> Outcome:
-    """Run clients of vLLM's cores and a draft worker; return what came of it."""
+    """Run clients of vLLM's cores and a draft worker; return the tokens by time and the state of drafting."""
     clock = Clock()
     scenario = Scenario(cpu, lambda _: NUM_CLIENTS, contention, alpha=alpha, seconds=seconds)
     with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +112,7 @@ def outcome_of(
 
 @pytest.mark.parametrize("num_cores", [1, 2])
 def test_a_worker_that_makes_passes_slower_is_held(num_cores: int) -> None:
-    """A worker whose drafts cost more than they bring is held, by one decision for all cores."""
+    """A worker whose drafts cost more than they bring is stopped (held), by one decision for all cores."""
 
     def run(mode: str) -> Outcome:
         return outcome_of(mode, lambda _: 1.3, alpha=0.6, num_cores=num_cores)
@@ -130,7 +130,7 @@ def test_a_worker_that_helps_goes_on() -> None:
 
 
 def test_a_hold_is_lifted_when_drafting_pays_again() -> None:
-    """Drafting stops while a neighbour takes the worker's cores, and goes on afterwards."""
+    """Drafting stops while another program takes the worker's cores, and goes on afterwards."""
     plain, ours = (
         outcome_of(mode, lambda now: 1.4 if 3 < now < 7 else 0.0, alpha=0.8, seconds=12.0) for mode in (NEVER, MEASURED)
     )
@@ -140,7 +140,10 @@ def test_a_hold_is_lifted_when_drafting_pays_again() -> None:
 
 @pytest.mark.parametrize(("gammas", "counts"), [((0, 0), False), ((0, None), True), ((4,), True)])
 def test_passes_of_requests_without_drafts_decide_nothing(gammas: tuple[int | None, ...], counts: bool) -> None:
-    """Regression: requests with gamma 0 had drafting switched off for those that want it, at a target over vLLM."""
+    """Requests with gamma 0, which have no drafts, do not switch drafting off.
+
+    Regression: they had it switched off for requests that want it, at a target over vLLM.
+    """
     front = Sessions(DirectMailbox(), MEASURED)
     sessions = [VllmSession(GenerationRequest(PROMPT, gamma=gamma)) for gamma in gammas]
     front._sessions = {session.id: session for session in sessions}

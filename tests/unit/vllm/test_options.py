@@ -1,4 +1,4 @@
-"""Configuration of vLLM: a runner that lacks needed names is refused, with what to use instead."""
+"""Checks of vLLM's configuration: what this project cannot run with is refused, with what to use instead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def test_a_server_of_vllms_own_names_the_way_to_another_runner(
 
 
 def test_the_missing_rule_of_runner_v2_is_named_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runner V1, whose texts are others, is not taken in silence in the place of V2."""
+    """If vLLM would take runner V2 and `vllm_same_text` is not installed, the error names both ways out.
+
+    Runner V1, whose texts are others, is never taken instead without a word.
+    """
     monkeypatch.setattr(hooks, "find_spec", lambda name: None)
     monkeypatch.setattr(
         options, "read_hooks", lambda: Hooks(Path(), {"V1": [], "V2": hooks._lost_by_rule(Path())}, None)
@@ -50,7 +53,7 @@ def test_a_runner_with_every_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def kept(dtype: str = "float32", device: str = "cuda", **others: object) -> SimpleNamespace:
-    """Return a configuration of vLLM that nothing but what is given here could be held against."""
+    """Return a configuration of vLLM that is accepted, but for what `dtype`, `device` and `others` change."""
     model = SimpleNamespace(
         model="a/model",
         dtype=f"torch.{dtype}",
@@ -81,7 +84,10 @@ def test_rounding_that_may_change_tokens_is_named_at_the_start(
 
 
 def test_the_flag_that_fails_on_a_cpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: vLLM's flag for equal bits ended the first pass on a CPU in a TypeError of Triton's."""
+    """VLLM's flag for equal bits (batch invariance) is refused on a CPU, in one line.
+
+    Regression: the flag ended the first pass on a CPU in a TypeError of Triton's.
+    """
     monkeypatch.setenv(options.INVARIANT, "1")
     with pytest.raises(ConfigError, match="VLLM_BATCH_INVARIANT=1 on a CPU, where every pass fails with it: unset it"):
         options.require_kept(kept("bfloat16", "cpu"))
@@ -106,7 +112,7 @@ def test_another_method_of_speculation_is_refused(speculation: SimpleNamespace |
 
 
 def test_each_runner_has_its_noise() -> None:
-    """Runner V2 draws by vLLM's law alone, so another one is refused with the way out; V1 leaves both to us."""
+    """On runner V2 only vLLM's noise (random numbers) is accepted, and another is refused; on V1 both are."""
     v1, v2 = (SimpleNamespace(use_v2_model_runner=is_v2) for is_v2 in (False, True))
     assert [options.noise_of(v1, asked) for asked in (None, *Noise)] == [Noise.SPECDEC, *Noise]
     assert [options.noise_of(v2, asked) for asked in (None, Noise.VLLM)] == [Noise.VLLM, Noise.VLLM]
@@ -126,7 +132,10 @@ def test_each_runner_has_its_noise() -> None:
 def test_another_choice_of_tokens_is_refused(
     is_v2: bool, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On V2 the rule of `vllm_same_text` says what it does not fit; on V1 log-probabilities show our own choice."""
+    """A configuration that changes the choice of tokens is refused.
+
+    On V2 it is what `vllm_same_text` names, on V1 a watermark, or log-probabilities that are not raw.
+    """
     monkeypatch.setattr(vllm_same_text, "faults", lambda config: iter(["the rule does not fit"]))
     config = kept(use_v2_model_runner=is_v2, **changes)
     config.model_config.logprobs_mode = changes.get("logprobs_mode", "raw_logprobs")
@@ -136,6 +145,9 @@ def test_another_choice_of_tokens_is_refused(
 
 @pytest.mark.parametrize("mailbox", [None, Path("/box")])
 def test_a_core_of_vllms_own_server_finds_its_pool(mailbox: Path | None) -> None:
-    """Regression: without a mailbox's name the configuration lacked its place, and vLLM did not start."""
+    """An engine core of vLLM's own server finds its pool in the given folder, or else in the default one.
+
+    Regression: without the name of a folder the configuration lacked its place, and vLLM did not start.
+    """
     place = Place(**options.serve_parts(8, mailbox)["additional_config"][KEY]).of_pool(Served("m", b"", [], 9, 9, 9))
     assert place.path == str((mailbox or default_folder()) / "core")

@@ -1,4 +1,4 @@
-"""The line that a failed start of vLLM becomes: the first logged error, and the flag whose value it names."""
+"""A failed start of vLLM becomes one line: the first error in its log, and the flag whose value that names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REASON = "_C::static_scaled_fp8_quant() expected\nat most 0 arguments"
 
 
 def fail() -> None:
-    """Log errors as vLLM's processes do when a start fails, and raise what its front then raises."""
+    """Log errors as vLLM's processes do when a start fails, and raise what vLLM's main process then raises."""
     logger = logging.Logger("vllm")
     logger.addHandler(handler := logging.StreamHandler(log))
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

@@ -1,4 +1,4 @@
-"""Choice of tokens on runner V1 finds requests whose logits are not finite; vLLM is not needed."""
+"""The choice of tokens on vLLM's runner V1 finds requests whose logits are not finite; vLLM itself is not needed."""
 
 from __future__ import annotations
 

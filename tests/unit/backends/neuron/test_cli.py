@@ -30,7 +30,7 @@ TP_DEGREES = {
     "llama3.1-405b-fp8_llama3.2-1b_trn2": 64,
 }
 ALONE = "llama3.1-405b_trn2"
-"""Name of the file of CONFIGS that configures a target without a draft."""
+"""Name of the file in CONFIGS that configures a target without a draft."""
 COMMON = ("--backend", "neuron", "--dtype", "float32", "--sequence_length", "48", "--batch", "2")
 
 

@@ -99,7 +99,7 @@ def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest
 
 
 def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
-    """Compile a model as vLLM does: NxDI's files, without this project's specdec.json."""
+    """Compile a model as another program does, with NxDI's files but without this project's specdec.json."""
     load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, **options))
     (made,) = artifacts.glob("*/*")
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("specdec.json", "started.json"))

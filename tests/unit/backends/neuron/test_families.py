@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 TOKENS = tuple(range(20, 44))
 FIELDS: dict[str, dict[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
-"""Fields as published checkpoints have them, where Transformers' defaults differ."""
+"""Fields of configurations as published checkpoints have them, where Transformers' defaults differ."""
 
 
 def save(directory: Path, family: str, *, seed: int = 0, **fields: Any) -> Path:

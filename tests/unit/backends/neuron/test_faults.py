@@ -1,6 +1,6 @@
 """A step of NxDI's own graphs may fail at any point: the steps after it give the same tokens as without the failure.
 
-`BackendContract` has the same test of the slot backend.
+`BackendContract` has the same test for the backend whose sequences have slots.
 """
 
 from __future__ import annotations

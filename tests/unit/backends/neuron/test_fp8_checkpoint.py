@@ -50,7 +50,7 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def public(folder: Path) -> Path:
-    """Save a checkpoint in which the largest value of every quantized row is 448."""
+    """Save a public-style checkpoint, in which the largest value of every quantized row is 448, the largest of e4m3."""
     path = save_tiny_model(folder, "llama", num_hidden_layers=NUM_LAYERS)
     tensors = {}
     for name, weight in load_file(path / "model.safetensors").items():

@@ -36,7 +36,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def pair(target: Path, draft: Path, *, method: str = "fused", **options: Any) -> tuple[ModelConfig, ModelConfig]:
-    """Return the settings of a pair in float32, with three slots and K tokens a step, then changed by `options`."""
+    """Return the settings of a float32 pair with three slots and K tokens per step; `options` change some of them."""
     num_slots, width = options.pop("num_slots", 3), options.pop("width", K)
     neuron = NeuronOptions(gamma=width, method=method, **options)
     config = ModelConfig(
@@ -79,7 +79,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 
 @pytest.mark.parametrize("method", ["fused", "vanilla"])
 async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, calls: Calls, method: str) -> None:
-    """A fused server loads one graph or two slot models, as its method says, and gives the tokens of the target."""
+    """A fused server loads one graph or two models with slots, as its method says, and gives the target's tokens."""
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
     config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)

@@ -1,4 +1,4 @@
-"""A fused graph whose tokens the host chooses serves every request, and answers as the target alone does."""
+"""A fused graph (draft and target) whose tokens the host chooses serves every request, with the target's answers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_graph_that_chooses_itself_refuses_grammars(models: ModelDirecto
 
 
 def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParams, gamma: int = K) -> float:
-    """Decode `num_slots` sequences of unequal length together; return the share of draft tokens accepted."""
+    """Decode `num_slots` sequences of unequal length together; return the share of draft tokens that are accepted."""
     sequences = [list(range(20, 23 + 5 * slot)) for slot in range(num_slots)]
     decoder.step([Turn(slot, 0, tokens[:-1], sampling) for slot, tokens in enumerate(sequences)])
     drafted = accepted = 0

@@ -28,7 +28,7 @@ NUM_ROUNDS = 100  # of three sequences
 
 
 def law(target: Path) -> dict[tuple[int, ...], float]:
-    """Return the probability of every output of NUM_TOKENS tokens, from the logits of the target."""
+    """Return the probability of every output of NUM_TOKENS tokens (the law), from the target's logits."""
     model = AutoModelForCausalLM.from_pretrained(target)
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(NUM_TOKENS):

@@ -1,4 +1,4 @@
-"""The slot backend over transformers-neuronx."""
+"""The backend over transformers-neuronx, AWS's older library, with a stand-in for that library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ K = GAMMA + 1
 
 
 class LlamaForSampling:
-    """Stand-in for transformers-neuronx's class: one sequence; logits [1, V], or [k, V, 1] for a speculative pass."""
+    """Stand-in for transformers-neuronx's class, for one sequence.
+
+    Logits are [1, V] (vocabulary), or [k, V, 1] for a pass over k tokens.
+    """
 
     def __init__(self, path: str, length: int) -> None:
         self._memory = Memory(Path(path), num_rooms=1, length=length)

@@ -1,4 +1,4 @@
-"""Models are refused before anything is compiled, and compiled only once; Python without NxDI works."""
+"""Impossible models are refused before anything is compiled, each is compiled only once; Python without NxDI works."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: 
 
 
 async def test_paths_of_every_kind_are_accepted(checkpoint: Path, monkeypatch: Patch) -> None:
-    """The tests' requests have passes that accept no draft token, several, and some from scattered positions."""
+    """The tests' requests have passes that accept no draft token, several, or scattered ones in the tree."""
     paths: list[tuple[int, int]] = []
     in_place = TreePass.num_in_place
 

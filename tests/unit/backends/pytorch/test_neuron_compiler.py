@@ -1,4 +1,4 @@
-"""The stand-in for TorchNeuron's compiler refuses what that compiler refuses, so that suites over it mean something."""
+"""The tests' stand-in for TorchNeuron's compiler refuses what that compiler refuses, so that tests can rely on it."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
 @pytest.mark.release
 @pytest.mark.timeout(1200)
 def test_inductors_passes_copy_no_rooms_and_multiply_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes compiled by Inductor copy no slots, and multiply packed weights.
+    """Passes compiled by Inductor copy no slots of the KV cache, and multiply packed weights.
 
     Regression: matrix products used unpacked weights, and each `scatter_` copied all slots, so passes took 2
     to 4 times as long.
@@ -128,7 +128,7 @@ def test_a_break_in_a_graph_is_an_error() -> None:
 
 def test_graphs_made_after_the_warm_up_are_counted() -> None:
     class Forgetful(Uncompiled):
-        """A compiler stand-in whose graphs are compiled again at each later run, as if a guard of Dynamo failed."""
+        """Stand-in for a compiler whose graphs are compiled again in each later run, as if Dynamo's guards failed."""
 
         def make(self, run: Any) -> Any:
             def again() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`specdec chat` in a pseudo-terminal, with servers by gRPC and by URL."""
+"""`specdec chat` in a pseudo-terminal, at servers that it reaches by gRPC or by a URL of HTTP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 MAIN = Path(__file__).parents[4] / "main.py"
 GREEN, GREY, PLAIN = "\x1b[32m", "\x1b[90m", "\x1b[0m"
 THOUGHT = [["<think>", "Hm", "</think>"], ["Hel", "lo", " there", "."]]
-"""Two passes; all tokens but the last of each are accepted draft tokens."""
+"""Answer of two passes; all tokens but the last of each pass are accepted draft tokens."""
 
 
 class Terminal:
@@ -61,13 +61,13 @@ class Terminal:
         os.write(self._mine, text.encode())
 
     def ask(self, line: str, until: str) -> str:
-        """Type a line at the prompt; return all up to the text that is waited for."""
+        """Type a line at the prompt; return all that the terminal shows up to the text `until`."""
         self.until("> ")
         self.type(f"{line}\n")
         return self.until(until)
 
     def leave(self) -> None:
-        """Press Ctrl-D at the prompt; the program ends with 0."""
+        """Press Ctrl-D at the prompt; the program must end with exit code 0."""
         self.until("> ")
         self.type("\x04")
         assert self.process.wait(60) == 0
@@ -165,7 +165,7 @@ def test_thoughts_are_grey_and_stay_out_of_the_history() -> None:
 
 
 class Foreign(BaseHTTPRequestHandler):
-    """OpenAI's API as another project's server has it: it refuses unknown fields, and thinks in `reasoning`."""
+    """OpenAI's API as on another project's server: it refuses unknown fields, and sends reasoning as `reasoning`."""
 
     asked: list[dict[str, Any]] = []
 

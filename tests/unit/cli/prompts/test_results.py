@@ -1,4 +1,4 @@
-"""Comparisons of runs with a draft and without: their order, and what they say of their own figures."""
+"""Comparisons of runs with a draft and without: the order of runs, and what is said about the resulting figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.samples import BUSY, QUIET
 
 
 class Runs:
-    """Stand-in for the function that runs a prompt: runs take the given seconds, and `drafted` is noted for each."""
+    """Stand-in for the function that runs a prompt: runs take the given seconds, and it records which had a draft."""
 
     def __init__(self, alone_s: list[float], drafted_s: list[float]) -> None:
         self.drafted: list[bool] = []

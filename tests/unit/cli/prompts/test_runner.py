@@ -1,4 +1,4 @@
-"""Many prompts at once: results keep their order, a failure affects one prompt, and full servers are retried."""
+"""Many prompts at once: results keep their order, a failure affects one prompt, and a full server is asked again."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_line_of_figures_is_explained(temperature: float, source: str, capsy
 
 
 class ScriptedCompleter:
-    """Completer that answers prompt "slow" late, fails on "broken" after a token, and is full once at "patient"."""
+    """Completer that answers "slow" late, fails on "broken" after a token, and is full at the first "patient"."""
 
     def __init__(self) -> None:
         self.num_running = 0

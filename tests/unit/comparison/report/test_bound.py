@@ -1,4 +1,4 @@
-"""The bound on speed: no schedule of the same hits is faster, and the hits are read from measured rounds."""
+"""The bound on speed: no schedule for the same right draft tokens is faster; these are read from measured rounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def some_hits(rng: random.Random, count: int, rate: float) -> Hits:
 
 
 def pass_length(hits: Hits, done: int, offered: int) -> int:
-    """Return the number of tokens that a pass over `offered` draft tokens commits after `done` tokens."""
+    """Return the number of tokens that a pass commits after `done` tokens, if it verifies `offered` draft tokens."""
     accepted = 0
     while accepted < offered and done + accepted < len(hits) - 1 and hits[done + accepted] is not Hit.NONE:
         accepted += 1
@@ -34,7 +34,7 @@ def pass_length(hits: Hits, done: int, offered: int) -> int:
 
 
 def rounds_s(hits: Hits, costs: Costs, lengths: Sequence[int], rtt_s: float) -> float:
-    """Return the seconds of rounds, simulated one by one, whose proposals have these lengths in turn."""
+    """Return the seconds of simulated rounds, in which the numbers of draft tokens are `lengths` in turn."""
     now, done, number = 0.0, 0, 0
     while done < len(hits):
         offered = min(lengths[number % len(lengths)], len(hits) - done - 1)
@@ -46,7 +46,10 @@ def rounds_s(hits: Hits, costs: Costs, lengths: Sequence[int], rtt_s: float) -> 
 
 
 def ahead_s(hits: Hits, costs: Costs, rng: random.Random, rtt_s: float) -> float:
-    """Return the seconds of a target that verifies what has arrived, and sometimes waits, beside a draft ahead."""
+    """Return the seconds of an answer with a draft that runs ahead.
+
+    The target verifies what has arrived, and sometimes waits for more.
+    """
     now, done = 0.0, 0
     arrivals = arrivals_of(hits, 0, 0.0, costs.step_s)
     while done < len(hits):
@@ -63,7 +66,7 @@ def ahead_s(hits: Hits, costs: Costs, rng: random.Random, rtt_s: float) -> float
 
 
 def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[float]:
-    """Return when the draft's token of each position reaches the target, if it begins at `start`."""
+    """Return when the draft token of each position reaches the target, if the draft begins after position `start`."""
     arrivals, now = [known_s] * len(hits), known_s
     for position in range(start, len(hits)):
         now += step_s * (hits[position] is not Hit.OWN)
@@ -74,7 +77,7 @@ def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[f
 @pytest.mark.parametrize("rtt_s", [0.0, 0.03, 0.2])
 @pytest.mark.parametrize("rate", [0.3, 0.8, 1.0])
 def test_no_simulated_schedule_is_faster(rate: float, rtt_s: float) -> None:
-    """Rounds of any lengths, and run-ahead with any waits, take at least the bound's time.
+    """Rounds of any lengths, and running ahead with any waits, take at least the time of the bound.
 
     Regression: the bound assumed equal and independent acceptance, and adaptive lengths were faster than it.
     """
@@ -89,7 +92,7 @@ def test_no_simulated_schedule_is_faster(rate: float, rtt_s: float) -> None:
 
 
 def fastest_s(hits: Hits, costs: Costs, rtt_s: float, done: int = 0) -> float:
-    """Return the seconds of the fastest rounds by trying all lengths everywhere."""
+    """Return the seconds of the fastest rounds, found by a try of every number of draft tokens in every round."""
     if done == len(hits):
         return 0.0
     times = []
@@ -108,7 +111,10 @@ def test_the_bound_of_rounds_is_reached() -> None:
 
 
 def test_a_miss_costs_run_ahead_a_round_trip_and_a_step() -> None:
-    """Two hits, a miss, two hits and the last token: a pass of 3 tokens, the gap, and another one."""
+    """After a wrong draft token, running ahead waits a round trip and a draft step, or the target goes on alone.
+
+    The answer has two right draft tokens, a wrong one, two right ones and a last token: two passes and the gap.
+    """
     hits = (Hit.DRAFT, Hit.DRAFT, Hit.NONE) * 2
     costs = Costs((1.0, 1.0, 1.0), step_s=0.01)
     assert answer_s(hits, costs, rtt_s=0.5, runs_ahead=True) == pytest.approx(0.02 + 1.0 + 0.5 + 0.02 + 1.0)
@@ -168,7 +174,10 @@ def test_the_bound_falls_with_the_round_trip_to_that_of_the_target_alone() -> No
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """The estimate is not the rate of accepted tokens, since tokens after a rejection were never decided on."""
+    """The estimate of the acceptance probability is right, though many draft tokens after a rejection do not count.
+
+    The share of accepted tokens would be lower.
+    """
     rng, rounds = random.Random(1), []
     for _ in range(8000):
         num_accepted = next((i for i in range(5) if rng.random() >= alpha), 5)
@@ -178,7 +187,7 @@ def test_acceptance_probability_is_found_again(alpha: float) -> None:
 
 
 def test_costs_are_read_from_the_timings() -> None:
-    """Passes by width, those between by interpolation; without any they are 0."""
+    """Costs of passes are means by number of draft tokens, numbers between by interpolation; without any passes 0."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)
@@ -188,7 +197,10 @@ def test_costs_are_read_from_the_timings() -> None:
 
 
 def test_a_draft_that_runs_ahead_says_its_step_time() -> None:
-    """Regression: the bound of a draft that runs ahead took its steps for free."""
+    """The step time that a draft which runs ahead reports counts in the bound.
+
+    Regression: the bound took the steps of such a draft for free.
+    """
     timed = [Round(0.0, 3, 3, 2, Timings(compute_us=24_000, step_us=3_000))] * 5
     assert bound.measured_costs([RequestRecord(0, 0.0, 4, TOKENS, tuple(timed))], 3).step_s == 0.003
 

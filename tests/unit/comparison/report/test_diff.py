@@ -1,4 +1,4 @@
-"""Comparison of two results: a slowdown is found, equal results show no difference, unlike conditions are refused."""
+"""`diff` of two comparisons: a slowdown is found, equal results show no difference, other conditions are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("I
 
 
 def _measured(directory: Path, seed: int, *, fused: float = 1.0) -> Path:
-    """Write a results.json with 3 % of noise, the fused pair's times multiplied by `fused`; return its path."""
+    """Write a results.json of times with 3 % of noise, `fused` times as long for the fused pair; return its path."""
     directory.mkdir()
     rng = random.Random(seed)
 

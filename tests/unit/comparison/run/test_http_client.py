@@ -1,4 +1,4 @@
-"""HTTP endpoints: token counts that they report or lack, and failed requests."""
+"""HTTP endpoints in a comparison: token counts that they report or lack, and failed requests."""
 
 from __future__ import annotations
 
@@ -148,7 +148,10 @@ async def test_a_conversation_sends_what_was_answered_before() -> None:
 def test_token_counts_are_reported_or_spread(
     texts: str, counts: tuple[int, ...] | None, total: int | None, expected: dict[int, int]
 ) -> None:
-    """Tokens have the time of their message; without counts per message, the total is spread by length of text."""
+    """Tokens have the time of the message that brought them.
+
+    If a server reports no counts per message, the total is divided among the messages by their length of text.
+    """
     words = texts.split()
     known = zip(words, counts or [None] * len(words), strict=True)
     chunks = [_Chunk(float(at), word, count) for at, (word, count) in enumerate(known)]

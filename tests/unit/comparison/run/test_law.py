@@ -1,6 +1,7 @@
-"""The test of a server's law passes right samplers, and finds wrong ones within the tokens that it names beforehand.
+"""`specdec law`, a test whether a server's samples follow its own probabilities, passes right samplers only.
 
-Each sampler speculates over two toy models, and reports the target's probabilities as a server does.
+Wrong ones fail within as many tokens as the test says that it needs. Each sampler speculates over two toy models, and
+reports the target's probabilities as a server does.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from specdec.comparison.run.law import ALPHA, NUM_RANKS, NUM_TOKENS, SHIFT, Coun
 
 Law: TypeAlias = npt.NDArray[np.float64]
 Rule: TypeAlias = Callable[[Law, Law, np.random.Generator], tuple[int, bool]]
-"""Function of target's and draft's probabilities to the token, and whether it is the draft's."""
+"""Function from target's and draft's probabilities, and a generator, to the token and whether it is the draft's."""
 pytestmark = pytest.mark.release
 SIZE = 7
-"""Tokens of the toy vocabulary: few, so that a wrong sampler is wrong by some points at each place."""
+"""Number of tokens in the toy vocabulary: so few that a wrong sampler is wrong by some percent at each position."""
 
 
 def laws(seed: int) -> tuple[Law, Law]:
-    """Return a target and a draft that is often wrong: [SIZE, SIZE] probabilities of the next token by the last one."""
+    """Return a target and an often wrong draft: [SIZE, SIZE], probabilities of the next token by the last one."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(scale=1.4, size=(SIZE, SIZE))
     target, draft = (np.exp(each) for each in (logits, rng.normal(scale=1.4, size=logits.shape)))
@@ -47,7 +48,7 @@ def right(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
 
 
 def coupled(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
-    """Draw both tokens with one noise, and take the target's: this project's rule."""
+    """Draw target's and draft's tokens with the same Gumbel noise, and take the target's: this project's rule."""
     noise = rng.gumbel(size=SIZE)
     token = int(np.argmax(np.log(p) + noise))
     return token, token == int(np.argmax(np.log(q) + noise))
@@ -58,12 +59,12 @@ def residual_from_target(p: Law, q: Law, rng: np.random.Generator) -> tuple[int,
 
 
 def residual_of_the_best(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
-    """Draw the residual among the target's best four tokens alone."""
+    """Draw by rejection sampling, but after a rejection only from the target's best four tokens: wrong."""
     return rejection(p, q, rng, lambda p, q: np.where(p >= np.sort(p)[-4], np.maximum(p - q, 0.0), 0.0) + 1e-12 * p)
 
 
 def one_noise_under_a_ratio(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
-    """Draw draft and residual with one noise, and accept by the ratio: vLLM before its pull request 54282."""
+    """Draw the draft and the token after a rejection with one noise: wrong, and vLLM's way before its PR 54282."""
     noise = rng.gumbel(size=SIZE)
     token = int(np.argmax(np.log(q) + noise))
     if rng.random() * q[token] <= p[token]:
@@ -72,7 +73,7 @@ def one_noise_under_a_ratio(p: Law, q: Law, rng: np.random.Generator) -> tuple[i
 
 
 def answers(rule: Rule, seed: int, num_tokens: int, *, off_by: int = 0) -> Counts:
-    """Count answers of a server that speculates by the rule; `off_by` 1 verifies with the row before."""
+    """Count the answers of a server that speculates by `rule`; with `off_by` 1 it verifies with the row before."""
     target, draft = laws(seed)
     rng, counts = np.random.default_rng(seed), Counts()
     for number in range(math.ceil(num_tokens / (NUM_TOKENS - 1))):
@@ -95,7 +96,7 @@ def answer_of(columns: list[tuple[str, float, dict[str, float]]]) -> dict[str, A
 
 @pytest.mark.parametrize("rule", [right, coupled])
 def test_a_right_sampler_passes(rule: Rule) -> None:
-    """Of thirty right servers none fails, and their p-values are even: their median is near one half."""
+    """Of thirty servers with a right sampler none fails, and their p-values are spread evenly around one half."""
     values = [p_value(answers(rule, seed, 1400)) for seed in range(30)]
     assert min(values) >= ALPHA
     assert 0.25 < float(np.median(values)) < 0.75

@@ -1,4 +1,4 @@
-"""Load generators, what Locust's process imports, and the records that it returns as JSON."""
+"""Load generators of comparisons, what the process of Locust imports, and the records that it returns as JSON."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_messages_survive_json() -> None:
 
 
 async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord]:
-    """Return the record of an answer by a server that handles one request at a time, for 50 ms each."""
+    """Return the record of a request, answered by a server with one request at a time, for 50 ms each."""
     due_s = time.monotonic() if due_s is None else due_s
     async with ONE_AT_A_TIME:
         await asyncio.sleep(0.05)
@@ -65,7 +65,7 @@ ONE_AT_A_TIME = asyncio.Lock()
 
 
 async def test_requests_of_an_open_loop_do_not_wait_for_answers() -> None:
-    """In an open loop, each request counts from its scheduled time, whether earlier answers have come or not.
+    """In an open loop (a rate of requests), each request's time counts from when it is due, without regard to answers.
 
     Waiting for answers would send a slow server fewer requests, and so hide its queue.
     """

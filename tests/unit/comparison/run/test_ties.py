@@ -1,4 +1,4 @@
-"""Near-ties: answers may differ where two tokens score almost equally; any other difference is an error."""
+"""Near-ties in comparisons: answers may differ where two tokens score almost equally; else a difference is an error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_answer_that_parted_earlier_this_time_is_no_evidence() -> None:
 
 
 class Scripted:
-    """Client whose server reports the given log-probabilities, or none; it records prompts in `asked`."""
+    """Client whose server reports the given log-probabilities, or none; it records the prompts in `asked`."""
 
     def __init__(self, text: str = "", steps: list[Step] | None = None) -> None:
         self._found = text, steps or []
@@ -73,7 +73,9 @@ def answered(contender: Contender, *texts: str) -> Sample:
 
 @pytest.mark.parametrize("silent", [BASE, SD])
 async def test_either_server_is_asked_once_for_each_prompt_that_parted(silent: Contender, tmp_path: Path) -> None:
-    """The baseline is asked once for scores of each prompt whose answers differ; if it has none, the other server is.
+    """For each prompt with different answers, the baseline's server is asked once for its log-probabilities.
+
+    If it has none, the other server is asked.
 
     Regression: the Kubernetes job `measure` failed at any near-tie, since a graph that chooses tokens on the
     device has no scores.

@@ -1,4 +1,4 @@
-"""Advice from made-up trials: the recommendation, its crossovers, its costs and its wording."""
+"""A study's advice from made-up measurements: recommendation, conditions at which it changes, costs and wording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for capacity finds the most streams that a service can hold, and its table has the results."""
+"""The search for capacity finds the most streams (simultaneous requests) that keep the promised speed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def config(*flags: str) -> ComparisonConfig:
 
 @given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 5000))
 def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> None:
-    """The search finds the capacity within its resolution, in at most 30 probes, all with different streams."""
+    """The search finds the capacity to its resolution, in at most 30 measurements of different numbers of streams."""
     steps, tried = search(limit, first), list[int]()
     streams = next(steps)
     try:
@@ -48,7 +48,7 @@ def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> Non
 
 
 def answer(rate: float, ttft_s: float) -> RequestRecord:
-    """Return the record of an answer of eleven tokens, `rate` per second after the first, with 20 % of drafting."""
+    """Return the record of an answer of eleven tokens, `rate` per second after the first; drafting takes 20 % of it."""
     timings = Timings(compute_us=40_000, draft_us=10_000)
     rounds = tuple(Round(ttft_s + i / rate, 1, 3, 0, timings) for i in range(11))
     return RequestRecord(0, 0.0, 4, tuple(range(11)), rounds)
@@ -62,13 +62,13 @@ def probed(*records: RequestRecord, wanted: int = 20, failures: tuple[RequestRec
 
 @pytest.mark.parametrize(("num_slow", "num_late", "holds"), [(0, 0, True), (1, 0, True), (4, 0, False), (0, 1, False)])
 def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, holds: bool) -> None:
-    """Limits hold if 9 in 10 answers are fast enough, and 99 in 100 first tokens come in time."""
+    """The promise of `--slo` holds if 9 in 10 answers are fast enough and 99 in 100 first tokens come in time."""
     quick = [answer(30.0, 0.2)] * (20 - num_slow - num_late)
     assert probed(*quick, *[answer(10.0, 0.2)] * num_slow, *[answer(30.0, 2.0)] * num_late).holds is holds
 
 
 def test_an_unfinished_stream_breaks_the_promise() -> None:
-    """Limits do not hold if a stream is cut off: without its record, the other streams would look fast."""
+    """The promise does not hold if a stream is cut off: without its record, the other streams would look fast."""
     assert not probed(*[answer(30.0, 0.2)] * 19).holds
     assert not probed(*[answer(30.0, 0.2)] * 20, failures=(answer(30.0, 0.2),)).holds
     assert not probed().holds
@@ -85,7 +85,7 @@ def capacities(settings: ComparisonConfig, **changes: Any) -> Capacities:
 
 
 def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
-    """The report has each capacity, "at least" where more streams may hold, and the gain that the paper predicts."""
+    """The report has each capacity, "at least" where more may fit, and the gain that arXiv 2606.25091 predicts."""
     page = tmp_path / "page.md"
     page.write_text(
         "# Mine\n<!-- bench: here -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
@@ -109,7 +109,7 @@ def test_the_table_is_written_without_matplotlib(tmp_path: Path, monkeypatch: py
 
 
 class SlowServers:
-    """Measurement in which no answer ends; each probe adds 4 s to its clock."""
+    """Stand-in for measurements, in which no answer ends; each adds 4 s to its clock."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

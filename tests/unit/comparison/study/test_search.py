@@ -1,4 +1,4 @@
-"""The search, over servers whose speed follows a formula, finds the known optimum within its time."""
+"""A study's search, over simulated servers whose speed follows a formula, finds the known best within its time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def space(**conditions: tuple[float, ...]) -> Space:
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
-    """Search with a simulated clock, on which a group of measurements takes `GROUP_S`; return the evidence."""
+    """Search with a simulated clock, in which each group of measurements takes `GROUP_S`; return the evidence."""
     now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 
@@ -83,7 +83,7 @@ def test_the_best_of_the_whole_grid_is_found(rtt_ms: float, load: int) -> None:
 
 
 def test_a_way_lost_at_usual_length_is_retried() -> None:
-    """A topology that is slow at the usual gamma, but the fastest at another one, is found."""
+    """A topology is found that is slow with the usual gamma, but the fastest with another one."""
 
     def speedup(place: Conditions, contender: Contender) -> float:
         if contender.topology is Topology.POOL:

@@ -1,4 +1,4 @@
-"""Text offsets of tokens in the answers of /v1/completions, streamed and whole."""
+"""Text offsets of tokens in answers of /v1/completions, streamed and whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specdec.inference.gateway.answers.parts import Choice, Part
 
 TOKENS = ("one", " t", "wo", " three")
 HELD_BACK = ("one", "", "", " two three")
-"""Texts that a stream shows of each token while " two!" is a stop string."""
+"""Text that a stream sends for each token if " two!" is a stop string, so that its beginnings are held back."""
 
 
 def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:

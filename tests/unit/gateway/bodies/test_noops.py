@@ -1,4 +1,4 @@
-"""Fields of other servers are accepted with values that change nothing; the error about another value lists these."""
+"""Fields of other servers are accepted with values that change no answer; the error about others lists these values."""
 
 from __future__ import annotations
 

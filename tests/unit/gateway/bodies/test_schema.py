@@ -1,4 +1,4 @@
-"""The OpenAPI schema and the server agree; schemathesis compares them."""
+"""The OpenAPI schema and the server agree, which the program schemathesis checks with made-up bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNTOLD = (
     '"param":"request"',  # the body within a body of /v1/audit
     "a block of type",  # of /v1/messages: which fields each needs
 )
-"""Parts of the errors by rules between fields, which the schema does not have."""
+"""Parts of the errors about rules between several fields, which the schema cannot express."""
 
 
 @pytest.mark.long

@@ -63,7 +63,7 @@ async def dialled(port: int, first: bytes) -> AsyncGenerator[tuple[asyncio.Strea
 
 
 def posted(body: bytes, *fields: str, num_bytes: int | None = None) -> bytes:
-    """Return a completion request as bytes; with `num_bytes`, the body's declared length, the body may be partial."""
+    """Return the bytes of a completion request; if `num_bytes` declares a longer body, `body` is only its beginning."""
     length = len(body) if num_bytes is None else num_bytes
     known = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json")
     return "\r\n".join((*known, f"Content-Length: {length}", *fields, "\r\n")).encode() + body
@@ -186,7 +186,7 @@ async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytes
 
 
 async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
-    """Send `first`, then `more` for ever; return the seconds until the server closes the connection."""
+    """Send `first`, then `more` again and again; return the seconds until the server closes the connection."""
     began = time.monotonic()
     async with dialled(port, first) as (reader, writer):
 
@@ -285,7 +285,7 @@ async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
 
 
 async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections above the limit are closed at once; those below it continue."""
+    """Connections above a limit are closed at once; those within it continue."""
     monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 1)
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/livez")).status_code == 200

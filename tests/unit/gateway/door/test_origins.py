@@ -1,4 +1,4 @@
-"""Web pages of other origins: which of them a browser lets use a server (CORS)."""
+"""Web pages of other origins: which of them a browser lets use a server's HTTP API (CORS)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_without_the_flag_a_preflight_is_told_of_it(auth: Path, *, has_tok
 
 
 async def test_metrics_of_their_own_port_stay_behind_the_token(auth: Path) -> None:
-    """The port for metrics asks for a token whatever the HTTP method is, since any method gets the metrics there."""
+    """The port for metrics asks for a token with every HTTP method, since every method gets the metrics there."""
     async with served(PortSecurity(auth_file=auth)) as at, httpx.AsyncClient() as client:
         answer = await client.options(f"http://127.0.0.1:{at.metrics}/metrics", headers={"Origin": PAGE, **PREFLIGHT})
         assert answer.status_code == 401

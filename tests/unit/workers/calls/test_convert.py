@@ -1,4 +1,4 @@
-"""Messages convert to dataclasses and back unchanged, and unset fields mean what the .proto says."""
+"""gRPC messages convert to dataclasses and back unchanged, and unset fields mean what the .proto says."""
 
 from __future__ import annotations
 
@@ -179,7 +179,10 @@ def test_an_event_survives_its_message(event: Started | Delta | Finished) -> Non
 
 
 def test_a_preamble_becomes_part_of_the_grammar() -> None:
-    """A grammar's preamble is sent as part of the grammar, so that a target without that field masks alike."""
+    """A grammar's preamble (reasoning before it) is sent as a part of the grammar's source.
+
+    So a target that does not know the field allows the same tokens.
+    """
     grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
     request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())
     message = convert.open_to_message(request, fingerprint="f", vocab_size=9)
@@ -189,7 +192,7 @@ def test_a_preamble_becomes_part_of_the_grammar() -> None:
 
 
 def test_names_of_a_card_are_short() -> None:
-    """Names in the description of a model are cut to a limit of length.
+    """Names in the description of a server's model are cut to a limit of length.
 
     Regression: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that 609 MB long.
     """

@@ -33,7 +33,7 @@ NAME = "targets.example"
 
 
 class Resolver:
-    """Stand-in for DNS: `hosts` are the addresses of the name NAME, None if it does not exist."""
+    """Stand-in for DNS: `hosts` has the addresses of the name NAME; None means that the name does not exist."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.hosts: tuple[str, ...] | None = hosts
@@ -70,7 +70,7 @@ async def test_a_changed_name_is_published_once(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_client_looks_a_name_up_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name is looked up until it exists, since a pod's name needs the pod's address."""
+    """A name is looked up again until it exists: a pod's does not exist before the pod has an address."""
     monkeypatch.setattr(fleet_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)
     resolver.hosts = None

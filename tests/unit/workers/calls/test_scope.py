@@ -1,4 +1,4 @@
-"""A request's scope: its caller's limits, its deadline, a drain of the process, and its line in the audit log."""
+"""What is kept per request: its caller's limits, its deadline, its end in a drain, and its line in the audit log."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_a_drain_ends_with_the_last_request_and_refuses_later_ones() -> No
 
 
 async def test_a_failure_of_this_server_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A request that fails through no fault of its own is in the log, once: a server's failure is in that server's log.
+    """A request that fails by a fault of this server leaves one line in its log; another server's faults leave none.
 
     Regression: an error of a grammar was sent as 500, and left no line in the log.
     """
@@ -227,7 +227,7 @@ def scope(name: str, user: str = "", peer: str = "ipv4:127.0.0.1:1") -> str:
 
 
 def test_the_worker_of_an_edge_drafts_for_all_of_its_users() -> None:
-    """The target uses an edge's draft worker for requests of all of the edge's users.
+    """A client that sends requests for several users ("edge") has one draft worker for the requests of all of them.
 
     Regression: an edge sent a request for alice, and the target looked for a worker of alice, not of the
     edge.

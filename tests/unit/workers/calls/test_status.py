@@ -1,4 +1,4 @@
-"""Exceptions become gRPC statuses and exceptions again, of the same class, with message and time to retry."""
+"""Exceptions become gRPC statuses and exceptions of the same class again, with message and time to retry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_errors_keep_class_message_and_details_over_grpc(error: errors.SpecDecEr
 
 
 def test_a_message_above_grpcs_limit_is_too_long_a_prompt() -> None:
-    """A prompt that no message can hold has the reason of every prompt that is too long, by which agents compact.
+    """A prompt too large for any gRPC message gets the error of all too long prompts, by which agents shorten chats.
 
     Regression: it was a fault of another kind, without the code context_length_exceeded over HTTP.
     """
@@ -54,7 +54,7 @@ def test_a_message_above_grpcs_limit_is_too_long_a_prompt() -> None:
 
 
 def two_hops(told: errors.SpecDecError) -> errors.SpecDecError:
-    """Return an error of a target as the client of a draft worker gets it."""
+    """Return an error of a target as the client of a draft worker that serves requests gets it."""
     for address in ("target:1", "draft:2"):
         status = to_status(told)
         assert status is not None
@@ -64,7 +64,7 @@ def two_hops(told: errors.SpecDecError) -> errors.SpecDecError:
 
 
 def test_details_for_callers_survive_two_hops() -> None:
-    """Across two servers an error keeps the client's field that it is about, and the address of the failed server."""
+    """Through two servers an error keeps the name of the client's wrong field and the failed server's address."""
     told = two_hops(errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p"))
     assert isinstance(told, errors.InvalidRequestError)
     assert (told.message, told.field) == ("top_p 0 is outside (0, 1]", "top_p")
@@ -120,7 +120,7 @@ def test_foreign_errors_are_internal() -> None:
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
-    """If a target refuses a gateway's credentials, the error does not tell the client to check its own token.
+    """If a target refuses a gateway's credentials, the error does not tell the gateway's client to check its own.
 
     Only the gateway's log names the target.
     """

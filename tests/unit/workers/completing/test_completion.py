@@ -1,4 +1,4 @@
-"""`LocalCompleter`, which puts a tokenizer before and after a generator of tokens."""
+"""`LocalCompleter`, which turns prompts into tokens for a generator, and the generated tokens into text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
 async def test_offsets_count_the_text_that_tokens_have(
     token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
 ) -> None:
-    """A token's text offset counts the characters that all tokens before it have together.
+    """The offset of a token in the text counts the characters of all tokens before it, decoded together.
 
     Regression: offsets added up the bytes of single tokens, and drifted at half characters and special
     tokens, which have no text.

@@ -1,4 +1,4 @@
-"""A request with several servers: the choice of one of them, and of the next one when the first is lost."""
+"""A client that knows several servers: which one gets a request, and which one the rest when the first is lost."""
 
 from __future__ import annotations
 

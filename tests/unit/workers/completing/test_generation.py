@@ -1,4 +1,4 @@
-"""The gRPC service for answers: its load and drain, and its budget for unread prompt log-probabilities."""
+"""The gRPC service for answers: calls for its load and its drain, and the memory limit of unread prompt scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.serving.test_host import Recorder
 
 @dataclass
 class Load:
-    """Load of a server: four slots, four running requests, two waiting ones."""
+    """Load of a server with four slots: four requests run, and two wait."""
 
     num_slots: int = 4
     num_running: int = 4
@@ -89,7 +89,7 @@ def writing(writer: ScoreWriter, peer: Any, scores: tuple[TokenLogprobs, ...] = 
 
 
 async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call is refused if unread answers with scores would take too much memory.
+    """A call is refused if unread answers with prompt log-probabilities would take too much memory.
 
     Regression: hundreds of unread answers of 16 MB could stay in memory, since such calls hold no slot.
     """

@@ -27,7 +27,7 @@ ANSWER: list[TextEvent] = [
 
 
 class Says:
-    """Completer that yields exactly the given events."""
+    """Completer that yields the given events and nothing else."""
 
     def __init__(self, events: list[TextEvent]) -> None:
         self._events = events

@@ -41,7 +41,7 @@ NUM_TOKENS = 6
 WHOLE = tokens_at(len(PROMPT), NUM_TOKENS)
 SCORE = pb.TokenLogprobs(chosen=pb.TokenLogprob(token_id=60))
 Recipe: TypeAlias = Callable[[int, int], Iterator[pb.Delta]]
-"""Makes a target's deltas from a position on, given how many of the requested tokens are left."""
+"""Function from a position, and the number of requested tokens left, to a target's deltas from there on."""
 
 
 def one_by_one(position: int, numbers: Iterator[int] | range) -> Iterator[pb.Delta]:
@@ -86,12 +86,12 @@ def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield nothing: the stream ends after `Target` has sent the scores of a far longer prompt."""
+    """Yield nothing; `Target` has sent scores of far more prompt tokens before."""
     yield from ()
 
 
 def boasting(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield the right deltas, each of which claims 80 million draft tokens."""
+    """Yield right deltas, each of which counts 80 million draft tokens."""
     for commit in honest(position, left):
         for name in BOASTS:
             setattr(commit, name, 80_000_000)
@@ -113,7 +113,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Target that answers each request by the next of `recipes`, the last one again and again."""
+    """Target that answers each request by the next of `recipes`, and further ones by the last."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -155,14 +155,14 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
 
 @asynccontextmanager
 async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield the completer by which gateways and clients call a server."""
+    """Yield a completer that sends requests to `target`, as gateways and command lines do."""
     async with listening(target) as server, client_of(server.port) as completer:
         yield completer
 
 
 @asynccontextmanager
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
-    """Yield a fleet of one server, once it is ready: before that, a failed request would not be sent again."""
+    """Yield the connections to one server, once it is ready: before that, a failed request would not be sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
         async with asyncio.timeout(60), aclosing(fleet.serves()) as changes:
             async for serves in changes:
@@ -179,14 +179,14 @@ async def client_of(port: int) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a completer that sends requests through an edge draft."""
+    """Yield a completer that has a draft worker in this process, and sends requests with it to `target`."""
     async with listening(target) as server, edge(server.port) as client:
         yield client.completer
 
 
 @asynccontextmanager
 async def asked_by_serving_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a client of an edge, which drafts and passes requests on to `target`."""
+    """Yield a client of a draft worker that serves requests: it drafts for them and sends them on to `target`."""
     async with (
         asked_by_draft(target) as draft,
         listening(GenerationServicer(draft, CARD)) as server,

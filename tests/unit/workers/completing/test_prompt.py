@@ -101,7 +101,7 @@ async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: p
 
 
 class NoGenerator:
-    """Generator that must not be called."""
+    """Generator that raises if it is called."""
 
     max_length, vocab_size, seed_invariant = 128, DEFAULT_VOCAB_SIZE, True
     generate: Any = None

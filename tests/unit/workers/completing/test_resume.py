@@ -62,7 +62,7 @@ def model(models: ModelDirectories) -> ModelConfig:
 
 
 async def events_of(completer: LocalCompleter, request: CompletionRequest) -> list[TextEvent]:
-    """Return all events, converted to messages and back."""
+    """Return all events of an answer; request and events are converted to gRPC messages and back."""
     asked = completion_from_message(completion_to_message(request))
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
 
@@ -76,7 +76,7 @@ async def begun(completer: LocalCompleter, request: CompletionRequest) -> Starte
 async def cut(
     completer: LocalCompleter, request: CompletionRequest, num_deltas: int
 ) -> tuple[Progress, list[TextEvent]]:
-    """Return a client's progress, and its events, when it loses the server after `num_deltas` deltas."""
+    """Return what a client keeps for a resume, and the events, when it loses the server after `num_deltas` deltas."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
     async with aclosing(completer.complete(asked)) as events:
@@ -90,7 +90,7 @@ async def cut(
 
 
 def rounded(score: TokenLogprobs) -> TokenLogprobs:
-    """Round a score, since passes of different width differ in the last bits."""
+    """Round log-probabilities: passes over other numbers of tokens differ in the last bits."""
     return replace(score, logprobs=tuple(round(each, 3) for each in score.logprobs))
 
 

@@ -75,7 +75,7 @@ async def test_a_request_goes_on_after_a_loss(losses: list[Exception], monkeypat
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A target that is no longer trusted is an error at once, not a lost server.
+    """A target whose certificate is not trusted any more is an error at once, not a lost server.
 
     Both are UNAVAILABLE to gRPC; dialling for 30 s would only hide the reason.
     """
@@ -89,7 +89,7 @@ async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.Monkey
 
 
 def undrafted(remote: RemoteCompleter, replica: Replica, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-    """Answer as a draft worker of the client's process does that leaves requests as they are."""
+    """Answer as a draft worker in the client's process would that sends no draft tokens."""
     return remote.complete(request)
 
 

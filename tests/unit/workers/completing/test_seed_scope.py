@@ -1,4 +1,4 @@
-"""A seed of scope "prompt" gives each prompt noise of its own, and resumed answers keep theirs."""
+"""With seed_scope "prompt" each prompt has noise (random numbers) of its own for a seed; resumed answers keep it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mix(x: int) -> int:
 
 
 def documented(seed: int, token_ids: tuple[int, ...]) -> int:
-    """Return the seed of a prompt by the rule in docs/noise.md, in code of its own."""
+    """Return the seed in use for a prompt by the rule in docs/noise.md, in code of this test's own."""
     first = hashlib.sha256(b"".join(struct.pack("<I", each) for each in token_ids)).digest()[:8]
     return mix(mix(seed + GOLDEN) + int.from_bytes(first, "big"))
 
@@ -71,7 +71,7 @@ def test_the_pages_table_has_the_rules_seeds() -> None:
 
 
 async def test_a_resumed_answer_keeps_the_seed_in_use(reader: Reader) -> None:
-    """The second server gets the seed with the prompt mixed in, and does not mix it in again."""
+    """A server that resumes an answer gets the seed with the prompt mixed in, and does not mix it in again."""
     mixed = await seed_read(reader, REQUEST)
     progress = Progress(REQUEST)
     assert progress.rest() == REQUEST

@@ -1,4 +1,4 @@
-"""Drafting that is held in the middle of an answer: workers stop, say so, keep their sessions, and go on later."""
+"""Drafting that the target stops ("holds") during answers: workers stop, say so, keep their sessions, and resume."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SlowDecoder(ScriptedDecoder):
 
 
 class Place:
-    """A target, what completes requests at it, and the proposer that drafts for them."""
+    """A target, the completer that sends requests to it, and the proposer of its draft worker."""
 
     def __init__(self, engine: TargetEngine, pool: DraftPool, completer: Completer, proposer: ScriptedProposer) -> None:
         self.engine, self.pool, self.completer, self.proposer = engine, pool, completer, proposer
@@ -63,7 +63,7 @@ class Place:
 
 @asynccontextmanager
 async def place(kind: str, schedule: Schedule) -> AsyncGenerator[Place, None]:
-    """Yield a target with a worker of the pool, or with a client that has a worker of its own."""
+    """Yield a target with a pool's draft worker, or with a client that has a worker of its own (`kind` "private")."""
     async with running(TargetEngine(SlowDecoder(num_slots=4, max_length=2000), EngineLimits(lookup=False))) as engine:
         pool = DraftPool(engine)
         local = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
@@ -108,7 +108,7 @@ async def test_a_worker_that_is_held_stops_and_goes_on(kind: str, schedule: Sche
 @pytest.mark.parametrize("schedule", [Schedule.SYNC, Schedule.ASYNC])
 @pytest.mark.parametrize("kind", ["pool", "private"])
 async def test_requests_that_come_while_drafting_is_held(kind: str, schedule: Schedule) -> None:
-    """A request that begins while drafting is held gets tokens at once, and drafts once it is not."""
+    """A request that begins while drafting is stopped (held) gets tokens at once, and draft tokens later."""
     async with asyncio.timeout(60), place(kind, schedule) as each:
         await each.until_held()
         deltas: list[Delta] = []
@@ -131,7 +131,7 @@ async def test_a_worker_that_attaches_while_drafting_is_held_is_held() -> None:
 
 @pytest.mark.parametrize("takes_hold", [True, False])
 async def test_a_worker_of_an_earlier_version_is_never_held(takes_hold: bool) -> None:
-    """With a worker that does not know holds, drafting stays on, also where it began off."""
+    """If a worker's version does not know how to be stopped, drafting stays on, or is switched on."""
     async with asyncio.timeout(60), running(TargetEngine(ScriptedDecoder(), EngineLimits(drafting=MEASURED))) as engine:
         pool = DraftPool(engine)
         engine.drafting.begin_off()

@@ -50,7 +50,7 @@ async def attached(
     max_waiting: int = 4,
     noise: Noise = Noise.SPECDEC,
 ) -> AsyncGenerator[Edge, None]:
-    """Yield a client with a draft worker, at a target with this vocabulary and noise."""
+    """Yield a client with a draft worker, at a target with this vocabulary and rule for random numbers (noise)."""
     async with running(TargetEngine(SlowDecoder(num_slots=4))) as engine:
         pool = DraftPool(engine)
         generation = GenerationServicer(LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset())), CARD)
@@ -62,7 +62,7 @@ async def attached(
 
 
 async def answered(client: Edge, request: CompletionRequest = REQUEST) -> list[Delta]:
-    """Complete a request, whose tokens must be the target's; return its deltas."""
+    """Complete a request; its tokens must be the target's. Return its deltas."""
     async with asyncio.timeout(60):
         deltas = [event async for event in client.completer.complete(request) if isinstance(event, Delta)]
     assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, 34)
@@ -126,7 +126,7 @@ async def test_a_target_that_refuses_the_worker_still_answers(
 
 
 async def test_a_stream_does_not_belong_to_the_request_that_found_its_target(caplog: pytest.LogCaptureFixture) -> None:
-    """The lines and calls of a stream have no request's id, also if a request was the first to meet its target.
+    """The log lines and calls of a draft worker's stream have no request's id, even if a request caused the stream.
 
     Regression: a target that had just joined got its stream from a request's context, and every line of the stream
     had that request's id for as long as the process ran.

@@ -25,7 +25,7 @@ FAR_S, PASS_US = 0.1, 5000
 
 @dataclass
 class Scene:
-    """A draft engine, on which sessions with a prompt of two tokens can begin, and the messages that they have sent."""
+    """A draft engine that sessions with a prompt of two tokens use, and the messages that these have sent."""
 
     engine: DraftEngine
     link: Link
@@ -112,7 +112,7 @@ async def test_proposals_have_the_time_of_a_step(schedule: Schedule) -> None:
 
 
 async def test_each_round_waits_for_its_verdict() -> None:
-    """A session in rounds drafts after each verdict: gamma tokens, fewer before the end, none for a last token."""
+    """In rounds, a session drafts only after each commit: gamma tokens, fewer near the end, none for the last token."""
     async with scene() as scene_:
         session = scene_.begin(Schedule.SYNC, max_new_tokens=9)
         await until(lambda: len(scene_.sent) == 1)
@@ -170,7 +170,7 @@ async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_failed_draft_ends_the_drafting(schedule: Schedule) -> None:
-    """A draft that fails ends its session with an error, so that a target in rounds need not wait for it."""
+    """If a draft's model fails, its session ends with an error, so that a target in rounds need not wait for it."""
     async with scene() as scene_:
         session = scene_.begin(schedule)
         await until(lambda: len(scene_.sent) > 0)

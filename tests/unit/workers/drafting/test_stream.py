@@ -1,4 +1,4 @@
-"""A pool worker and its targets: what happens to one target does not affect the others."""
+"""A draft worker of the pools of several targets: what happens to one target does not affect the others."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch
 
 
 class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Stand-in for a target's Assist call: it sends the messages that a test sets, and keeps those it gets."""
+    """Stand-in for a target's Assist call: it sends the messages that a test sets, and keeps those that it gets."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -161,7 +161,7 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 @asynccontextmanager
 async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> AsyncGenerator[PoolWorker, None]:
-    """Attach a worker with two slots to the target's pool."""
+    """Attach a worker with two slots to the target's pool, and yield it."""
     server = Server(f"127.0.0.1:{port}", [target], status_of=lambda _: None)
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
     engine.start()
@@ -200,7 +200,7 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
 
 
 async def test_a_session_of_an_endless_name_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
-    """A target whose session has a name of 100 kB is refused, and dialled again later.
+    """A target that sends a session name of 100 kB is left, and dialled again later.
 
     Regression: the name was a line of the log, 16 of which a minute made 1.6 MB.
     """
@@ -214,7 +214,7 @@ async def test_a_session_of_an_endless_name_ends_the_stream(caplog: pytest.LogCa
 
 
 async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined() -> None:
-    """A worker declines sessions that need another tokenizer, or for which it has no slot.
+    """A worker declines sessions whose tokenizer is not its own, or for which it has no slot.
 
     Regression: a worker without room logged it, and the target believed that the session was helped.
     """
@@ -301,7 +301,7 @@ async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
 
 
 async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCaptureFixture) -> None:
-    """A pool worker's log has the ids of the requests that it helps.
+    """A pool worker's log lines have the ids of the requests for which it drafts.
 
     Regression: of all processes that serve a request, only pool workers did not log its id.
     """
@@ -334,7 +334,7 @@ async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.Mon
 
 
 async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When targets come and go, each gets another share of the slots.
+    """When targets come or go, the worker's slots are divided anew among its targets.
 
     Targets that stay keep their streams, and are sent the new number.
     """
@@ -370,7 +370,7 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
 
 
 def test_a_worker_knows_the_request_that_it_helps() -> None:
-    """A pool worker is sent the id of the request that it helps, even if assigned outside the request's context."""
+    """A pool worker is sent the id of the request for which it drafts, also if it is assigned elsewhere."""
     with request_context(ANYBODY, "abc"):
         session = TargetSession(GenerationRequest((1, 2, 3)), max_length=100, gamma=4)
     worker = StreamWorker(pb.Attach(num_slots=1), Vocabulary("f", 1000))
