@@ -35,6 +35,8 @@ class Cell:
 
 
 WARM_UP = -1
+Window = tuple[float, float]
+"""Begin and end of a time span, in seconds on the clock of `RequestRecord.sent_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Sample:
         records: one per answered request.
         failures: one per failed request.
         client_share: CPU time over wall time of the process that sent the requests, during this run.
-        counted_s: seconds during which answers counted, for a run of a fixed time; 0 for other runs.
+        window: time span whose tokens count, for a run of a fixed time; None if all tokens count.
     """
 
     cell: Cell
@@ -54,21 +56,31 @@ class Sample:
     records: tuple[RequestRecord, ...]
     failures: tuple[RequestRecord, ...] = field(default=())
     client_share: float = 0.0
-    counted_s: float = 0.0
+    window: Window | None = None
 
     @property
     def num_tokens(self) -> int:
-        return sum(record.stats.num_output_tokens for record in self.records)
+        """Number of output tokens; of a run of a fixed time, those that arrived in its window.
+
+        Whole answers would not do: many streams of equal length end in waves, of which one more or less fits in.
+        """
+        if self.window is None:
+            return sum(record.stats.num_output_tokens for record in self.records)
+        begins_s, ends_s = self.window
+        rounds = (
+            (record.sent_s + each.arrived_s, each.num_tokens) for record in self.records for each in record.rounds
+        )
+        return sum(num_tokens for arrived_s, num_tokens in rounds if begins_s <= arrived_s < ends_s)
 
     @property
     def wall_s(self) -> float:
         """Seconds by which tokens are divided for tokens/s; the time of failed requests is included.
 
-        For a run of a fixed time these are `counted_s`; at concurrency 1 the sum of the times of all requests; else the
-        time from the first request sent to the last one ended.
+        For a run of a fixed time this is the length of its window; at concurrency 1 the sum of the times of all
+        requests; else the time from the first request sent to the last one ended.
         """
-        if self.counted_s:
-            return self.counted_s
+        if self.window is not None:
+            return self.window[1] - self.window[0]
         took = (*self.records, *self.failures)
         if self.cell.concurrency == 1:
             return sum(it.ended_s - it.sent_s for it in took)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,22 +48,40 @@ def num_requests(count: int, concurrency: int) -> int:
 
 async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRecord]:
     """Send `count` prompts in turn, with always `concurrency` requests in flight; return their records."""
-    waiting = iter(range(num_requests(count, concurrency)))
+    return await _in_turn(ask, count, concurrency, iter(range(num_requests(count, concurrency))))
+
+
+async def _in_turn(ask: Ask, count: int, concurrency: int, numbers: Iterator[int]) -> list[RequestRecord]:
+    """Send the prompts with these numbers, modulo `count`, with always `concurrency` requests in flight."""
 
     async def client() -> list[RequestRecord]:
-        return [record for number in waiting for record in await ask(number % count, None)]
+        return [record for number in numbers for record in await ask(number % count, None)]
 
     return list(itertools.chain(*await asyncio.gather(*(client() for _ in range(concurrency)))))
 
 
 async def for_seconds(ask: Ask, count: int, streams: int, seconds: float) -> list[RequestRecord]:
-    """Keep `streams` requests in flight for 1.5 times `seconds`; return the records of those that end in the last part.
+    """Keep `streams` requests in flight for 1.5 times `seconds`, then wait for the last answers.
 
-    That part is `seconds` long; the load is steady when it begins.
+    Returns:
+        the records of requests that end after the first third, in which the load becomes steady.
     """
-    counted_s = time.monotonic() + seconds / 2
-    records = await steady(ask, count, streams, 1.5 * seconds, wanted=sys.maxsize)
-    return [record for record in records if record.ended_s >= counted_s]
+    ends_s = time.monotonic() + 1.5 * seconds
+    numbers = itertools.takewhile(lambda _: time.monotonic() < ends_s, itertools.count())
+    records = await _in_turn(patient(ask), count, streams, numbers)
+    return [record for record in records if record.ended_s >= ends_s - seconds]
+
+
+def patient(ask: Ask) -> Ask:
+    """Return `ask` with a pause after each failure: a refusal takes no time, and a server that refuses is busy."""
+
+    async def asked(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
+        records = await ask(prompt_index, sent_s)
+        if any(record.error_code is not None for record in records):
+            await asyncio.sleep(PAUSE_S)
+        return records
+
+    return asked
 
 
 async def steady(
@@ -77,16 +95,14 @@ async def steady(
     """
     numbers, records = itertools.count(), list[RequestRecord]()
     wanted = max(count, streams) if wanted is None else wanted
-    is_done = asyncio.Event()
+    is_done, asked = asyncio.Event(), patient(ask)
 
     async def stream() -> None:
         for number in numbers:
-            answers = await ask(number % count, None)
+            answers = await asked(number % count, None)
             records.extend(answers if number < wanted else ())
             if len(records) >= wanted:
                 is_done.set()
-            if any(record.error_code is not None for record in answers):
-                await asyncio.sleep(PAUSE_S)  # a refusal takes no time, and a server that refuses has enough to do
 
     async def until_done() -> None:
         with suppress(TimeoutError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specdec.comparison.plan.config import ComparisonConfig
 from specdec.comparison.plan.datasets import Prompt
-from specdec.comparison.plan.grid import WARM_UP, Cell, Sample, walk
+from specdec.comparison.plan.grid import WARM_UP, Cell, Sample, Window, walk
 from specdec.comparison.plan.record import RequestRecord
 from specdec.comparison.run.client import Ask, asking
 from specdec.comparison.run.connections import Clients, connected
@@ -74,7 +74,9 @@ class Measurement:
         Raises:
             UnavailableError: a server of the comparison answered no request.
         """
-        return self._sample(cell, repeat, *await self._send(cell, repeat, prompts), self._counted_s(cell, repeat))
+        began_s, counted_s = time.monotonic(), self._counted_s(cell, repeat)
+        window = (began_s + counted_s / 2, began_s + 1.5 * counted_s) if counted_s else None
+        return self._sample(cell, repeat, *await self._send(cell, repeat, prompts), window)
 
     async def steady(self, cell: Cell, prompts: Sequence[Prompt], limit_s: float) -> Sample:
         """Measure a cell with always `cell.concurrency` requests in flight; see `steady` in load.py."""
@@ -82,14 +84,19 @@ class Measurement:
         return self._sample(cell, 0, *await timed(steady(ask, len(prompts), cell.concurrency, limit_s)))
 
     def _sample(
-        self, cell: Cell, repeat: int, records: Sequence[RequestRecord], client_share: float, counted_s: float = 0.0
+        self,
+        cell: Cell,
+        repeat: int,
+        records: Sequence[RequestRecord],
+        client_share: float,
+        window: Window | None = None,
     ) -> Sample:
         answered = tuple(record for record in records if record.error_code is None)
         failures = tuple(record for record in records if record.error_code is not None)
         if failures and not answered and cell.contender.endpoint is None:
             message = f"no request was answered; the first failed with: {failures[0].error_message}"
             raise UnavailableError(f"{cell}: {message}")
-        return Sample(cell, repeat, answered, failures, client_share, counted_s)
+        return Sample(cell, repeat, answered, failures, client_share, window)
 
     def _counted_s(self, cell: Cell, repeat: int) -> float:
         """Return the seconds of a run by --cell_s; 0 for the warm-up and for open loops, which end by themselves."""

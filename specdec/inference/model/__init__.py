@@ -1,5 +1,6 @@
-"""Contracts of models and grammars. Backends, which keep sequences in slots, return logits; decoders return verdicts,
-and proposers draft tokens.
+"""Contracts of models and grammars.
+
+Backends, which keep sequences in slots, return logits; decoders return verdicts, and proposers draft tokens.
 
 A slot is a model's room for the keys and values of one sequence. Positions are absolute: a prompt of n tokens occupies
 positions 0 to n - 1, and the first output token is chosen for position n. Protocols of optional abilities are
