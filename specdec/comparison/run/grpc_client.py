@@ -109,7 +109,7 @@ class GrpcClient:
 
 
 def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
-    """Return the request for a prompt, with this contender's gamma and schedule."""
+    """Return the request for a prompt, with the workload's limits and the contender's draft length and schedule."""
     return CompletionRequest(
         prompt=prompt,
         sampling=SamplingParams(temperature=workload.temperature),

@@ -38,11 +38,12 @@ class LinkConditions:
 
 
 class DelayProxy:
-    """Proxy from one port of loopback to another; its conditions may change at any time.
+    """Proxy from one port of loopback to another, over a link with delay and bandwidth as in `conditions`.
 
     Args:
         port: port on which the proxy accepts.
         upstream: port of the upstream server.
+        conditions: conditions of the link; the attribute may be replaced at any time.
     """
 
     def __init__(self, port: int, upstream: int, conditions: LinkConditions) -> None:

@@ -34,11 +34,12 @@ class DraftPath:
 
     Attributes:
         slot: slot of the draft model that holds the keys and values of the path.
-        start: position of the first token in the sequence.
+        start: position in the sequence of the path's first token.
         tokens: the draft tokens.
         rates: per token, the probability that the target chooses the same token, given that it chose all tokens before
             it.
-        nodes: numbers of the tokens that have been sent to the target, which are always the first ones of the path.
+        nodes: for each token of the path that was sent to the target, always the first ones, its number as a node of
+            the target's draft tree.
         exhausted: True if the proposer has no further token for this path.
     """
 

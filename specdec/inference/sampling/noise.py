@@ -82,14 +82,15 @@ def _mix_int(x: int) -> int:
 
 
 def gumbel_noise(keys: Array, token_ids: Array) -> Array:
-    """Return standard Gumbel noise G(seed, t, v).
+    """Return standard Gumbel noise G(seed, t, v), where t is a position and v a token id.
 
     Args:
         keys: int64 [...], from `noise_keys`.
         token_ids: int64 [...], broadcastable against keys.
 
     Returns:
-        float64 [...]: -log(-log(u)) of the uniform u = (h + 1/2) / 2^52, h the top 52 bits of the hash.
+        float64 [...]: -log(-log(u)) of the uniform u = (h + 1/2) / 2^52, h the top 52 bits of a hash of key and token
+            id.
     """
     return -_log(-_log(uniform_noise(keys, token_ids)))
 

@@ -118,11 +118,15 @@ def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] |
 
 
 def hold_back(scores: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> Array:
-    """Set the scores of tokens that would end a sequence too early to minus infinity, in place; return the scores.
+    """Set the scores of tokens that would end an output below its minimum length to minus infinity, in place.
 
     Args:
         scores: float [num_rows, vocab_size].
-        sampling, positions: one per row; for positions see `choose_tokens`.
+        sampling: one per row.
+        positions: per row, the position in the sequence, prompt included, of the token to choose.
+
+    Returns:
+        The scores.
     """
     vocab_size = scores.shape[-1]
     for row, (params, position) in enumerate(zip(sampling, positions, strict=True)):

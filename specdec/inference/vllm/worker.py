@@ -36,7 +36,11 @@ class Worker(_of_platform()):  # type: ignore[misc]
 
 
 def _runner_of(config: Any) -> ModuleType:
-    """Return the module that changes the runner which vLLM has chosen; for V2, install `vllm_same_text` at once."""
+    """Return the module whose `install` patches the model runner, V1 or V2, that vLLM has chosen.
+
+    The rule of `vllm_same_text`, that a draft token is accepted if it is the one vLLM would have drawn, is installed
+    here for V2, before the runner is made.
+    """
     if not config.use_v2_model_runner:
         from specdec.inference.vllm import runner_v1
 

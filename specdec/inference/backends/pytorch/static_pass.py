@@ -65,7 +65,10 @@ class StaticPass:
         self._masks: dict[int, Tensor] = {}  # window -> [batch, 1, width, length], of the pass that runs
 
     def fill(self, spans: Sequence[Span]) -> None:
-        """Write the next pass into the inputs. Padding tokens write to the spare position, and attend to position 0."""
+        """Write the next pass into the buffers that the compiled pass reads.
+
+        Padding tokens write their keys and values to a position that no sequence uses, and attend to position 0.
+        """
         shape = self.shape
         tokens = np.zeros((3, shape.batch, shape.width), dtype=np.int64)
         tokens[2] = self._cache.max_length

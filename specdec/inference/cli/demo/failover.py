@@ -69,7 +69,7 @@ async def run(start: Start) -> int:
 
 
 async def _answer(completer: FailoverCompleter, loss: Loss | None = None) -> Result:
-    """Return the answer to the prompt; with `loss`, print it as it arrives, and kill its server after some tokens."""
+    """Ask for the demo's answer and return it; with `loss`, print it meanwhile, and kill the server that gives it."""
     result = Result(PROMPT)
     request = CompletionRequest(PROMPT, PROSE, seed=SEED, max_new_tokens=MAX_NEW_TOKENS)
     async with aclosing(completer.complete(request)) as events:

@@ -1,4 +1,4 @@
-"""Role artifacts: lists, verifies or cleans a folder of compiled models, or checks that it has one that is ready."""
+"""Role artifacts: lists, verifies or cleans a folder of compiled models, or checks that a model is compiled there."""
 
 from __future__ import annotations
 

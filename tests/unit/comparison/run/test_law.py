@@ -73,7 +73,7 @@ def one_noise_under_a_ratio(p: Law, q: Law, rng: np.random.Generator) -> tuple[i
 
 
 def answers(rule: Rule, seed: int, num_tokens: int, *, off_by: int = 0) -> Counts:
-    """Count the answers of a server that speculates by `rule`; with `off_by` 1 it verifies with the row before."""
+    """Count the tokens of a server that speculates by `rule`; with `off_by` 1 it checks each with the law before it."""
     target, draft = laws(seed)
     rng, counts = np.random.default_rng(seed), Counts()
     for number in range(math.ceil(num_tokens / (NUM_TOKENS - 1))):
