@@ -63,8 +63,8 @@ class Caller:
         limits: limits of the caller's requests.
         speaks_for_others: True if the caller may name another account with each request, as a gateway does.
         user: account that the caller named; empty if it named none.
-        prefix_groups: name of the group, by account, within which cached prefixes of prompts are shared; an account
-            without a group shares them with nobody.
+        prefix_groups: group of each account. Accounts of a group share cached prefixes of prompts; an account without a
+            group shares none.
     """
 
     name: str = ""

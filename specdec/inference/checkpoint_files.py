@@ -71,7 +71,7 @@ class CheckpointFiles:
 
     @cached_property
     def generation_config(self) -> Mapping[str, Any]:
-        """Return the fields of generation_config.json; an empty dictionary if there is no such file.
+        """Return the fields of generation_config.json; without that file, an empty dictionary.
 
         Raises:
             ConfigError: the file is damaged.

@@ -62,7 +62,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of one commit went, in microseconds; a part that this process does not know is 0.
+    """Parts of the time that one commit took, in microseconds; 0 for a part that is not known here.
 
     A draft worker is the process with the draft model, where that is not the target's.
 
@@ -85,7 +85,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a draft worker, the process with the draft model, counted for one commit; unknown counts are 0.
+    """Counts of a draft worker (the process with the draft model) for one commit; 0 for a count that is not known.
 
     Attributes:
         bytes_up, bytes_down: bytes of messages from draft worker to target, and back, since the previous commit.

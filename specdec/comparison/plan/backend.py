@@ -1,7 +1,6 @@
 """Backends (inference engines) of a comparison's servers, and the flags of main.py that choose them.
 
-Each server on neuron is told which NeuronCores are its own: all servers run at once, and a process that is not told
-would take every core.
+Servers on Neuron devices run at once, so each is told which NeuronCores it may use: by default it would take all.
 """
 
 from __future__ import annotations

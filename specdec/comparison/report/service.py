@@ -1,4 +1,4 @@
-"""How requests were served, each one and all together: figures with LLMPerf's names, failures, and goodput."""
+"""Figures of single requests and of all together, with LLMPerf's names, and their failures and goodput."""
 
 from __future__ import annotations
 

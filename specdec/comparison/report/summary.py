@@ -73,7 +73,7 @@ class CellSummary:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What the theoretical limit of speed of one contender, prompt kind and concurrency is computed from.
+    """Inputs of the theoretical bound of speed, for one contender, kind of prompts and concurrency.
 
     Attributes:
         answers: sequences of hits (see `bound`), one for each different answer.

@@ -96,7 +96,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
 
     async def compiled(self, grammar: Grammar | None, words: TargetWords | None = None) -> Matcher | None:
-        """Return a request's grammar, compiled for its session; None if there is no grammar, or no compiler.
+        """Compile a request's grammar for its session; return None if the request has none, or the engine no compiler.
 
         Args:
             grammar: the grammar as the request gives it; None if it has none.

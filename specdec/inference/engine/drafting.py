@@ -117,7 +117,7 @@ class Drafting:
             self.measured(replace(done, seconds=now - since), is_quiet=was_quiet and self._began[1], now=now)
 
     def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
-        """Take a measured pass into account, and decide anew whether workers draft.
+        """Record a measured pass, and decide anew whether workers draft.
 
         Args:
             each: the pass; its `seconds` are its period, the time from its start to the start of the next pass.

@@ -33,7 +33,7 @@ from specdec.inference.declared import read
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one value of --role does.
+    """Role of a process, which is a value of --role.
 
     Attributes:
         summary: sentence about the role for --help.
