@@ -22,6 +22,7 @@ from specdec.inference.engine.contract import VerificationSession
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import TargetEngine
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, Noise
+from specdec.inference.scheduling.pass_times import MAX_AGE
 from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.engine import VllmMetrics
@@ -112,14 +113,21 @@ async def test_log_probabilities_are_those_of_our_own_engine(vllm: Any, onnx: Ta
 
 
 async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any, onnx: TargetEngine) -> None:
+    """A request that repeats one token gets the same tokens, some of them looked up, and no other draft tokens.
+
+    A core that other work slowed down may hold draft tokens for too dear, until it forgets what they cost.
+    """
     request = wanted("greedy", max_new_tokens=60)
     request = replace(request, sampling=replace(request.sampling, logit_bias=((97, 100.0),)))
     tokens, _ = await completed(onnx, request)
-    got, commits = await completed(vllm, request)
-    assert got == tokens
-    # In Triton's interpreter each row of a pass is so dear that no lookup pays.
-    assert LAW is Noise.VLLM or sum(commit.own.num_lookup_accepted for commit in commits) > 0
-    assert all(commit.num_draft_tokens == commit.own.num_lookup_tokens for commit in commits)
+    for _ in range(2 + MAX_AGE // 60):
+        got, commits = await completed(vllm, request)
+        assert got == tokens
+        assert all(commit.num_draft_tokens == commit.own.num_lookup_tokens for commit in commits)
+        # In Triton's interpreter each row of a pass is so dear that no lookup pays.
+        if LAW is Noise.VLLM or sum(commit.own.num_lookup_accepted for commit in commits) > 0:
+            return
+    raise AssertionError("no pass had tokens that were looked up")
 
 
 async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: Any, onnx: TargetEngine) -> None:
