@@ -9,12 +9,10 @@ from typing import Protocol
 
 from specdec.inference.config import ALWAYS, MEASURED, NEVER
 from specdec.inference.scheduling.counterfactual import Change, Counterfactual
+from specdec.inference.scheduling.lookups import Lookups
 from specdec.inference.scheduling.quiet import Pass
 
 logger = logging.getLogger(__name__)
-
-SHARE_WEIGHT = 0.05
-"""Weight in `Drafting.lookup_share` of the newest pass that verified no draft model's tokens."""
 
 
 class Workers(Protocol):
@@ -65,13 +63,12 @@ class Drafting:
         is_on: True if draft workers may compute, and passes verify their tokens.
         num_switches: number of changes of `is_on`.
         rule: decision by measured passes; only MEASURED obeys it.
-        lookup_share: share of the tokens found by prompt lookup that was verified in recent passes without tokens of a
-            draft model; a pass leaves out found tokens that would cost more time than they save.
+        lookups: worth of prompt lookup.
     """
 
     def __init__(self, mode: str = ALWAYS, wake: Callable[[], None] = lambda: None) -> None:
         self._wake = wake
-        self.mode, self.is_on, self.num_switches, self.lookup_share = mode, mode != NEVER, 0, 1.0
+        self.mode, self.is_on, self.num_switches, self.lookups = mode, mode != NEVER, 0, Lookups()
         self.rule = Counterfactual(is_on=self.is_on)
         self._workers: Workers | None = None
         self._began: tuple[float, bool] | None = None  # start of the latest pass, and whether it was quiet then
@@ -152,8 +149,7 @@ class Drafting:
             num_verified: number of these tokens that the pass verified.
         """
         self._pass = done
-        if num_found and not done.has_drafts:
-            self.lookup_share += SHARE_WEIGHT * (num_verified / num_found - self.lookup_share)
+        self.lookups.passed(done.num_sessions, 0 if done.has_drafts else num_found, num_verified)
 
     def idle(self) -> None:
         """Note that there is no work: the wait until the next pass does not belong to the period of the latest one."""

@@ -313,7 +313,8 @@ class TargetSession:
         if self.num_unread > part:
             return self._turn(self._num_cached + part, chooses=False)
         room = self._end - end - 1  # each pass adds one token of the target itself
-        limit, width = min(self._widest, room), max(0, min(self._adjusted(self._width), room))
+        looks = self.drafting.lookups.are_due or self.sources.lookup.guides
+        limit, width = min(self._widest, room), max(0, min(self._adjusted(self._width), room)) if looks else 0
         proposal = self.sources.tree.path(limit) if self.drafting.is_on else []
         preferred = self.sources.preferred(width, len(proposal) or (limit if self.drafting.is_on else 0))
         if self._ready or preferred:
@@ -375,7 +376,7 @@ class TargetSession:
         self.token_ids.extend(token_ids)
         self.sources.tree.commit(token_ids)
         self._was_asked = False
-        share, has_grammar = self.drafting.lookup_share, self._grammar is not None
+        share, has_grammar = self.drafting.lookups.share, self._grammar is not None
         is_predicted = verdict.own.num_lookup_tokens > 0 and self.sources.lookup.is_prediction
         self.sources.record(verdict, ended, lookup_share=share, has_grammar=has_grammar)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))

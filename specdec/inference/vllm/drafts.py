@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts
-from specdec.inference.engine.drafting import SHARE_WEIGHT
 from specdec.inference.model.decoder import Verdict
+from specdec.inference.scheduling.lookups import Lookups
 from specdec.inference.scheduling.pass_times import PassCosts, PassTimes
 from specdec.inference.scheduling.widths import choose_widths
 from specdec.inference.speculation.answers import KeptAnswers, Origin
@@ -80,16 +80,18 @@ class Drafted:
         elif self.help is not None:
             self.sources.grow(frame.branches)
 
-    def path(self, limit: int, *, is_held: bool) -> list[int]:
+    def path(self, limit: int, *, is_held: bool, looks: bool) -> list[int]:
         """Return the tokens that the next pass may verify: the draft worker's, or looked-up ones that promise more.
 
         Args:
             limit: most draft tokens of the pass.
             is_held: True if no tokens of a draft worker may be verified.
+            looks: False if none should be looked up but in a text that the answer is expected to repeat.
         """
         is_alone = self.help is None or is_held
         path = [] if is_alone else self.sources.tree.path(limit)
-        preferred = self.sources.preferred(limit, len(path) or (0 if is_alone else limit))
+        width = limit if looks or self.sources.lookup.guides else 0
+        preferred = self.sources.preferred(width, len(path) or (0 if is_alone else limit))
         self.is_lookup = bool(preferred)
         return preferred or path
 
@@ -150,7 +152,7 @@ class Drafts:
     def __init__(self, *, looks_up: bool = False, num_bytes: int = 0, is_hidden: bool = False) -> None:
         self._looks_up, self._is_hidden, self._answers = looks_up, is_hidden, KeptAnswers(num_bytes)
         self._requests: dict[str, Drafted] = {}
-        self._is_held, self._lookup_share = False, 1.0
+        self._is_held, self._lookups = False, Lookups()
         self._news = threading.Condition()
         self._times = PassTimes()
 
@@ -212,20 +214,21 @@ class Drafts:
         """
         with self._news:
             ready = [(each := self._requests[name], max(0, min(each.gamma, room))) for name, room in rooms.items()]
-            while not any(paths := [each.path(limit, is_held=self._is_held) for each, limit in ready]) and may_wait:
+            looks = self._lookups.are_due
+            while not any(paths := self._paths(ready, looks=looks)) and may_wait:
                 if self._is_held or (left_s := self._wait_s(ready)) <= 0:
                     break
                 self._news.wait(left_s)
-            if self._looks_up:
+            if self._looks_up and looks:
                 paths = [path or each.looked_up(limit) for path, (each, limit) in zip(paths, ready, strict=True)]
-            if not any(paths):
-                return paths
-            rates, costs = [each.rate for each, _ in ready], self._times.of(len(ready))
-            widths = choose_widths(list(map(len, paths)), rates, costs.seconds)
-            if all(each.is_lookup or not path for path, (each, _) in zip(paths, ready, strict=True)):
-                share = sum(widths) / sum(map(len, paths))
-                self._lookup_share += SHARE_WEIGHT * (share - self._lookup_share)
+            lengths, rates = list(map(len, paths)), [each.rate for each, _ in ready]
+            widths = choose_widths(lengths, rates, self._times.of(len(ready)).seconds)
+            is_own = all(each.is_lookup or not path for path, (each, _) in zip(paths, ready, strict=True))
+            self._lookups.passed(len(ready), sum(lengths) if is_own else 0, sum(widths))
         return [path[:width] for path, width in zip(paths, widths, strict=True)]
+
+    def _paths(self, ready: Sequence[tuple[Drafted, int]], *, looks: bool) -> list[list[int]]:
+        return [each.path(limit, is_held=self._is_held, looks=looks) for each, limit in ready]
 
     def _wait_s(self, ready: Sequence[tuple[Drafted, int]]) -> float:
         now, costs = time.monotonic(), self._times.of(1)
@@ -244,7 +247,7 @@ class Drafts:
         if -1 in proposal and not self._is_hidden:  # vLLM's padding of a request that waited
             proposal = ()
         with self._news:
-            return self._requests[name].commit(token_ids, proposal, num_accepted, is_finite, self._lookup_share)
+            return self._requests[name].commit(token_ids, proposal, num_accepted, is_finite, self._lookups.share)
 
     def timed(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
         """Record the time of a pass in which all sessions decoded."""

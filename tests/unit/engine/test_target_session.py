@@ -6,7 +6,7 @@ import pytest
 
 from specdec.inference.commit import Commit
 from specdec.inference.engine import target_session
-from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.engine.target_session import Looking, TargetSession
 from specdec.inference.model.decoder import Verdict
 from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
 from specdec.inference.speculation import sources
@@ -129,3 +129,17 @@ def test_dear_sessions_narrow_a_pass(clock: Clock, sampling: SamplingParams, wid
     turn = session.next_turn()
     assert turn is not None
     assert len(turn.proposal) == width
+
+
+@pytest.mark.parametrize("prediction", [(), (1, 2, 3)])
+def test_a_session_waits_until_lookups_are_due_unless_it_has_a_prediction(prediction: tuple[int, ...]) -> None:
+    request = GenerationRequest((1, 2, 3) * 4, max_new_tokens=50, prediction=prediction)
+    session = TargetSession(request, max_length=1000, gamma=4, looking=Looking(in_own_text=True, width=4))
+    session.enter(0)
+    found = []
+    for _ in range(2):
+        turn = session.next_turn()
+        assert turn is not None
+        found.append(bool(turn.lookup))
+        session.drafting.lookups.passed(64, 4, 0)
+    assert found == [True, bool(prediction)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
 from specdec.inference.speculation.answers import Origin
-from specdec.inference.speculation.lookup import FIRST_TRY
+from specdec.inference.speculation.lookup import FIRST_TRY, Lookup
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
@@ -250,3 +252,34 @@ def test_whole_proposals_of_all_requests_keep_one_width() -> None:
     for num_drafts in (0, 4, 8, 12):
         drafts.timed(3, num_drafts, 0.020 + 0.0001 * num_drafts)  # draft tokens cost little
     assert [len(proposal) for proposal in drafts.proposals(dict.fromkeys("abc", 9), may_wait=True)] == [gamma] * 3
+
+
+@pytest.mark.parametrize(("num_requests", "dear", "most"), [(16, True, 30), (16, False, 100), (1, True, 100)])
+def test_lookups_become_rare_where_many_requests_verify_none(
+    num_requests: int, dear: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a row costs more than it gains, one of 5 passes over 16 requests looks tokens up; one request always does.
+
+    A request with a prediction is looked at in each pass.
+    """
+    drafts, looked = Drafts(looks_up=True), Counter[int]()
+    names, propose = list(map(str, range(num_requests))), Lookup.propose
+
+    def counted(lookup: Lookup, token_ids: Sequence[int], limit: int, num_tokens: int | None = None) -> list[int]:
+        looked[id(lookup)] += 1
+        return propose(lookup, token_ids, limit, num_tokens)
+
+    for name in names:
+        drafts.enter(name, PROMPT * 5, 16)
+    drafts.enter("predicted", PROMPT, 16, origin=Origin("one", PROMPT), prediction=OUTPUT)
+    for num_drafts in (0, 4, 16, 64, 300):
+        for _ in range(5):
+            drafts.timed(num_requests, num_drafts, 0.02 * (1 + num_drafts * dear / 8))
+    monkeypatch.setattr(Lookup, "propose", counted)
+    for place in range(100):
+        drafts.proposals(dict.fromkeys([*names, "predicted"], 400), may_wait=False)
+        for name in [*names, "predicted"]:
+            drafts.passed(name, [PROMPT[place % 3]])
+    numbers = sorted(looked.values())
+    assert numbers[-1] == 100
+    assert most * 0.6 <= numbers[0] <= most
