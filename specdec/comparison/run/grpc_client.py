@@ -125,9 +125,13 @@ def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contende
 
 
 def record_of(events: Sequence[tuple[float, TextEvent]], prompt_index: int, sent_s: float) -> RequestRecord:
-    """Return the record of one answer from its events, each given with its seconds since the request was sent."""
+    """Return the record of one answer from its events, each given with its seconds since the request was sent.
+
+    An answer without the event that begins all answers is recorded as failed.
+    """
     deltas = [(arrived_s, event) for arrived_s, event in events if isinstance(event, Delta)]
-    started = next(event for _, event in events if isinstance(event, Started))
+    if (started := next((event for _, event in events if isinstance(event, Started)), None)) is None:
+        return RequestRecord(prompt_index, sent_s, 0, (), (), "INTERNAL", "the answer does not say how it began")
     return RequestRecord(
         prompt_index=prompt_index,
         sent_s=sent_s,

@@ -128,9 +128,10 @@ class Asked:
     concurrency: int
 
     def __post_init__(self) -> None:
-        for name, low, high in (("alpha", 0.0001, 0.5), ("shift", 0.001, 0.5), ("concurrency", 1, 1024)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"--{name} {getattr(self, name)} must be in {low}..{high}")
+        whole = ("concurrency", 1, 1024), ("num_requests", 1, 10_000_000)
+        for name, low, high in (("alpha", 0.0001, 0.5), ("shift", 0.001, 0.5), *whole):
+            if (value := getattr(self, name)) is not None and not low <= value <= high:
+                raise ConfigError(f"--{name} {value} must be in {low}..{high}")
 
 
 RANKS = (*(f"rank {i + 1}" for i in range(NUM_RANKS)), "a lower rank")

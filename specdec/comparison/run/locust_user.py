@@ -115,7 +115,7 @@ class GenerationUser(User):
         try:
             for message in self._generate(request, timeout=float(load.plan["deadline_s"])):
                 messages.append((time.monotonic() - sent_s, message))
-            self._report(messages[-1][0], len(messages), None)
+            self._report(messages[-1][0] if messages else 0.0, len(messages), None)
         except grpc.RpcError as exc:
             record["error"] = exc.code().name, exc.details(), time.monotonic() - sent_s
             self._report(0.0, 0, exc)

@@ -78,15 +78,15 @@ class BodyLimit:
         Raises:
             ApiError: the body is refused.
         """
-        length = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        coding, length = headers.get(b"content-encoding", b"").decode("latin-1"), headers.get(b"content-length", b"0")
+        if coding.lower() not in ("", "identity"):
+            message = f"Content-Encoding {coding[:40]!r} is not supported here: send the body as it is"
+            raise ApiError(415, message, param="Content-Encoding", code="unsupported_content_encoding")
         num_bytes = int(length) if length.isdigit() else 0
         messages: list[Message] = []
         if scope["method"] == "POST" and num_bytes <= self._max_bytes:
             messages, num_bytes = await self._read(receive)
-        coding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
-        if coding.lower() not in ("", "identity"):
-            message = f"Content-Encoding {coding[:40]!r} is not supported here: send the body as it is"
-            raise ApiError(415, message, param="Content-Encoding", code="unsupported_content_encoding")
         if num_bytes > self._max_bytes:
             raise ApiError(413, f"the body is above the limit of {self._max_bytes} bytes")
         if num_bytes > _SMALL_BYTES and messages:

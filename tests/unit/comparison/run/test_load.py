@@ -50,6 +50,8 @@ def test_messages_survive_json() -> None:
     assert read.rounds == (Round(1.0, 2, 3, 1, timings),)
     failed = record_of_messages(2, 5.0, [], ("INTERNAL", "why", 3.0))
     assert (failed.error_code, failed.error_message, failed.failed_s) == ("INTERNAL", "why", 3.0)
+    for cut in ([], written[1:]):
+        assert record_of_messages(2, 5.0, cut, None).error_code == "INTERNAL"
 
 
 async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord]:
