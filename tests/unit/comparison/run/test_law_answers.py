@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from specdec.comparison.run.law import answers_of
-from specdec.inference.errors import UnavailableError
+from specdec.comparison.run.law import Asked, answers_of
+from specdec.inference.errors import ConfigError, UnavailableError
 
 CHOICE = {"text": " a b", "logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1.0, -1.0], "top_logprobs": [{}, {}]}}
 
@@ -38,3 +38,12 @@ async def test_an_answer_that_cannot_be_tested_is_named(body: str, fault: str) -
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(UnavailableError, match=fault):
             await answers_of(f"http://127.0.0.1:{port}/v1", "a model", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("alpha", 0.6), ("shift", 0.0), ("concurrency", 0), ("num_requests", 0), ("num_requests", -3)]
+)
+def test_a_number_out_of_its_range_is_named_before_anything_is_asked(flag: str, value: float) -> None:
+    right = {"url": "", "model": None, "num_requests": None, "alpha": 0.01, "shift": 0.02, "concurrency": 8}
+    with pytest.raises(ConfigError, match=rf"--{flag} {value} must be in"):
+        Asked(**{**right, flag: value})  # type: ignore[arg-type]
