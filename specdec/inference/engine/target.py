@@ -205,8 +205,6 @@ class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
             return []
         if turns:
             self.drafting.begins(time.monotonic())
-        if not self.drafting.is_on:
-            turns = [(session, replace(turn, drafts=False)) for session, turn in turns]
         return self._batching.narrowed(turns)
 
     def _passed(self, done: Sequence[tuple[TargetSession, Turn, _Timed]]) -> None:

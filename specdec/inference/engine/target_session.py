@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specdec.inference.caller import caller, request_id
 from specdec.inference.commit import Commit, FinishReason, Opened, Timings, TokenAudit, TokenEvent, TokenLogprobs
@@ -311,7 +312,7 @@ class TargetSession:
         """
         end = len(self.token_ids)
         if self.num_unread > part:
-            return self._turn(self._num_cached + part, chooses=False)
+            return self._turn(self._num_cached + part, drafts=self.drafting.is_on, chooses=False)
         room = self._end - end - 1  # each pass adds one token of the target itself
         looks = self.drafting.lookups.are_due or self.sources.lookup.guides
         limit, width = min(self._widest, room), max(0, min(self._adjusted(self._width), room)) if looks else 0
@@ -321,12 +322,13 @@ class TargetSession:
             proposal = [] if preferred else proposal
             lookup = preferred or ([] if proposal else self.sources.replay.propose(width))
             self.num_found = len(lookup)
-            return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit, drafts=not preferred)
+            drafts = self.drafting.is_on and not preferred
+            return self._turn(end, proposal=proposal, lookup=lookup, gamma=limit, drafts=drafts)
         if self._num_cached < end - 1:
-            return self._turn(end - 1, chooses=False)
+            return self._turn(end - 1, drafts=self.drafting.is_on, chooses=False)
         return None
 
-    def _turn(self, end: int, *, chooses: bool = True) -> Turn:
+    def _turn(self, end: int, **drafting: Any) -> Turn:
         if self.slot is None:
             raise RuntimeError(f"session {self.id} has no slot")
         request = self.request
@@ -335,7 +337,6 @@ class TargetSession:
             start=self._num_cached,
             token_ids=TokenView(self.token_ids, end=end),
             sampling=request.sampling,
-            chooses=chooses,
             output_start=request.output_start,
             logprobs=request.logprobs,
             scored=self._scored(end),
@@ -343,6 +344,7 @@ class TargetSession:
             audits=request.audits,
             grammar=self._grammar,
             tally=self._tally,
+            **drafting,
         )
 
     def _scored(self, end: int) -> Sequence[int]:
@@ -380,7 +382,8 @@ class TargetSession:
         is_predicted = verdict.own.num_lookup_tokens > 0 and self.sources.lookup.is_prediction
         self.sources.record(verdict, ended, lookup_share=share, has_grammar=has_grammar)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
-        num_drafted, own = verdict.num_draft_tokens, replace(verdict.own, is_predicted=is_predicted)
+        num_drafted, own = verdict.num_draft_tokens, verdict.own
+        own = replace(own, is_predicted=True) if is_predicted else own
         rejected = verdict.rejected_token_ids if self.request.include_rejected else ()
         if len(token_ids) < len(verdict.token_ids):
             # Draft tokens after a stop token count as neither accepted nor rejected.

@@ -61,6 +61,8 @@ class SpeculativeDecoder:
         proposed = [_proposed(turn, chains) for turn in turns]
         verdicts = self._target.step(proposed)
         self._learn(proposed, chains, verdicts, time.monotonic() - drafted)
+        if not any(turn.drafts for turn in turns):
+            return verdicts
         draft_us = round((drafted - started) * 1e6)
         return [replace(verdict, draft_us=draft_us) for verdict in verdicts]
 

@@ -72,13 +72,14 @@ class SuffixIndex:
         Returns:
             The place after the match, and the match's length in tokens; (0, 0) if there is none.
         """
-        near, (length, _, end) = self.end if near is None else near, (0, 0, 0)
+        near, length, end = self.end if near is None else near, 0, 0
         place = self._heads[hash(tuple(last[-self._num :])) & (len(self._heads) - 1)]
         for _ in range(MAX_STEPS):
             if place <= self.first:
                 break
             same = self._same(place, last)
-            length, _, end = max((length, -abs(end - near), end), (same, -abs(place - near), place))
+            if same > length or (same == length and abs(place - near) < abs(end - near)):
+                length, end = same, place
             if same == len(last) and place <= near:  # those before are no longer, and farther away
                 break
             place -= self._back[place - 1 - self._base]
