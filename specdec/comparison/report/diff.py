@@ -31,11 +31,12 @@ Results = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one latency under the same conditions, new over old.
+    """Change of one latency under the same conditions, from an old result to a new one.
 
     Attributes:
-        where: contender and conditions, as text.
+        where: way to serve and conditions, as text.
         figure: name of the latency.
+        ratio: latency of the new result over that of the old, with its interval of confidence.
     """
 
     where: str
@@ -43,7 +44,7 @@ class Change:
     ratio: Ratio
 
     def is_slower(self, threshold: float) -> bool:
-        """Return whether even the lower end of the change's interval is above 1 by more than the threshold."""
+        """Return whether even the lower end of the ratio's interval is above 1 by more than `threshold`, a share."""
         return self.ratio.low > 1.0 + threshold
 
     @property
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_results(path: Path) -> Results:
-    """Return the results that a comparison wrote.
+    """Return the results that a comparison wrote into a file, or into results.json in a directory.
 
     Raises:
         ConfigError: the file cannot be read, or has no requests.
