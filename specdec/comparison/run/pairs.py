@@ -37,7 +37,10 @@ class Pair(NamedTuple):
 
     @property
     def parting(self) -> Parting | None:
-        """First position at which the two answers differ, in tokens if both have them, else in text; None if equal."""
+        """First position at which the two answers differ, in tokens if both have them, else in text; None if equal.
+
+        It comes with the values of both at this position; see `Parting`.
+        """
         if self.has_tokens:
             return first_difference(self.expected.token_ids, self.record.token_ids)
         return first_difference(self.expected.text, self.record.text)
@@ -58,7 +61,10 @@ def pairs(samples: Sequence[Sample], *, equal_weights: bool = False) -> Iterator
 
 
 def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
-    """Return (model, sample, record) of each answer whose model several contenders share, or a started server has."""
+    """Return (model, sample, record) of the answers that can be compared.
+
+    These are the answers of servers that the comparison has started, and of models that several ways to serve have.
+    """
     answers = [(sample, record) for sample in samples for record in sample.records]
     started = {record.model_id for sample, record in answers if sample.cell.contender.endpoint is None}
 
