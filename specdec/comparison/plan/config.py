@@ -413,7 +413,7 @@ class ComparisonConfig:
 
     @property
     def servers(self) -> tuple[ServerPlan, ...]:
-        """All server processes of this comparison."""
+        """All server processes that this comparison starts, each once; a target that topologies share comes first."""
         found = []
         for contender in self._started:
             server = self.server_of(contender)
@@ -469,7 +469,7 @@ class ComparisonConfig:
 
     @property
     def uses_locust(self) -> bool:
-        """Return whether Locust, in its own process, sends concurrent requests, and not this process.
+        """Return whether the load generator Locust, in its own process, sends the requests where several are in flight.
 
         Locust cannot send conversations, nor send to endpoints. It takes seconds to start, so this process also sends
         the requests of a search for capacities and of runs of a fixed time.

@@ -1,4 +1,4 @@
-"""Findings of a finished comparison, with its conditions: the source of everything in the report."""
+"""Results of a finished comparison, with its conditions: the source of everything in the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specdec.inference.observe.host_load import HostLoad, busy_warning
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Findings of a comparison.
+    """Results of a comparison, from which the whole report is written.
 
     Attributes:
         summaries: one per cell (a way to serve under one set of conditions) with an answered request.
@@ -164,7 +164,7 @@ def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
 
 
 def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float, load: HostLoad) -> Findings:
-    """Return the findings of samples; samples of the warm-up are used only to compare answers."""
+    """Return what follows from a comparison's samples; those of the warm-up serve only to compare answers."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
     agreement = check_agreement(samples, equal_weights=config.trusts_weights, near_tie=config.workload.near_tie)
@@ -210,7 +210,7 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
 
 
 def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[str, str]]:
-    """Return the conditions of a measurement, with the load of the host."""
+    """Return the conditions of a measurement as pairs of name and text; the last one is the load of the host."""
     return [*conditions(config), (HOST_LOAD, str(load))]
 
 

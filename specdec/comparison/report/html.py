@@ -55,7 +55,12 @@ class Table:
 
 
 def page(header: Header, parts: Mapping[str, Sequence[Block]], config: ComparisonConfig) -> str:
-    """Return the whole page; texts are escaped."""
+    """Return the text of a whole HTML page; all texts in it are escaped.
+
+    Args:
+        parts: blocks of each section, by the heading of the section.
+        config: comparison whose conditions the page names at its end.
+    """
     return template().render(header=header, parts=parts, conditions=short_conditions(config))
 
 

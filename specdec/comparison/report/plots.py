@@ -40,7 +40,8 @@ class Picture:
     """Picture that a report can have: how it is drawn, and its findings in words.
 
     Attributes:
-        finding: function that returns the picture's sentences; none if there is nothing to draw.
+        name: name of the picture's file, without its ending.
+        finding: function that returns the findings as sentences; none if there is nothing to draw.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Drawn:
 
 
 def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
-    """Draw every picture that the findings have data for, and return them."""
+    """Draw every picture for which there are results into a file of the directory, and return these pictures."""
     drawn = []
     with mpl.rc_context(STYLE):
         for picture in PICTURES:
@@ -362,7 +363,7 @@ def _shares(findings: Findings) -> list[str]:
 
 PERCENT = 95
 MIN_BEND = 0.15
-"""Distance from the chord, as a share of the axes, below which a curve counts as straight."""
+"""Least distance of a curve from the straight line between its ends, as a share of the axes, for it to have a bend."""
 _RING: dict[str, Any] = {"marker": "o", "markersize": 14, "mfc": "none", "mec": "black", "mew": 1.5}
 
 

@@ -1,4 +1,4 @@
-"""Summaries of a comparison: one per cell, which is a contender under one set of conditions.
+"""Summaries of a comparison: one per cell, which is a way to serve under one set of conditions.
 
 A summary has the medians over the cell's runs, their range, and the theoretical bound of its speed (bound.py).
 """
@@ -163,7 +163,7 @@ class Summarizer:
     def _hits(self, contender: Contender, kind: str) -> dict[bound.Answer, bound.Hits]:
         """Return for each answer which source has each of its tokens before the target computes it.
 
-        Answers of all contenders (ways to serve) with the same draft are used, since this depends on the draft alone.
+        The answers of all contenders (ways to serve) with the same draft are used, since the topology does not matter.
         """
         records = (
             record

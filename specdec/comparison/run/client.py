@@ -61,7 +61,7 @@ class Client(Protocol):
 
 
 def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:
-    """Return a function that takes a prompt's number, and sends this prompt by a client."""
+    """Return a function that sends the prompt with a given number through the client, and returns its records."""
     turns = [len(prompt.turns) if isinstance(prompt, Conversation) else 1 for prompt in prompts]
     firsts = [0, *itertools.accumulate(turns)]
     return lambda index, due_s: _converse(client, prompts[index], firsts[index], due_s)

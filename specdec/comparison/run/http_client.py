@@ -168,8 +168,8 @@ def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ..
 
     If the server reports a count in each chunk, these counts are used, and chunks without a new token are dropped. If
     it reports only one for the whole answer, these tokens are spread over the chunks of text by their characters; if it
-    reports none, each chunk of text is one token. Then no chunk of text is dropped, since the first one's time is the
-    TTFT.
+    reports none, each chunk of text is one token. In these two cases no chunk of text is dropped, since the time of the
+    first one is the TTFT.
     """
     counts = [chunk.num_tokens for chunk in chunks]
     if is_spread := None in counts:

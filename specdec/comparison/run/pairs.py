@@ -17,7 +17,7 @@ from specdec.comparison.plan.record import RequestRecord
 Output: TypeAlias = Sequence[int] | str
 """Token ids, or a text."""
 Parting: TypeAlias = tuple[int, int | str | None, int | str | None]
-"""First difference of two answers: (position, expected token id or character, actual one), None after the end."""
+"""First difference of two answers: (position, expected token id or character, actual one), None where one has ended."""
 OURS = "started here"
 """Name for the model of every server that the comparison has started, in place of its model_id."""
 
@@ -81,6 +81,9 @@ def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[s
 
 
 def first_difference(expected: Output, actual: Output) -> Parting | None:
-    """Return the first differing position and both values there, None after an answer's end; None if they are equal."""
+    """Return the first position at which two answers differ, and both values there; return None if they are equal.
+
+    The value of an answer that has ended before the position is None.
+    """
     both: Iterable[tuple[int, tuple[Any, Any]]] = enumerate(itertools.zip_longest(expected, actual))
     return next(((position, *pair) for position, pair in both if pair[0] != pair[1]), None)

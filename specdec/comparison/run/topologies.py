@@ -23,7 +23,7 @@ from specdec.inference.serving.models import VLLM
 from specdec.inference.serving.processes import ServerProcess, Start, finished_process, free_port, server_process
 
 SERVER_GRACE_S = 1.0
-"""Seconds for running requests when a server is stopped; no client waits for them by then."""
+"""Seconds that a server gives running requests when it is stopped; no client waits for them by then."""
 
 GRACE_S = 2.0
 """Seconds to wait, after a failed request, for its server to end; that end is then reported as the cause."""
@@ -33,7 +33,7 @@ ATTACHED = "attached as"
 
 
 class Deployment:
-    """Servers of a comparison, and the links to them."""
+    """Server processes of a comparison, and the emulated network links to them."""
 
     def __init__(self, config: ComparisonConfig) -> None:
         self._config = config
@@ -66,7 +66,7 @@ class Deployment:
         """Run a server until this task is cancelled; set `is_ready` once it is ready.
 
         Raises:
-            UnavailableError: the server ended, or its start stood still.
+            UnavailableError: the server ended, or its start made no progress for too long.
         """
         process = server_process(
             self._name(server),
@@ -174,8 +174,8 @@ async def deployment(config: ComparisonConfig, note: Callable[[str], None]) -> A
         note: function that gets a line about each server that is ready.
 
     Raises:
-        UnavailableError: a server ended, or its start stood still; the message names it. The block has been
-            cancelled.
+        UnavailableError: a server ended, or its start made no progress for too long; the message names it. The code in
+            the block has been cancelled by then.
     """
     start = Start(config.backend.start_timeout_s, note)
     async with AsyncExitStack() as stack:

@@ -1,7 +1,8 @@
 """Capacity of one target: the most streams that it serves at a promised rate, alone and with each way to draft.
 
-A stream sends its next request as soon as the last one is answered. A number of streams holds if nine in ten answers
-keep the limits of --slo (DistServe, arXiv 2401.09670, counts goodput so), and 99 in 100 the one for the first token.
+A stream sends its next request as soon as the last one is answered. A number of streams holds (is not too many) if nine
+in ten answers keep the limits of --slo (DistServe, arXiv 2401.09670, counts goodput so), and 99 in 100 the limit for
+the first token.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from specdec.comparison.study.search import Budget
 from specdec.inference.observe.host_load import HostLoad, LoadMeter
 
 FIRST = 8
-"""Number of streams that is measured first. A stream sends its next request as soon as the last one is answered."""
+"""Streams (requests always in flight) in the first measurement of the way to serve for which the search begins."""
 RESOLUTION = 16
 """Inverse precision of the search for the most streams, which ends when their number is known to 1/16."""
 PATIENCE = 1.5
@@ -36,10 +37,10 @@ TRIES = 2
 
 
 def search(limit: int, first: int) -> Generator[int, bool, int]:
-    """Yield numbers of streams to measure; return the largest with which the limits of --slo were kept, 0 if with none.
+    """Yield numbers of streams (requests always in flight) to measure; return the largest within the limits, or 0.
 
-    The caller sends whether they were kept with the number yielded. Steps double until one number is known with which
-    they are kept, and one with which they are not; then the search goes on by bisection.
+    After each number the caller sends whether the limits of --slo were kept with so many streams. Steps double until
+    one number is known with which they are kept, and one with which they are not; then the search goes on by bisection.
 
     Args:
         limit: most streams to try.
@@ -62,15 +63,16 @@ def search(limit: int, first: int) -> Generator[int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measurement of one number of streams; times are in seconds, 0 without answers.
+    """Measurement with one number of streams (requests always in flight); times are in seconds, 0 without answers.
 
     Attributes:
-        itl_s: time between tokens that nine in ten answers keep; its inverse is the rate of a slow stream.
-        ttft_s: time to the first token that 99 in 100 answers keep.
+        streams: the number of streams.
+        itl_s: time between tokens that nine in ten answers do not exceed; its inverse is the rate of a slow stream.
+        ttft_s: time to the first token that 99 in 100 answers do not exceed.
         pass_s: median time of a target pass.
         draft_share: mean time of drafting over the time of the pass; above 0 where both share a device.
-        num_drafted: mean draft tokens of a session in a pass.
-        tokens_per_pass: mean tokens of a session from a pass.
+        num_drafted: mean number of draft tokens that a pass verifies for one request.
+        tokens_per_pass: mean number of tokens that a pass makes final for one request.
         client_share: CPU time over wall time of the process that sent the requests.
         holds: whether the limits of --slo were kept.
     """

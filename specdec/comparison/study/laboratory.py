@@ -31,7 +31,7 @@ from specdec.comparison.study.space import Conditions, Group
 from specdec.inference.observe.host_load import LoadMeter, busy_at_start
 
 Samples: TypeAlias = dict[Conditions, list[Sample]]
-"""Samples of one contender, by the conditions under which they were measured."""
+"""Samples of one way to serve, by the conditions under which they were measured."""
 
 
 async def conduct_study(config: StudyConfig, console: Console) -> Study:
