@@ -39,7 +39,11 @@ __all__ = [
 if not TYPE_CHECKING:  # a checker would take every name for one of the library
 
     def __getattr__(name: str) -> Any:
-        """Return the object with a name of `__all__`; its module is imported at the first use."""
+        """Return the object of this package with the name `name`, whose module is imported at the first use.
+
+        Raises:
+            AttributeError: the name is not in `__all__`.
+        """
         if name == "__version__":
             from specdec.inference import VERSION
 
@@ -54,7 +58,7 @@ if not TYPE_CHECKING:  # a checker would take every name for one of the library
 
 
 def __dir__() -> list[str]:
-    """Return the names of the library, imported or not."""
+    """Return the names that this package offers, whether their modules are imported already or not."""
     return [*__all__, "__doc__"]
 
 

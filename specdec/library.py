@@ -75,9 +75,9 @@ def _require_process() -> None:
 
 
 def _briefly(function: FunctionT) -> FunctionT:
-    """Return the function with short tracebacks for users' mistakes: without the frames of what it calls.
+    """Return the function, so that users' mistakes (ConfigError, InvalidRequestError) have a short traceback.
 
-    Notebooks would show all of them.
+    The traceback then lacks the frames of this library, all of which a notebook would show.
     """
 
     @wraps(function)
@@ -105,30 +105,32 @@ def _quiet_bars() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """Settings of `LLM` for a target without a draft."""
+    """Settings of `LLM` if it has a target without a draft."""
 
     model: OneModel = group(OneModel)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """Settings of `Client`."""
+    """Settings of `Client`: those of its connection, and how many prompts of one call run at once."""
 
     connection: ConnectionConfig = group(ConnectionConfig)
     batch: int = same(Loading, "num_slots")
 
 
 class _Async:
-    """Base class of `AsyncLLM` and `AsyncClient`; a subclass makes in `_open` the completer, which answers requests.
+    """Base class of `AsyncLLM` and `AsyncClient`.
+
+    A subclass implements `_open`, which loads models or connects, and returns the completer that answers requests.
 
     Args:
         settings: settings of the subclass.
         concurrency: most prompts of one call of `generate` that run at once.
-        name: what `repr` shows.
+        name: names of models or servers, which `repr` shows.
     """
 
     _IS_WHOLE = True
-    """True if this process computes the answers, False if servers do."""
+    """Whether this process computes the answers; otherwise servers do."""
 
     def __init__(self, settings: Any, concurrency: int, name: str) -> None:
         self._settings = settings
@@ -146,7 +148,7 @@ class _Async:
     async def open(self) -> Self:
         """Load models or connect, as entering `async with` does, and return the object itself.
 
-        It is for notebooks, where no block spans several cells. Models and connections that are open already stay so.
+        It is for notebooks, where no `async with` block spans several notebook cells. What is open already stays open.
         """
         _require_process()
         async with AsyncExitStack() as stack:
@@ -167,7 +169,10 @@ class _Async:
 
     @spelled_out
     async def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Unpack[Parameters]) -> list[Result]:
-        """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
+        """Return the results of one prompt or of several, in their order.
+
+        If prompts fail, the failure of the first of these is raised, after all prompts have ended.
+        """
         completer, requests = self._requests(prompt_list(prompts), parameters)
         results, places = [Result(each.prompt) for each in requests], asyncio.Semaphore(self._concurrency)
         with _bar(len(requests)) as bar:
@@ -181,9 +186,10 @@ class _Async:
 
     @spelled_out
     async def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
-        """Complete a prompt several times with the draft and by the target alone; return the results in pairs.
+        """Complete a prompt several times with the draft and several times by the target alone; return the results.
 
-        All runs have the same seed. Before these runs there is one of each kind whose result is not kept.
+        All runs have the same seed, and results come in pairs of both kinds. Before these runs there is one of each
+        kind whose result is not kept.
 
         Raises:
             ConfigError: `gamma` is given.
@@ -311,16 +317,23 @@ class _Blocking:
     @spelled_out
     @_briefly
     def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Unpack[Parameters]) -> list[Result]:
-        """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
+        """Return the results of one prompt or of several, in their order.
+
+        If prompts fail, the failure of the first of these is raised, after all prompts have ended.
+        """
         self._check()
         return self._run(self._inner.generate(prompts, **parameters))
 
     @spelled_out
     @_briefly
     def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
-        """Complete a prompt several times with the draft and by the target alone; return the results in pairs.
+        """Complete a prompt several times with the draft and several times by the target alone; return the results.
 
-        All runs have the same seed. Before these runs there is one of each kind whose result is not kept.
+        All runs have the same seed, and results come in pairs of both kinds. Before these runs there is one of each
+        kind whose result is not kept.
+
+        Raises:
+            ConfigError: `gamma` is given.
         """
         self._check()
         return self._run(self._inner.compare(prompt, **parameters))

@@ -37,7 +37,7 @@ _PLAIN: dict[type, tuple[type, str]] = {
 
 
 class Parameters(TypedDict, total=False):
-    """Parameters of `generate`, `stream` and `compare`, for type checkers.
+    """Keyword parameters of the library's calls `generate`, `stream` and `compare`, for type checkers.
 
     `CompletionRequest` and `SamplingParams` say what each means.
     """
@@ -72,7 +72,7 @@ class Parameters(TypedDict, total=False):
 
 
 class ModelSettings(TypedDict, total=False):
-    """Settings of `LLM`, for type checkers, with the names of flags; None stands for the default."""
+    """Keyword settings of `LLM`, for type checkers, with the names of flags; None stands for the flag's default."""
 
     revision: str | None
     draft_revision: str | None
@@ -100,7 +100,7 @@ class ModelSettings(TypedDict, total=False):
 
 
 class ClientSettings(TypedDict, total=False):
-    """Settings of `Client`, for type checkers, with the names of flags; None stands for the default."""
+    """Keyword settings of `Client`, for type checkers, with the names of flags; None stands for the flag's default."""
 
     port: int | None
     batch: int | None
@@ -165,7 +165,10 @@ def request_of(parameters: Mapping[str, Any]) -> CompletionRequest:
 
 
 def spelled_out(function: FunctionT) -> FunctionT:
-    """Return the function with a signature at run time that has, in place of `**parameters`, their names and types."""
+    """Return the function, whose signature at run time lists each keyword parameter in place of `**parameters`.
+
+    Names and types come from the typed dictionary that annotates `**parameters`. Notebooks show and complete them.
+    """
     *own, others = (whole := inspect.signature(function)).parameters.values()
     [kind] = get_args(get_type_hints(function)[others.name])
     shown = [

@@ -27,7 +27,7 @@ MAX_WAITING = 64
 CARD = ModelCard("tiny", "fused", 128, 288, "0123", call_format="hermes")
 """Description of the imaginary model whose answers are scripted."""
 REJECTED = "other "
-"""Text of the draft token that each scripted pass rejects."""
+"""Text of the draft token that each scripted pass rejects, for requests with `include_rejected`."""
 
 SCORES = tuple(
     TokenLogprobs((5, 6), (logprob, -0.25), (text, b"x"), len(text))
@@ -39,7 +39,7 @@ SCORES = tuple(
 
 
 class ScriptedCompleter:
-    """Completer that answers, in place of a model, with scripted passes of a target.
+    """Completer (object that answers requests) whose answers are scripted passes of a target, without a model.
 
     All tokens of a pass but the last are accepted draft tokens.
 
@@ -49,7 +49,7 @@ class ScriptedCompleter:
         gap_s: seconds to wait before each pass.
         reason: reason with which the answers end.
         prompt: text that requests with `echo` get as that of their prompt.
-        origin: `Provenance` that the answers report.
+        origin: `Provenance`, such as the model's identity, that the answers report.
 
     Attributes:
         requests: all requests so far.
@@ -147,7 +147,7 @@ def serving(completer: Completer | None = None) -> Generator[Served, None, None]
     """Serve gRPC and HTTP on free ports during the block, in a thread with an event loop of its own; yield addresses.
 
     Args:
-        completer: completer that answers, such as a `ScriptedCompleter`; None: the bundled pair of models.
+        completer: object that answers the requests, such as a `ScriptedCompleter`; None: the bundled pair of models.
     """
     loop, stack = new_event_loop(), AsyncExitStack()
     thread = threading.Thread(target=loop.run_forever, name="specdec.testing", daemon=True)

@@ -81,7 +81,10 @@ def compare(arguments: Sequence[str]) -> int:
 
 
 def study(arguments: Sequence[str]) -> int:
-    """Run the study that the arguments describe, a search for the best settings; return the exit code (see `main`)."""
+    """Run the study that the arguments describe, a search for the best way to serve; return the exit code (see `main`).
+
+    A way to serve is a topology (place of draft and target) with a draft model and a number of draft tokens.
+    """
     config = parse_study(arguments)
     _prepare(config.comparison)
     done = _run(config.comparison, conduct_study(config, _console()))
@@ -97,7 +100,7 @@ def study(arguments: Sequence[str]) -> int:
 
 
 def _prepare(config: ComparisonConfig) -> None:
-    """Raise ConfigError, before any server starts, if a client's package is missing or the output cannot be written."""
+    """Raise ConfigError, before any server starts, if a Python package is missing or the output cannot be written."""
     require_clients(config)
     prepare_directory(config.output)
 
@@ -127,15 +130,19 @@ def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
 
 
 def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the function that makes event loops: with precise timers, or asyncio's own if there are endpoints.
+    """Return the function that makes the event loop of the comparison.
 
-    Precise loops use select(), which takes too few sockets for many streams to endpoints (servers that run already).
+    The loop has precise timers, but uses select(), which takes too few sockets for many streams to endpoints (servers
+    that run already). If there are endpoints, the loop is therefore asyncio's usual one.
     """
     return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 
 async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
-    """Run the comparison, and return its result; the first signal cancels it and raises `_InterruptedError`."""
+    """Run the comparison, and return its result.
+
+    The first SIGINT or SIGTERM cancels the comparison; `_InterruptedError` is raised after it has stopped its servers.
+    """
     task = asyncio.create_task(comparison)
     received: list[signal.Signals] = []
 
@@ -161,7 +168,10 @@ async def _compare(config: ComparisonConfig, console: Console) -> Findings:
 
 
 async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]:
-    """Start a comparison's servers, measure every contender under all conditions, and stop them; return all samples.
+    """Start a comparison's servers, measure every way to serve under all conditions, and stop the servers.
+
+    Returns:
+        One sample for each run of each measurement, warm-up included, with the records of the run's requests.
 
     Raises:
         ConfigError, SpecDecError: see `deployment` and `measure`.
@@ -207,4 +217,4 @@ def _report_capacities(found: Capacities) -> int:
 
 
 COMMANDS: dict[str, Command] = {"diff": diff, "law": law.main, "study": study}
-"""Commands of `compare_architectures.py NAME ...`, beside the comparison itself."""
+"""Functions that run the commands `compare_architectures.py NAME ...`, by name; without a name the comparison runs."""

@@ -83,24 +83,28 @@ class BackendConfig:
         self._target_model().check_engine()
 
     def _target_model(self) -> TargetModel:
-        """Return settings of a target with the fields that its engine may refuse; other fields have their defaults."""
+        """Return the settings of a target that its engine may refuse, for a check before anything starts.
+
+        These are the engine with its flags, dtype, sequence length and emulated pass times. All other fields have their
+        defaults.
+        """
         given = {name: value for name in ("dtype", "sequence_length") if (value := getattr(self, name)) is not None}
         loading = LoadingSettings(emulation=replace(self.emulation, draft=NOT_EMULATED.draft), **given)
         return TargetModel(engine=self.engine, engine_flags=self.engine_flags, loading=loading)
 
     @property
     def compile_flag(self) -> str:
-        """Flag --compile of every server that loads compiled models."""
+        """Flag --compile with its value, for every server that loads compiled models."""
         return f"--compile={self.compile_policy}"
 
     @property
     def draft_name(self) -> str:
-        """Backend of a draft worker."""
+        """Name of the backend of draft workers: their own if one is set, else that of the target."""
         return self.draft or self.name
 
     @property
     def num_draft_cores(self) -> int:
-        """Number of NeuronCores of a draft."""
+        """Number of NeuronCores of a draft: its own setting, or else as many as the target has."""
         return self.draft_tp_degree or self.tp_degree
 
     @property
@@ -110,12 +114,15 @@ class BackendConfig:
         return tuple(f"--{name}={value}" for name in names if (value := getattr(self, name)) is not None)
 
     def one_graph(self, draft: str) -> bool:
-        """Return whether a fused server compiles the target and this draft into one graph, for a single gamma."""
+        """Return whether a server with both models compiles the target and this draft into one graph for one gamma."""
         return self.name == NEURON and draft != NGRAM and self.method != "vanilla"
 
     @property
     def keeps_seeds(self) -> bool:
-        """Return whether the host samples the tokens of a fused graph, so that seeds hold as in other topologies."""
+        """Return whether the host, and not the device, chooses the tokens of a server with both models on neuron.
+
+        Only then do equal seeds give the same tokens there as in other topologies.
+        """
         return self.method in (None, "fused") and not self.device_sampling
 
 
@@ -124,11 +131,12 @@ class ServerPlan:
     """Server process that a comparison starts.
 
     Attributes:
-        role: its --role in main.py.
-        draft: draft model of the server itself or of its pool worker; None for the target that all drafts share.
-        branches: maximum number of branches, which are drafts beside the best one; None without a draft worker.
+        role: value of its flag --role in main.py.
+        draft: draft model of the server itself or of its pool's workers; None for the target that all drafts share.
+        branches: maximum number of branches, which are alternatives to the draft's best sequence of tokens; None
+            without a draft worker.
         pooled: whether this is a target with its own pool of draft workers, or one of these workers.
-        workers: number of workers of its pool; 1 without a pool.
+        workers: number of draft workers of its pool; 1 without a pool.
         number: number of this worker in its pool, from 0.
     """
 
@@ -141,11 +149,15 @@ class ServerPlan:
 
 
 SHARED_TARGET = ServerPlan("target")
-"""Target that answers clients without a draft, and verifies for draft workers on a second machine, the edge."""
+"""Target server that answers clients without a draft, and also verifies for draft workers on a second machine."""
 
 
 def vllm_flags(backend: BackendConfig, num_slots: int) -> list[str]:
-    """Return main.py's flags for a target on vLLM, without prefix caching: repeated prompts are read again."""
+    """Return main.py's flags for a target on vLLM. Prefix caching is off, so that repeated prompts are read again.
+
+    Args:
+        num_slots: number of requests that the server processes at once.
+    """
     return [
         "--engine",
         VLLM,
@@ -160,10 +172,11 @@ def vllm_flags(backend: BackendConfig, num_slots: int) -> list[str]:
 def server_flags(
     backend: BackendConfig, server: ServerPlan, servers: Sequence[ServerPlan], gammas: Sequence[int]
 ) -> list[str]:
-    """Return main.py's flags for the backend of one server.
+    """Return main.py's flags for the backend of one server; empty if the defaults are right.
 
     Args:
-        servers: all servers of the comparison, including this one.
+        servers: all servers of the comparison, including this one, which share the NeuronCores.
+        gammas: all compared numbers of draft tokens per round; servers on neuron are started for the largest.
     """
     name = backend.draft_name if server.role == "draft" else backend.name
     if server.role == "draft" and server.draft == NGRAM:
@@ -196,7 +209,7 @@ def _one_graph(backend: BackendConfig, server: ServerPlan) -> bool:
 
 
 def _num_cores(backend: BackendConfig, server: ServerPlan) -> int:
-    """Return the number of NeuronCores that a server has for itself."""
+    """Return the number of NeuronCores that a server has for itself; 0 if it does not run on neuron."""
     if server.role == "draft":
         on_neuron = backend.draft_name == NEURON and server.draft != NGRAM
         return backend.num_draft_cores if on_neuron else 0

@@ -1,4 +1,4 @@
-"""Configuration of a comparison: frozen, validated once. Knows no process and no clock."""
+"""Configuration of a comparison: immutable, and checked when it is made. Starts no process and reads no clock."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ARRIVALS = "arrivals at a rate (an open loop), warm-up and goodput"
 Load: TypeAlias = tuple[int, float | None]
 """Load as (requests in flight, None) if clients wait for answers, or as (0, requests per second) in an open loop."""
 MAX_POOL = 64
-"""Most draft workers of one pool of a comparison."""
+"""Maximum number of draft workers in the pool that drafts for one target (topology pool)."""
 OPEN_LOOP_BATCH = 8
-"""Slots of a server in an open loop, equal to main.py's default."""
+"""Number of requests that a server processes at once in an open loop, equal to main.py's default."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -45,7 +45,8 @@ class Topology(enum.Enum):
     Attributes:
         TARGET: the target's server alone, without a draft model.
         FUSED: one server with both models.
-        DISTRIBUTED: a draft worker on a second machine, the edge, which answers clients and asks the target to verify.
+        DISTRIBUTED: a draft worker on a second machine, called the edge. The worker answers clients, and asks the
+            target to verify.
         POOL: a target that answers clients, with draft workers on a second machine.
         ENDPOINT: a server that runs already; where its models are is unknown.
     """
@@ -72,7 +73,7 @@ STARTED = tuple(topology for topology in Topology if topology is not Topology.EN
 
 
 class ClientSite(enum.Enum):
-    """Place of the client that measures: beside the draft worker or the target. It decides which links are delayed."""
+    """Site of the client that measures: beside the draft worker (edge) or the target. It decides which links delay."""
 
     EDGE = "edge"
     TARGET = "target"
@@ -95,7 +96,7 @@ class PromptSet:
 
 
 def mixed(prompt_sets: Sequence[PromptSet]) -> PromptSet:
-    """Return one set with all prompts, in which the kinds take turns."""
+    """Return one set with the prompts of all sets, in which the kinds take turns; its kind names all of theirs."""
     turns = itertools.zip_longest(*(prompt_set.prompts for prompt_set in prompt_sets))
     prompts = tuple(prompt for turn in turns for prompt in turn if prompt is not None)
     return PromptSet(" and ".join(prompt_set.kind for prompt_set in prompt_sets), prompts)
@@ -129,7 +130,11 @@ class NetworkConfig:
         _require_distinct("rtt_ms", self.rtts_ms)
 
     def is_crossed(self, *, at_edge: bool) -> bool:
-        """Return whether the client reaches a server over this network; `at_edge` tells on which side the server is."""
+        """Return whether the network between edge and target lies between the client and a server.
+
+        Args:
+            at_edge: whether the server is at the edge, where draft workers are, and not at the target's site.
+        """
         return at_edge is not (self.client_site is ClientSite.EDGE)
 
 
@@ -208,11 +213,12 @@ class Contender:
         draft: a model's directory, "ngram", or "lookup" for a target that drafts by itself; None for a target without
             a draft and for endpoints.
         gamma: draft tokens per round; None where draft is None.
-        schedule: rounds (sync), run-ahead (async) or either by load; None for topologies other than distributed.
-        branches: maximum number of branches, which are drafts beside the best one; None if the draft does not run
-            ahead.
-        endpoint: name of a server that runs already and chooses its drafting itself.
-        workers: draft workers of a pool.
+        schedule: whether the draft waits for the target (sync), keeps drafting (async), or does either by load; None
+            for topologies other than distributed.
+        branches: maximum number of branches, which are alternatives to the draft's best sequence of tokens; None if
+            the draft does not keep drafting while the target verifies.
+        endpoint: name of a server that runs already and chooses its drafting itself; None for other topologies.
+        workers: number of draft workers in the pool; 1 in other topologies.
     """
 
     topology: Topology
@@ -230,7 +236,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """Name for messages, with draft, gamma and number of branches."""
+        """Name for messages: topology, with schedule or number of workers, then draft, gamma and number of branches."""
         if self.draft is None:
             return self.name
         branches = "" if self.branches is None else f", {self.branches} branches"
@@ -238,7 +244,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Readable name: the endpoint's, or topology with schedule or number of workers."""
+        """Readable name: the endpoint's, or else the topology with its schedule or number of workers."""
         if self.endpoint is not None:
             return self.endpoint
         if self.workers > 1:
@@ -258,17 +264,20 @@ class Contender:
 
     @property
     def series(self) -> Contender:
-        """This contender without draft, gamma, branches and workers: what a line of the report stands for."""
+        """Topology, schedule and endpoint of this contender, without its draft, gamma, branches and workers.
+
+        Charts have one line for all contenders with an equal series.
+        """
         return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether the draft does not wait for the target."""
+        """Return whether the draft keeps drafting while the target verifies, and does not wait for the result."""
         return self.topology is Topology.POOL or (self.schedule is not None and self.schedule.runs_ahead)
 
 
 ALONE = Contender(Topology.TARGET)
-"""Contender that is the target without a draft."""
+"""Way to serve by the target alone, without a draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +286,11 @@ class ComparisonConfig:
 
     Attributes:
         usable_cores: CPU cores of this host that may be used.
-        chosen: contenders to measure; if empty, all combinations.
+        chosen: contenders (ways to serve) to measure; if empty, all that the other fields describe.
         endpoints: servers that are already running.
-        drafting: when started servers draft.
+        drafting: when started servers draft: always, never, or while it pays.
         budget_s: seconds of wall time of a search, starts of servers included.
-        asked: all flags in the format of a --config file.
+        asked: all flags of the command in the format of a --config file.
     """
 
     target_model: Path
@@ -345,7 +354,11 @@ class ComparisonConfig:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
 
     def _require_what_capacity_needs(self) -> None:
-        """Raise ConfigError for settings with which a search for the most streams has no limit, baseline or load."""
+        """Raise ConfigError if a search for the most streams is asked for, but other settings make it impossible.
+
+        The search needs a limit of --slo for the time between tokens, and the target alone to compare with. It can use
+        neither endpoints nor request rates.
+        """
         slo = "slo: --capacity needs the promised time between tokens, such as itl:50ms for 20 tokens/s per stream"
         _require(self.itl_s > 0, slo)
         _require(Topology.TARGET in self.topologies, "capacity: it compares with the target alone; name target")
@@ -353,13 +366,13 @@ class ComparisonConfig:
         _require(not self.workload.request_rates, "request_rate: --capacity keeps streams in flight")
 
     def _require_what_vllm_can(self) -> None:
-        """Raise ConfigError if prompt lookup, which is no draft model, is to be vLLM's own speculator."""
+        """Raise ConfigError if vLLM's own speculator (topology fused) is to use prompt lookup, not a draft model."""
         is_fused = Topology.FUSED in self.topologies and self.backend.engine == VLLM
         is_right = not is_fused or NGRAM not in self.draft_models
         _require(is_right, f"engine {VLLM} has no draft {NGRAM} of its own: name --topologies target,distributed,pool")
 
     def _require_what_a_graph_can(self) -> None:
-        """Raise ConfigError for gammas, seeds or topologies that compiled graphs on a device do not serve."""
+        """Raise ConfigError for topologies, gammas or temperatures that models compiled for a device cannot serve."""
         method = self.backend.method or "fused"
         _require(
             not self.backend.device_sampling or set(self.topologies) <= {Topology.TARGET, Topology.FUSED},
@@ -378,17 +391,17 @@ class ComparisonConfig:
             )
 
     def _graph_length(self, contender: Contender) -> int | None:
-        """Return the gamma that a contender's server is compiled for; None if one server runs with any gamma."""
+        """Return the gamma for which a contender's server must be compiled; None if one server serves every gamma."""
         is_graph = contender.topology is Topology.FUSED and self.backend.one_graph(contender.draft or NGRAM)
         return contender.gamma if is_graph else None
 
     @property
     def _graph_lengths(self) -> set[int]:
-        """All gammas that servers are compiled for."""
+        """All gammas for which the servers of this comparison must be compiled; empty if none needs it."""
         return {length for contender in self.contenders if (length := self._graph_length(contender)) is not None}
 
     def server_of(self, contender: Contender) -> ServerPlan:
-        """Return the server that clients of a contender send requests to."""
+        """Return the server to which clients send the requests of a contender, which is a way to serve."""
         draft, branches = contender.draft, contender.branches
         if contender.topology is Topology.TARGET:  # shared: lookup is set per request
             return SHARED_TARGET
@@ -400,7 +413,7 @@ class ComparisonConfig:
 
     @property
     def servers(self) -> tuple[ServerPlan, ...]:
-        """All server processes of this comparison."""
+        """All server processes that this comparison starts, each once; a target that topologies share comes first."""
         found = []
         for contender in self._started:
             server = self.server_of(contender)
@@ -411,12 +424,15 @@ class ComparisonConfig:
 
     @property
     def _started(self) -> list[Contender]:
-        """Contenders whose servers this comparison starts."""
+        """Contenders (ways to serve) whose servers this comparison starts: all but endpoints."""
         return [contender for contender in self.contenders if contender.endpoint is None]
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """Machines: one for servers with a target, and the edge for draft workers if a topology has them elsewhere.
+        """Sets of CPU cores that stand for machines.
+
+        The first is for servers with a target. The second, the edge, is for draft workers, if a topology has them on
+        another machine. Empty if no server is started.
 
         Raises:
             ConfigError: the host has too few cores.
@@ -438,7 +454,7 @@ class ComparisonConfig:
 
     @property
     def parts(self) -> tuple[ComparisonConfig, ...]:
-        """Comparisons to run one after another: with one_at_a_time one for each set of servers, else only this one."""
+        """Comparisons to run one after another: with --one_at_a_time one for each set of servers, else only this."""
         if not self.one_at_a_time:
             self.machines  # noqa: B018 - raises if the host has too few cores
             return (self,)
@@ -453,7 +469,7 @@ class ComparisonConfig:
 
     @property
     def uses_locust(self) -> bool:
-        """Return whether Locust, in its own process, sends concurrent requests, and not this process.
+        """Return whether the load generator Locust, in its own process, sends the requests where several are in flight.
 
         Locust cannot send conversations, nor send to endpoints. It takes seconds to start, so this process also sends
         the requests of a search for capacities and of runs of a fixed time.
@@ -474,12 +490,12 @@ class ComparisonConfig:
 
     @property
     def baseline_name(self) -> str:
-        """Readable name of the contender that all others are compared with."""
+        """Readable name of the baseline, with whose speed all others are compared: of the target or an endpoint."""
         return self.baseline.endpoint or "the target alone"
 
     @property
     def contenders(self) -> tuple[Contender, ...]:
-        """All contenders; the target alone comes first, if it takes part."""
+        """All ways to serve that are compared; the target alone comes first, if it takes part."""
         if self.chosen:
             return self.chosen
         alone = [ALONE] if Topology.TARGET in self.topologies else []
@@ -502,7 +518,7 @@ class ComparisonConfig:
 
     @property
     def series(self) -> tuple[Contender, ...]:
-        """Series of all contenders, each once, in order; see `Contender.series`."""
+        """Each topology with its schedule, and each endpoint, that is compared; see `Contender.series`."""
         return tuple(dict.fromkeys(contender.series for contender in self.contenders))
 
     @property

@@ -34,7 +34,9 @@ Prompt: TypeAlias = "str | Conversation"
 
 
 def read_dataset(file: Path) -> tuple[Prompt, ...]:
-    """Return the prompts of a file. Its ending decides: chats (.jsonl), ShareGPT (.json), or one prompt per line.
+    """Return the prompts of a file.
+
+    The file's ending decides on its format: .jsonl for chats, .json for ShareGPT, any other for one prompt per line.
 
     Raises:
         ConfigError: the file cannot be used; the message names the place.
@@ -61,7 +63,11 @@ def _of_lines(file: Path, text: str) -> Iterator[Prompt]:
 
 
 def _of_sharegpt(file: Path, text: str) -> Iterator[Prompt]:
-    """Yield conversations; conversations without a message of a user, which ShareGPT contains, are left out."""
+    """Yield the conversations of a file in ShareGPT's format; those without a message of a user are left out.
+
+    Raises:
+        ConfigError: the text is not in this format.
+    """
     entries = _json(text, str(file))
     if not isinstance(entries, list):
         raise ConfigError(f"{file}: ShareGPT's list of conversations is expected")
@@ -73,7 +79,17 @@ def _of_sharegpt(file: Path, text: str) -> Iterator[Prompt]:
 
 
 def _conversation(entry: dict[str, Any], key: str, where: str, *, may_be_empty: bool = False) -> Conversation:
-    """Return the conversation in messages of OpenAI (role, content) or ShareGPT (from, value), without answers."""
+    """Return the conversation that an entry of a file describes, without its answers.
+
+    Args:
+        entry: entry with messages in OpenAI's format (role, content) or in ShareGPT's (from, value).
+        key: name of the entry's field that has the list of messages.
+        where: place of the entry, for error messages.
+        may_be_empty: whether a conversation without a message of the user is returned, and not refused.
+
+    Raises:
+        ConfigError: the entry is in neither format, or has no message of the user.
+    """
     messages = entry.get(key)
     if not isinstance(messages, list):
         raise ConfigError(f'{where}: a list "{key}" is expected')

@@ -13,7 +13,7 @@ from specdec.inference.errors import ConfigError
 
 _NAME = re.compile(r"[\w.-]+")
 _FILES = {"tls_ca": "ca", "tls_client_cert": "cert", "tls_client_key": "key", "token_file": "token_file"}
-"""Flags with a file that an endpoint may override, with their names in `DialSecurity`."""
+"""Flags with a file as their value that may differ for one endpoint, with the names of the fields of `DialSecurity`."""
 _SERVER_NAME = "tls_server_name"
 
 
@@ -46,7 +46,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """HOST:PORT."""
+        """Address as HOST:PORT; if the URL has no port, it is 443 for https and 80 for http."""
         url = urlsplit(self.url)
         return url.netloc if url.port else f"{url.netloc}:{443 if url.scheme == 'https' else 80}"
 

@@ -140,7 +140,9 @@ class ComparisonSettings:
     page: str | None = setting(None, "--page FILE#NAME", section=OUTPUT)
 
     def config(self, asked: str) -> ComparisonConfig:
-        """Return the comparison; raise ConfigError if it is impossible or a file cannot be read.
+        """Return the configuration that these flags describe; raise ConfigError if they cannot be used together.
+
+        ConfigError is also raised if a file cannot be read.
 
         Args:
             asked: all flags in the format of a --config file.
@@ -178,10 +180,12 @@ class ComparisonSettings:
         )
 
     def drafts(self) -> tuple[str, ...]:
-        """Return the draft models; none if no topology has a draft.
+        """Return the draft models that are named, or else the bundled one for the bundled target.
+
+        Empty if none is named and no topology needs one.
 
         Raises:
-            ConfigError: none is named beside a target that is not the bundled one.
+            ConfigError: a topology needs a draft, none is named, and the target is not the bundled one.
         """
         if set(self._started()) <= {Topology.TARGET}:
             return self.draft_models or ()
@@ -216,7 +220,7 @@ class ComparisonSettings:
 
 
 def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
-    """Return the comparison that the arguments describe.
+    """Return the configuration of the comparison that the arguments describe.
 
     Raises:
         ConfigError: a value is out of range, or a file cannot be read.
@@ -239,7 +243,11 @@ _ABOUT: dict[str, Any] = {
 
 
 def comparison_parser(kind: type[Any] = ComparisonSettings, **options: Any) -> ConfigFileParser:
-    """Return a parser of the flags that the class `kind` declares; `options` are keyword arguments of the parser."""
+    """Return a parser of the flags that the fields of the class `kind` declare.
+
+    Args:
+        options: keyword arguments of the parser, such as `prog` and `description`, in place of the comparison's.
+    """
     roles = {"comparison": comparison_parser}
     about = {"prog": program("compare", "compare_architectures.py"), **_ABOUT, **options}
     parser = ConfigFileParser(role="comparison", roles=roles, allow_abbrev=False, **about)

@@ -41,14 +41,14 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Results of one run of the measurement that a cell describes.
+    """Results of one run of a measurement, that is, of one way to serve under one set of conditions.
 
     Attributes:
         repeat: number of the run, counted from 0; `WARM_UP` for runs before the measurement.
         records: one per answered request.
         failures: one per failed request.
         client_share: CPU time over wall time of the process that sent the requests, during this run.
-        window: time span whose tokens count, for a run of a fixed time; None if all tokens count.
+        window: time span in which tokens count, for a run of a fixed time; None if all tokens count.
     """
 
     cell: Cell
@@ -62,7 +62,8 @@ class Sample:
     def num_tokens(self) -> int:
         """Number of output tokens; of a run of a fixed time, those that arrived in its window.
 
-        Whole answers would not do: many streams of equal length end in waves, of which one more or less fits in.
+        Counting whole answers in the window would be inexact: many streams of equal length end at almost the same time,
+        and one such wave of answers more or less may fall into the window.
         """
         if self.window is None:
             return sum(record.stats.num_output_tokens for record in self.records)
@@ -92,9 +93,11 @@ class Sample:
 
 
 def walk(config: ComparisonConfig) -> Iterator[tuple[int, Cell]]:
-    """Yield (run from 0, cell), interleaved: contenders under the same conditions follow directly on one another.
+    """Yield the measurements to make, in order, as pairs of the run's number, from 0, and a cell.
 
-    The first contender rotates, over conditions and over repeats, so that drift (heat, other processes) favours none.
+    A cell is a contender (a way to serve) under one set of conditions. All contenders are measured under the same
+    conditions, then under the next. Which contender is first changes with each set of conditions and each run, so that
+    drift (heat, other processes) favours none.
     """
     workload, network, contenders = config.workload, config.network, config.contenders
     for repeat in range(workload.num_runs):

@@ -15,7 +15,9 @@ MAX_INPUT_TOKENS = 1_000_000
 
 
 def draw_lengths(num_prompts: int, seed: int, mean: float, stddev: float = 0.0) -> list[int]:
-    """Return normally distributed lengths of prompts in tokens, none below 1, the same for the same seed.
+    """Return as many normally distributed lengths of prompts as `num_prompts`, in tokens, none below 1.
+
+    The same seed gives the same lengths.
 
     Raises:
         ConfigError: mean or deviation is out of range.
@@ -31,7 +33,7 @@ class Characters:
     """Measure of text lengths without a tokenizer: pieces of four characters, about one token of English each.
 
     Attributes:
-        vocabulary: pieces of random texts.
+        vocabulary: pieces of text from which random texts are made.
     """
 
     vocabulary: Sequence[Any] = [" " + "".join(word) for word in itertools.product("bdfklmnrst", "aeiou", "bdfklmnrst")]
@@ -94,7 +96,10 @@ def _joined(texts: Sequence[str], first: int, length: int, kind: Characters) -> 
 
 
 def _shortened(text: str, length: int, kind: Characters) -> str:
-    """Return the longest beginning of a text that still has at most `length` pieces when it is encoded again."""
+    """Return the longest beginning of a text that still has at most `length` pieces when it is cut again.
+
+    The whole text is returned if no beginning is short enough.
+    """
     cut = kind.cut(text)
     for num_pieces in range(length, 0, -1):
         shortened = kind.join(cut[:num_pieces])

@@ -16,7 +16,7 @@ class Machine:
     """CPU cores that stand for one machine of the comparison.
 
     Attributes:
-        name: its side of the network.
+        name: name of its side of the network, such as "edge".
         cores: numbers of its CPU cores.
     """
 
@@ -31,10 +31,12 @@ class Machine:
 def split_into_machines(
     names: Sequence[str], usable_cores: Sequence[int], *, cores_per_machine: int
 ) -> tuple[Machine, ...]:
-    """Return machines with equally many of the usable cores, in order; with 0 cores each, all are on the first core.
+    """Return a machine for each name, with the next `cores_per_machine` of the usable cores.
+
+    With `cores_per_machine` 0, all machines have the first usable core.
 
     Raises:
-        ConfigError: there are too few cores.
+        ConfigError: there are too few cores, or `cores_per_machine` is below 0.
     """
     if cores_per_machine < 0:
         raise ConfigError(f"cores_per_machine {cores_per_machine} is below 0")

@@ -18,7 +18,8 @@ class Round:
         num_tokens: number of these tokens.
         num_draft_tokens: draft tokens that the pass verified.
         own: numbers of those draft tokens that the target itself proposed, by lookup or from a grammar.
-        is_held: whether drafting was off for the pass, since it was slower than passes without drafts.
+        is_held: whether drafting was off for the pass, because of a setting or because passes without drafts were
+            faster.
     """
 
     arrived_s: float
@@ -40,7 +41,7 @@ class RequestRecord:
         sent_s: time of sending, or the time due in an open loop, in seconds of a clock that all requests of the same
             run share.
         num_prompt_tokens: tokens of the prompt.
-        num_cached_tokens: tokens of the prompt that the server did not read, because it had kept them.
+        num_cached_tokens: tokens of the prompt that the server did not read, because they were in its prefix cache.
         token_ids: tokens of the answer; empty if the server sends text only.
         rounds: one for each pass with tokens, in order; the first includes the reading of the prompt.
         error_code: name of the gRPC status, HTTP status, or kind of failure; None if the request was answered.

@@ -1,6 +1,6 @@
-"""Roles of main.py (kinds of processes) that serve one of the compared ways, with their flags.
+"""Flags with which to start main.py's roles (kinds of processes) for one of the compared ways to serve.
 
-They are written as command lines, and as the text of a --config file.
+The flags are written as command lines, and as the text of a --config file.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from specdec.comparison.plan.config import ComparisonConfig, Contender, Topology
 from specdec.inference.serving.models import NGRAM
 
 MARGIN = 1.05
-"""Speed-up below which the target alone is advised, since a draft is one more thing to run."""
+"""Least speed-up for which a draft is advised: below it the target alone is, since a draft is one more thing to run."""
 TIE = 0.95
-"""Share of the best speed-up from which contenders count as equal, so that the simplest topology wins."""
+"""Share of the best speed-up from which ways to serve count as equally fast, so that the simplest is advised."""
 Table = dict[str, str | int | bool]
 """Flags of one role without their dashes, with their values."""
 
 
 def service_toml(config: ComparisonConfig, contender: Contender | None, reason: str) -> str:
-    """Return the --config file for serving with a contender, with `reason` as a comment; None is the target alone."""
+    """Return the text of a --config file with which to serve as a contender does.
+
+    Args:
+        contender: way to serve; None is the target alone, without lookup.
+        reason: why this way is advised; the text has it as a comment.
+    """
     lines = [f"# {line}" for line in ("Written by specdec study.", reason, _ADDRESSES)]
     for role, table in _roles(config, contender).items():
         lines += ["", f"[{role}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
@@ -30,7 +35,11 @@ def service_toml(config: ComparisonConfig, contender: Contender | None, reason: 
 
 
 def commands(config: ComparisonConfig, contender: Contender | None) -> list[str]:
-    """Return the command lines that serve a contender, the target's first; None is the target alone."""
+    """Return the command lines with which to serve as a contender does, the target's first.
+
+    Args:
+        contender: way to serve; None is the target alone, without lookup.
+    """
     roles = _roles(config, contender)
     if contender is not None and contender.topology.is_split:
         at_edge: Table = {"target_host": "HOST", "serve": 50052}

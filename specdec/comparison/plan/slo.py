@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from specdec.inference.errors import ConfigError
 
 FIGURES = {"ttft": "ttft_s", "itl": "inter_token_latency_s", "e2e": "end_to_end_latency_s"}
-"""Names of the figures in results, by their names in --slo."""
+"""Names of the latencies in results, by their names in --slo."""
 _LIMIT = re.compile(r"(\w+):(\d+(?:\.\d*)?)(ms|s)")
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits in seconds, by name of the figure in results. Without limits every answer counts."""
+    """Limits of an answer's latencies in seconds, by their names in results. Without limits every answer is in time."""
 
     limits: tuple[tuple[str, float], ...] = ()
 

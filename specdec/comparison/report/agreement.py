@@ -15,14 +15,14 @@ from specdec.comparison.run.pairs import pairs
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Answer that differs from the reference.
+    """Answer whose tokens differ from those of the reference, the first answer to the same prompt by the same model.
 
     Attributes:
         cell, repeat, prompt_index: where the answer comes from: contender and conditions, number of the run, and number
             of the prompt, from 0 on, among those of its kind.
-        reference: label of the contender with the expected answer.
+        reference: name of the way to serve that gave the reference.
         position: first difference, in output tokens; in characters if one of the servers sends no tokens.
-        expected, actual: token ids or characters there; None if an answer has ended.
+        expected, actual: token ids or characters there, of the reference and of the answer; None if it has ended there.
         margin: difference in log-probability of the two tokens there; None if it is not known.
     """
 
@@ -46,13 +46,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Result of the comparison of all answers.
+    """Result of the check that all answers of a model to the same prompt have the same tokens.
 
     Attributes:
         num_requests: number of compared answers.
         differences: differences in the order of measurement, without near-ties.
         near_ties: differences at two tokens whose log-probabilities are so close that rounding may decide.
-        not_comparable: labels of contenders that are not known to share a model with another one.
+        not_comparable: names of the ways to serve whose model is not known to be the same as that of another.
         by_text: whether answers of servers that send no tokens were compared by their text.
     """
 
@@ -89,7 +89,8 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False, n
 
     Args:
         equal_weights: whether all endpoints have the same weights, according to the user.
-        near_tie: largest margin of a near-tie.
+        near_tie: difference in log-probability of two tokens up to which answers may part at them, because rounding may
+            decide between them; such a difference counts as a near-tie.
     """
     compared = list(pairs(samples, equal_weights=equal_weights))
     found = []

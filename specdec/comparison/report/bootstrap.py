@@ -35,7 +35,7 @@ class Ratio:
 
     @property
     def doubt(self) -> str:
-        """Reason why the ratio shows nothing; empty if it shows a difference."""
+        """Reason why the ratio proves no difference; empty if it proves one."""
         return "too few to tell" if self.num_pairs < MIN_PAIRS else "" if self.differs else "no difference"
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def stratified_ratio(
     """Return the ratio of two measurements that were not interleaved; the runs of each are resampled separately.
 
     Args:
-        before, after: values above 0 by prompt; only common prompts count, of which there must be one.
+        before, after: values above 0, by prompt; only prompts that both have count, and there must be at least one.
     """
     both = sorted(before.keys() & after.keys())
     old, new = ([np.log(np.asarray(side[key], dtype=float)) for key in both] for side in (before, after))
@@ -73,11 +73,13 @@ def stratified_ratio(
 
 
 def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidence: float) -> Ratio:
-    """Return the ratio with percentiles of resampled sums as its interval, widened for small samples.
+    """Return the ratio, with percentiles of resampled sums as its interval, widened for small samples.
 
     Args:
         estimate: logarithm of the ratio.
-        samples: values whose means, added up, are as uncertain as `estimate`; they are resampled in its place.
+        samples: groups of values. The sum of their means varies as `estimate` does, so it is resampled instead.
+        num_pairs: number of pairs of values; below `MIN_PAIRS` the interval is from 0 to infinity.
+        confidence: probability that the interval contains the ratio.
     """
     if num_pairs < MIN_PAIRS:
         return Ratio(math.exp(estimate), 0.0, math.inf, num_pairs)
@@ -89,7 +91,10 @@ def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidenc
 
 
 def _resampled(samples: Sequence[Vector]) -> Vector:
-    """Return sums of the samples' means, each resampled at its size with replacement. The generator's seed is fixed."""
+    """Return many sums of the samples' means, each after drawing every sample anew at its size, with replacement.
+
+    The seed of the random generator is fixed.
+    """
     rng = np.random.default_rng(0)
     num_resamples = max(1000, min(NUM_RESAMPLES, MAX_DRAWS // max(map(len, samples))))
     sums = np.zeros(num_resamples)
@@ -99,7 +104,7 @@ def _resampled(samples: Sequence[Vector]) -> Vector:
 
 
 def _widening(count: int, tail: float) -> float:
-    """Return the factor that corrects small samples: sqrt(n / (n - 1)), and Student's quantile over the normal one.
+    """Return the factor that corrects small samples: sqrt(n / (n - 1)) times Student's quantile over the normal one.
 
     Small samples are narrower than their distribution ("expanded percentile interval", Hesterberg, arXiv 1411.5279).
     The quantile is Cornish and Fisher's series.

@@ -1,20 +1,23 @@
-"""Bound of speed: the time of the best possible schedule for the measured answers, draft steps, passes and round trip.
+"""Upper bound of speed: that of the best possible schedule of the measured draft steps, target passes and round trips.
 
-Draft and target choose with the same noise, so whether the draft's token at a position is the target's does not depend
-on the schedule: an answer has one sequence of hits, a property of the pair, the prompt and the seed. A pass that begins
-after `i` tokens can end after `j` only if tokens i .. j - 2 are hits; token j - 1 is the target's own. The recursion
-over the end of the last pass thus finds the fastest schedule exactly, with proposals of any length up to gamma:
+Draft and target sample with the same random numbers, so whether the draft's token at a position is the target's (a
+hit) does not depend on the schedule: an answer has one sequence of hits, a property of the two models, the prompt and
+the seed. A pass of the target that begins after `i` tokens of the answer can end after `j` only if tokens i .. j - 2
+are hits; token j - 1 is the target's own. The recursion over the end of the last pass thus finds the fastest schedule
+exactly, with proposals of any length up to gamma. With f(j) as the earliest time at which j tokens are final:
 
     rounds      f(j) = min over i of  f(i) + d t_d + R + t(j - i)                without drafted tokens no R
-    run-ahead   f(j) = min over i of  max(f(i), g + d' t_d) + t(j - i)
+    run-ahead   f(j) = min over i of  max(f(i), g + d' t_d) + t(j - i)           without drafted tokens f(i) + t(j - i)
 
-`d` counts the tokens of the pass that the draft model has to make, `d'` those since the latest miss; t(w) is a pass
-over w tokens, t_d a draft step and R the round trip. The draft learns of a miss when the target's token arrives: g is
-the time of that commit and R; before the first miss it is 0, since a session begins with proposals. Hits of branches
-and lookup are part of the sequence; looked-up tokens take no draft step and no round trip.
+`d` counts the tokens of the pass that the draft model has to make, `d'` those since the latest miss; t(w) is the time
+of a pass over w tokens, t_d that of a draft step, and R the round trip. In rounds, draft and target take turns. A draft
+that runs ahead goes on while the target verifies, and learns of a miss when the target's token arrives: g is the time
+of that commit plus R; before the first miss it is 0, since a session begins with proposals. Tokens of branches
+(alternatives to the draft's best sequence) and tokens that the target looks up count as hits too; looked-up tokens take
+no draft step and no round trip.
 
 All times are measured, as tenth percentiles, since a bound has no disturbances. Positions that no pass has tested
-count as hits. Service, scheduling and tokenizing are not counted.
+count as hits. The time for handling requests, scheduling and tokenizing is not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from specdec.comparison.plan.record import RequestRecord, Round
 
 
 class Hit(IntEnum):
-    """Source that has the token of a position before the target chooses it."""
+    """Source that has the target's token of a position before the target computes it, so that a pass can verify it."""
 
     NONE = 0
     DRAFT = 1  # the draft model, in its chain or in a branch
@@ -43,7 +46,7 @@ Answer = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Measured parts of the bound, in seconds.
+    """Measured times from which the upper bound of speed is computed, in seconds.
 
     Attributes:
         passes_s: times of target passes over 1, 2, 3, ... tokens, at least one; none is below that for fewer tokens.
@@ -67,11 +70,12 @@ class Costs:
 
 
 def answer_s(hits: Hits, costs: Costs, *, rtt_s: float, runs_ahead: bool) -> float:
-    """Return the seconds of the fastest schedule for one answer, after the reading of its prompt.
+    """Return the seconds of the fastest schedule of draft steps and passes for one answer, after its prompt is read.
 
     Args:
-        hits: one per token of the answer.
-        rtt_s: round trip between draft and target.
+        hits: for each token of the answer, the source that has it before the target computes it.
+        costs: measured times of draft steps and passes.
+        rtt_s: round trip time between draft and target.
         runs_ahead: whether the draft goes on while the target verifies; otherwise they take turns.
     """
     best_s, known_s, drafted = [0.0], 0.0, [0]
@@ -92,7 +96,10 @@ def answer_s(hits: Hits, costs: Costs, *, rtt_s: float, runs_ahead: bool) -> flo
 
 
 def _begins(hits: Hits, end: int, widest: int) -> range:
-    """Return the numbers of tokens after which a pass over at most `widest` tokens may begin that ends after `end`."""
+    """Return the numbers of tokens after which a pass may begin that makes the first `end` tokens of an answer final.
+
+    The pass may have at most `widest` tokens, and all of them but the last must be hits.
+    """
     first = end - 1
     while first > 0 and end - first < widest and hits[first - 1] is not Hit.NONE:
         first -= 1
@@ -100,11 +107,11 @@ def _begins(hits: Hits, end: int, widest: int) -> range:
 
 
 def hits_of(records: Iterable[RequestRecord], *, has_draft: bool) -> dict[Answer, Hits]:
-    """Return the sequence of hits of each answer, from all passes that tested its positions.
+    """Return for each answer which source has each of its tokens in advance, from all passes that tested its positions.
 
     Args:
         records: answers with one draft model, in any topology; or of the target alone.
-        has_draft: whether positions that no pass has tested count as the draft's hits.
+        has_draft: whether positions that no pass has tested count as the draft's; else they count as nobody's.
     """
     found: dict[Answer, list[Hit | None]] = {}
     for record in records:
@@ -119,7 +126,7 @@ def hits_of(records: Iterable[RequestRecord], *, has_draft: bool) -> dict[Answer
 
 
 def _test(tested: list[Hit | None], start: int, item: Round) -> None:
-    """Record what one pass, whose first token has the position `start`, shows of the positions that it tested."""
+    """Record in `tested` what one pass shows of the positions that it tested; its first token has position `start`."""
     num_drafted = item.num_accepted_tokens - item.own.num_accepted
     end = min(start + item.num_accepted_tokens, len(tested))
     for position in range(start, end):
@@ -151,13 +158,14 @@ def _has_drafts(item: Round) -> bool:
 def measured_costs(
     records: Sequence[RequestRecord], gamma: int, *, alone: Sequence[RequestRecord] | None = None
 ) -> Costs:
-    """Return the measured costs from which the bound of speed is computed.
+    """Return the measured costs from which the upper bound of speed is computed.
 
     Args:
-        records: records of one contender.
+        records: records of the requests of one contender, which is a way to serve.
         gamma: most draft tokens of a round; 0 for the target alone.
-        alone: records of the target without a draft on the same prompts, if it was measured. The cost of reading a
-            prompt comes from them, since the first round of a contender with a draft reads the prompt twice.
+        alone: records of the target without a draft on the same prompts; None if it was not measured. The cost of
+            reading a prompt comes from them, since in the first round with a draft both models read the prompt. Without
+            them this cost is 0.
     """
     later = [item for record in records for item in record.rounds[1:]]
     plain = [item for record in alone or () for item in record.rounds[1:]]
@@ -170,7 +178,10 @@ def measured_costs(
 
 
 def _by_width(rounds: Iterable[Round], widest: int) -> tuple[float, ...]:
-    """Return the seconds of passes over 1, 2, ... tokens, up to `widest` or more; missing ones are interpolated."""
+    """Return the seconds of passes over 1, 2, ... tokens, up to `widest` or the widest pass that was measured.
+
+    Numbers of tokens that were not measured are interpolated. Without any measured pass, all times are 0.
+    """
     taken_us: dict[int, list[float]] = {}
     for item in rounds:
         if item.timings.compute_us:
@@ -182,13 +193,20 @@ def _by_width(rounds: Iterable[Round], widest: int) -> tuple[float, ...]:
 
 
 def _rising(known: Mapping[int, float], widest: int) -> tuple[float, ...]:
-    """Return the times of passes over 1 to `widest` tokens, interpolated, each at most that for one token more."""
+    """Return the times of passes over 1 to `widest` tokens, none above that of a pass over more tokens.
+
+    Args:
+        known: times of the passes that were measured, by their number of tokens; the others are interpolated.
+    """
     times = np.interp(range(1, widest + 1), list(known), list(known.values()))
     rising: list[float] = np.minimum.accumulate(times[::-1])[::-1].tolist()
     return tuple(rising)
 
 
 def undisturbed_s(values_us: Sequence[float]) -> float:
-    """Return the tenth percentile in seconds, since other processes or building graphs delay some; 0 for no values."""
+    """Return the tenth percentile of times in microseconds, as seconds; 0 if there are none.
+
+    It stands for all passes, since other processes or the building of graphs delay some of them.
+    """
     values = sorted(values_us)
     return values[len(values) // 10] / 1e6 if values else 0.0

@@ -1,4 +1,4 @@
-"""Style of all charts: colours, marks, line styles and hatches by series, and a caption with the conditions."""
+"""Style of all charts: colour, mark, dashes and hatch of each line or bar, and a caption with the conditions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SYNC, ASYNC = (Contender(Topology.DISTRIBUTED, schedule=schedule) for schedule i
 
 
 class Look(NamedTuple):
-    """Colours, marks and dashes of a series, for lines and for bars."""
+    """Colour, mark and dashes of a line, and hatch of a bar, by which charts show one way to serve."""
 
     colour: str
     mark: str
@@ -51,7 +51,10 @@ _OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), i
 
 @cache
 def look_of(series: Contender) -> Look:
-    """Return the look of a series; an endpoint, which has no fixed look, gets the next free one."""
+    """Return the look of a series (a topology with its schedule, or an endpoint).
+
+    An endpoint has no fixed look: it gets the next free one, and keeps it.
+    """
     if series in _LOOKS:
         return _LOOKS[series]
     draft, known, hatch = next(_OTHERS)
@@ -61,10 +64,10 @@ def look_of(series: Contender) -> Look:
 BOUND = "bound (dashes)"
 INCHES_PER_NAME = 1.6
 CHARACTERS_PER_INCH = 18
-"""Characters per inch of the conditions' small print."""
+"""Number of characters per inch of width in the small print below a chart, which states the conditions."""
 
 TITLE_PER_INCH = 11.6
-"""Characters per inch of the label of emulated figures."""
+"""Number of characters per inch of width in the title that says that a chart's figures are emulated."""
 BUSY = "busy or unsteady machine"
 
 STYLE: dict[Any, Any] = {
@@ -84,6 +87,7 @@ def save(figure: Figure, file: Path, config: ComparisonConfig, *, is_busy: bool 
     """Write a picture with the measurement's conditions in it, so that it can be read without its report.
 
     Args:
+        config: configuration of the comparison that was measured.
         is_busy: whether its figures are unreliable, because the machine was busy or unsteady.
     """
     if label := emulation_of(config):
@@ -106,7 +110,7 @@ def panels(
     names: tuple[Sequence[str], Sequence[str]],
     max_legend_columns: int = 6,
 ) -> Figure:
-    """Return a panel for each row and column, with a common y axis from 0 and a legend of all labels below.
+    """Return a figure of panels in rows and columns, with a common y axis from 0 and a legend of all labels below.
 
     A panel has no title if the one above has the same.
 
@@ -138,12 +142,12 @@ def panels(
 
 
 def errors(spreads: Sequence[Spread]) -> list[list[float]]:
-    """Return how far the ranges reach from the medians, for errorbar."""
+    """Return the distances from each median down to its lowest and up to its highest value, as errorbar takes them."""
     return [[item.median - item.low for item in spreads], [item.high - item.median for item in spreads]]
 
 
 def median_line(axes: Axes, at: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
-    """Draw medians, with the range of the runs."""
+    """Draw a line through the medians at the x values `at`, with an error bar from lowest to highest run at each."""
     axes.errorbar(at, [item.median for item in spreads], errors(spreads), capsize=3, **style)
 
 

@@ -31,11 +31,12 @@ Results = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one latency under the same conditions, new over old.
+    """Change of one latency under the same conditions, from an old result to a new one.
 
     Attributes:
-        where: contender and conditions, as text.
+        where: way to serve and conditions, as text.
         figure: name of the latency.
+        ratio: latency of the new result over that of the old, with its interval of confidence.
     """
 
     where: str
@@ -43,7 +44,7 @@ class Change:
     ratio: Ratio
 
     def is_slower(self, threshold: float) -> bool:
-        """Return whether even the lower end of the change's interval is above 1 by more than the threshold."""
+        """Return whether even the lower end of the ratio's interval is above 1 by more than `threshold` (0.05: 5 %)."""
         return self.ratio.low > 1.0 + threshold
 
     @property
@@ -52,7 +53,7 @@ class Change:
 
 
 def diff(arguments: Sequence[str]) -> int:
-    """Compare two results, and print the latencies that differ.
+    """Compare the results of two comparisons, and print the latencies that differ significantly.
 
     Returns:
         0, or 1 if a latency is slower by more than the threshold.
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_results(path: Path) -> Results:
-    """Return the results that a comparison wrote.
+    """Return the results that a comparison wrote into a file, or into results.json in a directory.
 
     Raises:
         ConfigError: the file cannot be read, or has no requests.
@@ -109,7 +110,7 @@ def read_results(path: Path) -> Results:
 
 
 def differing_conditions(old: Results, new: Results) -> list[str]:
-    """Return name and both texts of each differing condition: machine, models, prompts, network, load."""
+    """Return a text for each condition that differs, with its name and both values, such as machine, models or load."""
     before, after = old["conditions"], new["conditions"]
     names = [name for name in {**before, **after} if name not in MAY_DIFFER]
     return [f"{name}: {before.get(name)} | {after.get(name)}" for name in names if before.get(name) != after.get(name)]

@@ -37,8 +37,8 @@ def prepare_directory(directory: Path) -> None:
 def in_full(config: ComparisonConfig, name: str, figures: Figures, write: Callable[[Path], None]) -> Path:
     """Write the files of a report; if their directory cannot take them all, write all into a temporary one.
 
-    What was measured took minutes or hours, and a disk may fill up meanwhile. If no directory takes the files, their
-    figures are printed on stdout.
+    The measurement took minutes or hours, and must not be lost because the disk has filled up meanwhile. If the
+    temporary directory cannot take the files either, the figures are printed on stdout as JSON.
 
     Args:
         name: name of the JSON file with the figures.
@@ -80,7 +80,10 @@ def write_report(findings: Findings, directory: Path) -> None:
 
 
 def with_matplotlib(file: Path, write: Callable[[], object]) -> bool:
-    """Call the function that writes a file with matplotlib; without this package, log a warning and return False."""
+    """Call the function that writes a file with matplotlib, and return True.
+
+    If this package is not installed, log a warning that names the file, and return False.
+    """
     try:
         write()
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Findings of a finished comparison, with its conditions: the source of everything in the report."""
+"""Results of a finished comparison, with its conditions: the source of everything in the report."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from specdec.inference.observe.host_load import HostLoad, busy_warning
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Findings of a comparison.
+    """Results of a comparison, from which the whole report is written.
 
     Attributes:
-        summaries: one per cell (a contender under one set of conditions) with an answered request.
+        summaries: one per cell (a way to serve under one set of conditions) with an answered request.
         services: one per cell, even if all its requests failed.
-        agreement: result of the comparison of all answers.
+        agreement: result of the check that all answers to a prompt have the same tokens.
         duration_s: seconds of the whole comparison, with the start of servers.
         load: load of this host during the comparison.
     """
@@ -60,7 +60,10 @@ class Findings:
         ]
 
     def _busy_clients(self) -> list[str]:
-        """Return a warning, which names the worst cell, if the client's own CPU time may have raised figures."""
+        """Return a warning if the client's own CPU time may have lengthened the times that it measured, else nothing.
+
+        The list has at most one sentence, which names the measurement with the largest share of a core.
+        """
         cells = [it for it in self.summaries if it.client_share > MAX_CLIENT_SHARE]
         if not cells:
             return []
@@ -70,7 +73,10 @@ class Findings:
         return [f"{found}: times there contain waits of its own, so servers may be faster than shown"]
 
     def _unlike_prompts(self) -> list[str]:
-        """Return a warning if a contender read its prompts while another contender had kept them from earlier runs."""
+        """Return a warning if servers took unlike shares of prompt tokens from their prefix caches, else nothing.
+
+        The list has at most one sentence, which names the two ways to serve that differ most.
+        """
         shares: dict[str, float] = defaultdict(float)
         for it in self.summaries:
             shares[it.cell.contender.label] = max(shares[it.cell.contender.label], it.cached_share)
@@ -96,41 +102,58 @@ class Findings:
 
     @property
     def least_load(self) -> str:
-        """Lowest measured concurrency, as text: the load of every figure that is not shown for each load."""
+        """Lowest measured number of requests in flight, as text; charts without an axis for the load show this load."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
-        """Return how the requests of a cell were served (figures and failures); None if the cell was not measured."""
+        """Return how a cell (a way to serve under one set of conditions) served its requests; None if not measured."""
         return next((service for service in self.services if service.cell == cell), None)
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
-        """Return the ratio of a figure to the baseline's under the same conditions.
+        """Return the ratio of a latency to the baseline's under the same conditions.
 
-        None for the baseline itself, and if the baseline has no answer to compare with.
+        The baseline is the target alone, or the first endpoint if there are only endpoints. None for the baseline
+        itself, and if no request was answered by both.
+
+        Args:
+            figure: name of the latency, such as "ttft_s".
         """
         alone = self.at(replace(service.cell, contender=self.config.baseline))
         return None if alone is None or alone is service else service.over(alone, figure)
 
     def at_place(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
-        """Return the summaries of a series (see `Contender.series`) at one RTT and load (default: the lowest).
+        """Return the summaries of a series (a topology with its schedule, or an endpoint) at one RTT and load.
 
         There is one for each draft, gamma and number of branches.
+
+        Args:
+            load: default: the lowest concurrency.
         """
         wanted = (series, kind, rtt_ms, load or (min(self.config.workload.concurrencies), None))
         return [summary for summary in self.summaries if _place(summary.cell) == wanted]
 
     def best(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> CellSummary | None:
-        """Return the summary with the most tokens/s of those that `at_place` returns; None if there is none."""
+        """Return the fastest settings of a topology with its schedule, or of an endpoint, at one RTT and load.
+
+        Of the summaries that `at_place` returns this is the one with the most tokens/s; None if there is none.
+        """
         found = self.at_place(series, kind, rtt_ms, load)
         return max(found, key=lambda summary: summary.tokens_per_s.median, default=None)
 
     def bests(self, series: Contender, kind: str, *, load: Load | None = None) -> list[CellSummary]:
-        """Return the series' summary with the most tokens/s for each round trip time, shortest first."""
+        """Return for each round trip time, shortest first, the summary with the most tokens/s of a series.
+
+        A series is a topology with its schedule, or an endpoint. A round trip time without a summary is left out.
+        """
         found = [self.best(series, kind, rtt_ms, load) for rtt_ms in sorted(self.config.network.rtts_ms)]
         return [summary for summary in found if summary is not None]
 
     def served(self, series: Contender, kind: str, load: Load | None = None) -> Service | None:
-        """Return the service of a series' contender with the shortest median end-to-end time, at the shortest RTT."""
+        """Return how the fastest settings of a series served at the shortest round trip time; None if none did.
+
+        A series is a topology with its schedule, or an endpoint. The fastest settings are those with the shortest
+        median time from sending a request to the end of its answer.
+        """
         found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
         fastest = min(found, key=lambda summary: summary.end_to_end_s, default=None)
         return None if fastest is None else self.at(fastest.cell)
@@ -141,7 +164,7 @@ def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
 
 
 def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float, load: HostLoad) -> Findings:
-    """Return the findings of samples; samples of the warm-up are used only to compare answers."""
+    """Return what follows from a comparison's samples; those of the warm-up serve only to compare answers."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
     agreement = check_agreement(samples, equal_weights=config.trusts_weights, near_tie=config.workload.near_tie)
@@ -149,13 +172,13 @@ def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float,
 
 
 def emulation_of(config: ComparisonConfig) -> str:
-    """Return the label of emulated figures for every picture and table; empty if nothing is emulated."""
+    """Return the text that marks figures as emulated in every picture and table; empty if nothing is emulated."""
     emulation = config.backend.emulation
     return "" if emulation == NOT_EMULATED else f"EMULATED: passes asleep for at least {emulation}"
 
 
 def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
-    """Return the emulated round trip as text, or words for endpoints alone, where it is not emulated."""
+    """Return the emulated round trip time as text; for endpoints, whose network is real, say so instead."""
     return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
 
 
@@ -187,14 +210,14 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
 
 
 def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[str, str]]:
-    """Return the conditions of a measurement, with the load of the host."""
+    """Return the conditions of a measurement as pairs of name and text; the last one is the load of the host."""
     return [*conditions(config), (HOST_LOAD, str(load))]
 
 
 HOST_LOAD = "Host load"
-"""Name of the condition that says how busy the host was."""
+"""Name of the condition that says how busy the host was during the measurement."""
 UNLIKE_SHARE = 0.1
-"""Difference between two contenders' shares of cached prompt tokens, from which TTFTs are not comparable."""
+"""Difference between two servers' shares of cached prompt tokens, from which their TTFTs are not comparable."""
 MAX_CLIENT_SHARE = 0.5
 """Share of a core from which the client, which has one thread for all streams, delays what it reads."""
 
@@ -298,20 +321,23 @@ def json_of(findings: Findings) -> dict[str, Any]:
 
 
 def cells_of(findings: Findings) -> list[dict[str, Any]]:
-    """Return the rows of results.csv, one per cell with an answered request."""
+    """Return the rows of results.csv, one per way to serve and set of conditions, if a request was answered."""
     emulated = str(findings.config.backend.emulation) or None
     return [{**row(summary), "emulated": emulated} for summary in findings.summaries]
 
 
 def _statistics(findings: Findings, service: Service) -> dict[str, Any]:
-    """Return the distributions of a cell's figures; "over_target" has the ratios of its latencies to the baseline's."""
+    """Return the distributions of a service's figures, and in "over_target" its latencies over the baseline's."""
     over = {name: findings.over_target(service, name) for name in LATENCIES}
     ratios = {name: _rounded(asdict(ratio)) | {"verdict": str(ratio)} for name, ratio in over.items() if ratio}
     return {**place(service.cell), **_rounded(service.statistics()), "over_target": ratios}
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with six significant digits; None for those not finite."""
+    """Return the values, also of nested dicts, with floats rounded to six significant digits.
+
+    An infinite value becomes None, as does NaN.
+    """
     rounded: dict[str, Any] = {}
     for name, value in values.items():
         rounded[name] = _rounded(value) if isinstance(value, dict) else value
@@ -324,11 +350,11 @@ PLACE = (
     *("topology", "endpoint", "schedule", "draft", "gamma", "branches"),
     *("kind", "rtt_ms", "concurrency", "request_rate"),
 )
-"""Names of the values that identify a cell in results: first those of its contender, then its conditions."""
+"""Names of the values that identify a measurement in results: first how was served, then under which conditions."""
 
 
 def place(cell: Cell) -> dict[str, Any]:
-    """Return the values that identify a cell, by the names in `PLACE`."""
+    """Return the values that identify a cell (a way to serve under one set of conditions), by the names in `PLACE`."""
     contender = cell.contender
     schedule = contender.schedule.value if contender.schedule else None
     values = (
@@ -339,7 +365,7 @@ def place(cell: Cell) -> dict[str, Any]:
 
 
 def row(summary: CellSummary) -> dict[str, Any]:
-    """Return a cell as a row of results.csv and an object of results.json; times are in seconds."""
+    """Return a summary as a row of results.csv and an object of results.json; times are in seconds."""
     speedup, costs, tokens_per_s = summary.speedup, summary.costs, summary.tokens_per_s
     figures = {
         "num_requests": summary.num_requests,

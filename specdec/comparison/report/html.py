@@ -55,12 +55,17 @@ class Table:
 
 
 def page(header: Header, parts: Mapping[str, Sequence[Block]], config: ComparisonConfig) -> str:
-    """Return the whole page; texts are escaped."""
+    """Return the text of a whole HTML page; all texts in it are escaped.
+
+    Args:
+        parts: blocks of each section, by the heading of the section.
+        config: comparison whose conditions the page names at its end.
+    """
     return template().render(header=header, parts=parts, conditions=short_conditions(config))
 
 
 def template() -> Template:
-    """Load page.html."""
+    """Return the Jinja template of all HTML pages, page.html, which escapes texts."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -81,7 +86,11 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
 
 
 def _to_run(findings: Findings) -> list[str]:
-    """Return a sentence for each best contender and its round trips; none if the target alone was not measured."""
+    """Return sentences that advise how to serve, each with the round trip times at which this is the best way.
+
+    Empty if the target alone was not measured, with which all ways are compared. On a busy machine, the only sentence
+    is that the figures give no advice.
+    """
     config = findings.config
     if not config.topologies or ALONE not in config.contenders:
         return []
@@ -95,11 +104,14 @@ def _to_run(findings: Findings) -> list[str]:
 
 
 def _best_at(findings: Findings, rtt_ms: float) -> tuple[Contender | None, float]:
-    """Return the simplest contender within `TIE` of the largest geometric mean of speed-ups over prompt kinds.
+    """Return the way to serve that is advised at a round trip time and the lowest load, and its speed-up.
+
+    The speed-up is the geometric mean over the prompt kinds. The way is the simplest one whose speed-up is at least
+    `TIE` times the largest.
 
     Returns:
-        The contender and its mean, or (None, 1.0) for the target alone: if no contender gains by `MARGIN`,
-        or if no difference from the target alone is beyond doubt for any kind.
+        The way and its speed-up, or (None, 1.0) for the target alone: if no speed-up reaches `MARGIN`, or if no way
+        differs from the target alone beyond doubt for any prompt kind.
     """
     gains: dict[Contender, list[float]] = defaultdict(list)
     certain = set()
@@ -180,7 +192,7 @@ def _served(findings: Findings, service: Service) -> list[str]:
 
 
 def _figures(service: Service) -> list[list[str]]:
-    """Return a row per figure; times are in milliseconds."""
+    """Return a table row for each figure, with its name and statistics; times are in milliseconds."""
     rows = []
     for name, values in service.statistics().items():
         if isinstance(values, dict) and "p50" in values:

@@ -25,7 +25,7 @@ _QUANTILES = {f"p{quantile}" for quantile in QUANTILES}
 
 
 def write_llmperf(findings: Findings, directory: Path) -> None:
-    """Write NAME_summary.json and NAME_individual_responses.json of every cell."""
+    """Write NAME_summary.json and NAME_individual_responses.json for each way to serve and set of conditions."""
     directory.mkdir(exist_ok=True)
     for service in findings.services:
         asked = service.cell.contender.endpoint or findings.config.target_model.name
@@ -36,7 +36,11 @@ def write_llmperf(findings: Findings, directory: Path) -> None:
 
 
 def summary(config: ComparisonConfig, service: Service, name: str) -> dict[str, Any]:
-    """Return the content of the summary's file with flat names, such as `results_ttft_s_quantiles_p50`."""
+    """Return the content of a summary file with flat names, such as `results_ttft_s_quantiles_p50`.
+
+    Args:
+        name: name of the file without its ending, which the content repeats.
+    """
     statistics = _without(service.statistics(), ("message_gap_s", "goodput_requests_per_s", "goodput_share"))
     lengths = {
         f"{kind}_{side}_tokens": statistics[f"number_{side}_tokens"].get(kind)

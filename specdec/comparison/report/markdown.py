@@ -41,10 +41,14 @@ def page_part(place: str) -> tuple[Path, str]:
 
 
 def write_part(place: str, text: str, program: str = "specdec compare") -> None:
-    """Write a line with command and commit, then the text, into the part FILE#NAME of a page; errors as in `page_part`.
+    """Write a text into the part FILE#NAME of a Markdown page, below a line with the command and the commit.
 
     Args:
-        program: command without its flags.
+        place: the part, as FILE#NAME.
+        program: the command without its flags, which are taken from this process's arguments.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no part of this name.
     """
     file, name = page_part(place)
     words = (word.replace(f"{ROOT}/", "") for word in sys.argv[1:])
@@ -55,7 +59,7 @@ def write_part(place: str, text: str, program: str = "specdec compare") -> None:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with "-dirty" if a source differs; "unknown" outside of git."""
+    """Return the commit of this checkout, with "-dirty" if a file outside docs/ differs; "unknown" without git."""
     head = _git("rev-parse", "--short", "HEAD")
     return head + ("-dirty" if head and _git("status", "--porcelain", "-uno", "--", ".", ":!docs") else "") or "unknown"
 

@@ -40,7 +40,8 @@ class Picture:
     """Picture that a report can have: how it is drawn, and its findings in words.
 
     Attributes:
-        finding: function that returns the picture's sentences; none if there is nothing to draw.
+        name: name of the picture's file, without its ending.
+        finding: function that returns the findings as sentences; none if there is nothing to draw.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Drawn:
 
 
 def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
-    """Draw every picture that the findings have data for, and return them."""
+    """Draw every picture for which there are results into a file of the directory, and return these pictures."""
     drawn = []
     with mpl.rc_context(STYLE):
         for picture in PICTURES:
@@ -76,7 +77,7 @@ def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
 
 
 def _drafting(findings: Findings) -> list[Contender]:
-    """Return all series (see `Contender.series`) except the baseline's."""
+    """Return each topology with its schedule, and each endpoint, that was compared, except for the baseline."""
     return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
@@ -90,7 +91,7 @@ def _name(kind: str, series: Contender) -> str:
 
 
 def _at(findings: Findings, summary: CellSummary) -> str:
-    """Return the round trip time as text; empty for endpoints, whose round trip time is unknown."""
+    """Return the round trip time of a summary as text; empty for endpoints, whose round trip time is unknown."""
     return f" at {summary.cell.rtt_ms:g} ms" if findings.config.topologies else ""
 
 
@@ -107,7 +108,10 @@ MAX_WIDE_BARS = 6
 
 
 def speedup_by_kind(findings: Findings) -> Figure:
-    """Draw speed-ups: a panel per round trip time, a group per prompt kind, a bar per topology, its limit as a dash."""
+    """Draw speed-ups: a panel per round trip time, a group per prompt kind, a bar per topology.
+
+    A dash at each bar is the theoretical limit of its speed-up.
+    """
     rtts_ms = findings.config.network.rtts_ms
     names = [f"speed-up over {findings.config.baseline_name}"], [""] * len(rtts_ms)
     return panels([findings], rtts_ms, _speedup_panel, size=(3.4, 3.4), names=names)
@@ -156,7 +160,11 @@ def _label_height(findings: Findings) -> float:
 
 
 def _free(top: float, lines: Sequence[float], *, room: float) -> float:
-    """Return a height from `top` on above which a label of height `room` crosses none of the lines at `lines`."""
+    """Return the lowest height, at least `top`, at which a label of height `room` crosses none of some lines.
+
+    Args:
+        lines: heights of the horizontal lines.
+    """
     for line in sorted(lines):
         top = max(top, line) if line <= top + room else top
     return top
@@ -189,7 +197,7 @@ def _speedup(findings: Findings, summary: CellSummary, speedup: Spread) -> str:
 
 
 def tokens_over_rtt(findings: Findings) -> Figure:
-    """Draw tokens per second over the round-trip time: a panel per kind of prompt, a line per contender.
+    """Draw tokens per second over the round-trip time: a panel per prompt kind, a line per topology or endpoint.
 
     Marks are measured; dashed lines are the theoretical limit.
     """
@@ -251,10 +259,10 @@ def _rates_of_many(findings: Findings) -> list[str]:
 
 
 def speedup_over_gamma(findings: Findings) -> Figure:
-    """Draw the speed-up over gamma: a row per series and round trip, a column per prompt kind, a line per draft.
+    """Draw the speed-up over gamma: a row per topology and round trip, a column per prompt kind, a line per draft.
 
-    Dashed lines are the theoretical limit. Most runs have more rows than columns, and a page is too narrow for the
-    opposite.
+    Dashed lines are the theoretical limit. There are usually more topologies and round trips than prompt kinds, and a
+    page is too narrow for many columns.
     """
     rows = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
     what, over = f"speed-up over {findings.config.baseline_name}", "gamma (draft tokens per round)"
@@ -263,7 +271,10 @@ def speedup_over_gamma(findings: Findings) -> Figure:
 
 
 def _rtts_of(findings: Findings, series: Contender) -> list[float]:
-    """Return the round trip times to draw; for fused one is enough, since the network affects only its TTFT."""
+    """Return the round trip times to draw for a topology with its schedule, or an endpoint.
+
+    If draft and target are on one machine, the shortest one is enough, since the network then affects only the TTFT.
+    """
     rtts_ms = sorted(findings.config.network.rtts_ms)
     return rtts_ms if series.topology.is_split else rtts_ms[:1]
 
@@ -311,7 +322,10 @@ NUM_MARKS = 6
 
 
 def latency_shares(findings: Findings) -> Figure:
-    """Draw cumulative distributions of latencies: a row per prompt kind, a column per kind of latency."""
+    """Draw cumulative distributions of latencies: a row per prompt kind, a column per kind of latency.
+
+    Each panel has a line for each topology or endpoint, at its fastest settings.
+    """
 
     def panel(axes: Axes, kind: str, name: str) -> None:
         for series in findings.config.series:
@@ -349,7 +363,7 @@ def _shares(findings: Findings) -> list[str]:
 
 PERCENT = 95
 MIN_BEND = 0.15
-"""Distance from the chord, as a share of the axes, below which a curve counts as straight."""
+"""Least distance of a curve from the straight line between its ends, as a share of the axes, for it to have a bend."""
 _RING: dict[str, Any] = {"marker": "o", "markersize": 14, "mfc": "none", "mec": "black", "mew": 1.5}
 
 
@@ -372,7 +386,7 @@ def knee(loads: Sequence[float], latencies: Sequence[float]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Latency of a series over its loads.
+    """Latency of a topology with its schedule, or of an endpoint, over several loads.
 
     Attributes:
         loads: requests in flight, or requests per second in an open loop, ascending.
@@ -385,13 +399,16 @@ class LoadCurve:
 
     @property
     def knee(self) -> float | None:
-        """Load at which latency begins to rise steeply; None if there is none."""
+        """Load at which latency begins to rise steeply; None if it never does."""
         index = knee(self.loads, self.seconds)
         return None if index is None else self.loads[index]
 
 
 def load_curves(findings: Findings, kind: str, *, is_open: bool) -> list[LoadCurve]:
-    """Return each series' p95 end to end over requests/s (open loop) or requests in flight, at the shortest RTT."""
+    """Return the 95th percentile of end-to-end times over the load, for each topology and endpoint.
+
+    Loads are requests per second if `is_open`, else requests in flight. The round trip time is the shortest one.
+    """
     loads = [load for load in findings.config.workload.loads if (load[1] is not None) is is_open]
     curves = []
     for series in findings.config.series:
@@ -422,7 +439,10 @@ def latency_over_load(findings: Findings) -> Figure:
 
 
 def loads_to_draw(findings: Findings) -> list[bool]:
-    """Return which plots to draw: False for closed loops, True for open ones; each needs several measured loads."""
+    """Return which plots of latency over load to draw: False for closed loops, True for open loops.
+
+    A plot is drawn only if it has at least two measured loads.
+    """
     rates = [rate for _, rate in findings.config.workload.loads]
     return [is_open for is_open in (False, True) if sum((rate is not None) is is_open for rate in rates) > 1]
 

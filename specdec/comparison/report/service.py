@@ -56,14 +56,14 @@ def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Figures of how a cell's requests were served, over all of its runs.
+    """Figures of how the requests of one cell (a way to serve under one set of conditions) were served in all its runs.
 
     Attributes:
         requests: for each request its figures, its error code (None if answered), the numbers of its run and prompt
             (from 0), and when it was sent, in milliseconds since the epoch.
         values: values of all answered requests, by name of figure.
         wall_s: seconds of all runs together.
-        num_good: answers within the limits of --slo.
+        num_good: number of answers within the limits of --slo.
     """
 
     cell: Cell
@@ -74,7 +74,7 @@ class Service:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], slo: Slo) -> Service:
-        """Sum up all runs of one cell; there must be at least one."""
+        """Return the figures of the runs in `samples`, of which there must be at least one; all are of one cell."""
         requests = [
             _request(record, sample.repeat)
             for sample in samples
@@ -98,13 +98,16 @@ class Service:
         return len(self.requests) - self.num_failed
 
     def over(self, alone: Service, figure: str) -> Ratio | None:
-        """Return the ratio of a figure to that of `alone`, over pairs of one prompt and run; None without a pair."""
+        """Return the ratio of one of this service's figures to that of the service `alone`.
+
+        Compared are requests with the same prompt in the same run. None if there is no such pair.
+        """
         here, there = (_by_turn(service.requests, figure) for service in (self, alone))
         both = sorted(here.keys() & there.keys())
         return paired_ratio([there[key] for key in both], [here[key] for key in both]) if both else None
 
     def statistics(self) -> dict[str, Any]:
-        """Return p25 to p99, mean, min, max and stddev of each figure, and the rates and counts of all requests."""
+        """Return p25 to p99, mean, min, max and stddev of each figure, and rates and counts of the requests."""
         return {
             **{name: describe(values) for name, values in self.values.items()},
             "num_requests_started": len(self.requests),
@@ -136,7 +139,10 @@ def _request(record: RequestRecord, run: int) -> dict[str, Any]:
 
 
 def _by_turn(requests: Sequence[dict[str, Any]], figure: str) -> dict[tuple[int, int, int], float]:
-    """Return a figure's values above 0 by run, prompt, and count of earlier requests with that prompt in that run."""
+    """Return a figure of answered requests, by run, prompt, and count of earlier requests with that prompt in that run.
+
+    Values of 0 and None are left out.
+    """
     found: dict[tuple[int, int, int], float] = {}
     turns: dict[tuple[int, int], int] = defaultdict(int)
     for request in requests:

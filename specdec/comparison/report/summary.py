@@ -1,4 +1,4 @@
-"""Summaries of a comparison: one per cell, which is a contender under one set of conditions.
+"""Summaries of a comparison: one per cell, which is a way to serve under one set of conditions.
 
 A summary has the medians over the cell's runs, their range, and the theoretical bound of its speed (bound.py).
 """
@@ -22,7 +22,7 @@ _Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and range over the runs."""
+    """Median, lowest and highest value of a figure over the runs of one measurement."""
 
     median: float
     low: float
@@ -31,7 +31,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class CellSummary:
-    """Figures of one cell; times are medians over its requests, in seconds.
+    """Figures of one cell, which is a way to serve under one set of conditions; times are in seconds.
+
+    A time is the median over the cell's requests.
 
     Attributes:
         tokens_per_s: output tokens of all requests / time spent on them.
@@ -39,10 +41,10 @@ class CellSummary:
         wire_bytes_per_token: bytes between draft worker and target, both ways, per output token; None if unknown.
         speedup: tokens/s over those of the baseline in the same run; None without a baseline.
         costs: measured times from which the limit below is computed, pooled over the round trip times.
-        bound_tokens_per_s: theoretical upper limit of tokens/s; see `bound`. 0 for endpoints.
+        bound_tokens_per_s: theoretical upper limit of tokens/s, see bound.py; 0 for endpoints.
         bound_speedup: this limit over that of the baseline; None without a baseline, and for endpoints.
         is_estimated: whether tokens of some answers are estimates, since the server does not count them.
-        cached_share: share of the prompts' tokens that the server had kept, and did not read.
+        cached_share: share of the prompts' tokens that the server took from its prefix cache.
         drafting_share: share of the passes for which drafting was on.
         client_share: CPU time over wall time of the process that sent the requests, median over the runs.
     """
@@ -73,11 +75,12 @@ class CellSummary:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """Inputs of the theoretical bound of speed, for one contender, kind of prompts and concurrency.
+    """Inputs of the theoretical upper limit of speed, for one way to serve, kind of prompts and concurrency.
 
     Attributes:
-        answers: sequences of hits (see `bound`), one for each different answer.
-        concurrency: sessions per pass, by which the rate of one session is multiplied.
+        costs: measured times of passes and draft steps.
+        answers: for each different answer, which source has each of its tokens before the target computes it.
+        concurrency: requests in flight, by which the rate of one request is multiplied.
     """
 
     contender: Contender
@@ -86,7 +89,7 @@ class Theory:
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """Return the bound on tokens/s; 0 for an endpoint, since its drafting is unknown.
+        """Return the theoretical upper limit of tokens/s; 0 for an endpoint, since its drafting is unknown.
 
         Args:
             rtt_s: round trip time between edge and target.
@@ -105,7 +108,10 @@ class Theory:
 
 
 class Summarizer:
-    """Figures from the samples of a comparison, without its warm-up."""
+    """Computation of figures from the samples of a comparison, without those of its warm-up.
+
+    A cell, here, is a way to serve under one set of conditions.
+    """
 
     def __init__(self, config: ComparisonConfig, samples: Sequence[Sample]) -> None:
         self._config = config
@@ -117,7 +123,7 @@ class Summarizer:
             self._by_group[cell.contender, cell.kind, cell.concurrency].extend(sample.records)
 
     def cells(self) -> list[Cell]:
-        """Return the cells in order of kind, load, round trip time and contender."""
+        """Return the measured cells (ways to serve under given conditions) by kind, load, RTT and way to serve."""
         contenders, loads = self._config.contenders, self._config.workload.loads
         kinds = [prompt_set.kind for prompt_set in self._config.workload.prompt_sets]
 
@@ -128,21 +134,21 @@ class Summarizer:
         return sorted(self._by_cell, key=rank)
 
     def summaries(self) -> list[CellSummary]:
-        """Return the summaries of cells with an answered request."""
+        """Return the figures of each cell (a way to serve under given conditions) with an answered request."""
         return [self._summary(cell) for cell in self.cells() if self._answered(cell)]
 
     def _answered(self, cell: Cell) -> list[Sample]:
-        """Return the runs with an answered request."""
+        """Return those runs of a cell (a way to serve under given conditions) in which a request was answered."""
         return [sample for sample in self._by_cell[cell] if sample.records]
 
     def service(self, cell: Cell) -> Service:
-        """Return how the requests of a cell were served: figures, failures and rates over all runs."""
+        """Return how the requests of a cell (a way to serve under given conditions) were served, over all runs."""
         return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:
-        """Return the parts of a contender's theoretical speed limit: pass times and hits.
+        """Return the inputs of the theoretical speed limit of a contender, which is a way to serve.
 
-        Runs at all round trip times are pooled, since a round trip time changes neither.
+        Runs at all round trip times are pooled, since pass times and acceptance do not depend on the round trip.
         """
         records = self._by_group.get((contender, kind, concurrency), [])
         alone = self._by_group.get((ALONE, kind, concurrency))
@@ -155,7 +161,10 @@ class Summarizer:
         )
 
     def _hits(self, contender: Contender, kind: str) -> dict[bound.Answer, bound.Hits]:
-        """Return the sequence of hits of each answer, from the answers of all contenders with the same draft."""
+        """Return for each answer which source has each of its tokens before the target computes it.
+
+        The answers of all contenders (ways to serve) with the same draft are used, since the topology does not matter.
+        """
         records = (
             record
             for (other, its_kind, _), records in self._by_group.items()
@@ -165,7 +174,7 @@ class Summarizer:
         return bound.hits_of(records, has_draft=contender.draft not in (None, LOOKUP))
 
     def _bound(self, cell: Cell) -> float:
-        """Return the theoretical bound on the tokens/s of a cell; see `bound.py`."""
+        """Return the theoretical upper limit of a cell's tokens/s; a cell is a way to serve under given conditions."""
         network = self._config.network
         # Jitter adds half of its maximum on average, in each direction.
         rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3
@@ -202,7 +211,10 @@ class Summarizer:
         )
 
     def _speedup(self, cell: Cell) -> Spread | None:
-        """Return the speed-up over the baseline, run by run; None without a common run."""
+        """Return the speed-up of a cell (a way to serve under given conditions) over the baseline in the same run.
+
+        None if there is no run in which both have answered a request.
+        """
         alone = {sample.repeat: sample.tokens_per_s for sample in self._by_cell.get(self._alone(cell), [])}
         ratios = [
             sample.tokens_per_s / alone[sample.repeat]
@@ -223,7 +235,10 @@ class Summarizer:
 
 
 def spread_of(summaries: Iterable[CellSummary]) -> float:
-    """Return tokens/s of the fastest run over those of the slowest: the median over cells in closed loops, else 1."""
+    """Return how much equal runs differ: tokens/s of the fastest over those of the slowest, median over measurements.
+
+    Open loops do not count, since their rate is given. 1 if nothing else was measured.
+    """
     closed = [summary.tokens_per_s for summary in summaries if summary.cell.request_rate is None]
     return _median(it.high / it.low for it in closed if it.low) or 1.0
 

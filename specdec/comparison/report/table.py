@@ -24,12 +24,12 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
-    """Column with a figure of a cell, or with a value that identifies the cell.
+    """Column of a table: a figure, or a value that says which measurement a row is about.
 
     Attributes:
         name: heading with the unit, in one line or two.
         text: function that returns the column's text for a row.
-        is_text: whether the column is aligned to the left.
+        is_text: whether the column is aligned to the left; figures are aligned to the right.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Column(Generic[RowT]):
 
 
 def place_columns(config: ComparisonConfig) -> list[Column[Cell]]:
-    """Return the columns that tell the cells of this comparison apart: contender and conditions."""
+    """Return the columns that tell a comparison's measurements apart: the way to serve and the conditions."""
     columns: list[Column[Cell]] = [Column("topology", lambda cell: cell.contender.name, is_text=True)]
     if config.sweeps:
         columns.append(Column("draft", lambda cell: cell.contender.draft_name, is_text=True))
@@ -95,11 +95,11 @@ def print_tables(console: Console, findings: Findings) -> None:
 
 WIDTH = 120
 LEAST = 0.97
-"""Share of the target's speed that drafting must keep, on a core of its own."""
+"""Share of the target's speed that serving with a draft must reach, if the draft has a CPU core of its own."""
 
 
 def load_table(findings: Findings) -> str:
-    """Return conditions, tables, and a sentence on how many speed-ups reach the share `LEAST` of the target's speed."""
+    """Return conditions and tables in Markdown, and a sentence on how many speed-ups are at least `LEAST`."""
     conditions = dict(findings.conditions)
     head = [f"{conditions[name].removesuffix('.')}." for name in ("Prompts", "Machines", "Host", "Host load")]
     label = emulation_of(findings.config)
@@ -112,7 +112,7 @@ def load_table(findings: Findings) -> str:
 
 
 def verdict(findings: Findings) -> str:
-    """Return a sentence with the number of median speed-ups that reach `LEAST`, and the lowest one if some do not.
+    """Return a sentence with the number of median speed-ups that are at least `LEAST`, and the lowest if some are not.
 
     Synchronous rounds, which wait for the network, are not counted.
     """
@@ -127,7 +127,12 @@ def verdict(findings: Findings) -> str:
 
 
 def _by_load(findings: Findings, figure: str, text_of: Callable[[CellSummary], str]) -> str:
-    """Return a Markdown table with a row for each contender, prompt kind and round trip, and a column for each load."""
+    """Return a Markdown table with a row for each way to serve, prompt kind and RTT, and a column for each load.
+
+    Args:
+        figure: heading of the first column, which says what the table shows.
+        text_of: function that returns the text for one measurement.
+    """
     rows: dict[tuple[str, str, float], dict[str, str]] = {}
     for it in findings.summaries:
         rows.setdefault((it.cell.contender.label, it.cell.kind, it.cell.rtt_ms), {})[it.cell.load] = text_of(it)
@@ -138,7 +143,7 @@ def _by_load(findings: Findings, figure: str, text_of: Callable[[CellSummary], s
 
 
 def _over_target(summary: CellSummary) -> str:
-    """Return a cell's text: the speed-up with the range of the runs; for the target alone, its tokens per second."""
+    """Return a measurement's speed-up with the range of its runs; for the target alone, its tokens per second."""
     if summary.speedup is None or summary.cell.contender.topology is Topology.TARGET:
         return f"{summary.tokens_per_s.median:.0f} tokens/s"
     return f"{summary.speedup.median:.2f} ({summary.speedup.low:.2f}-{summary.speedup.high:.2f})"

@@ -13,7 +13,10 @@ from specdec.inference.text.chat import Chat, ChatMessage
 CONNECT_TIMEOUT_S = 10.0
 
 Ask: TypeAlias = Callable[[int, float | None], Awaitable[list[RequestRecord]]]
-"""Function of (prompt index, due_s) that sends a prompt's turns and returns their records; see `Client.complete`."""
+"""Function of (prompt index, due_s) that sends a prompt, or a conversation's turns, and returns a record of each.
+
+`due_s` is explained at `Client.complete`.
+"""
 
 
 NUM_BEST = 5
@@ -33,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Client(Protocol):
-    """Client of one server."""
+    """Client of one server, over gRPC or HTTP, that asks for answers and measures them."""
 
     async def context(self) -> int | None:
         """Connect; return the limit of prompt and answer together in tokens, None if the server does not report it.
@@ -46,9 +49,10 @@ class Client(Protocol):
         """Return how many tokens a prompt has, as the server counts; None if the server does not report it."""
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
-        """Send one prompt; failures go into the record.
+        """Send one prompt, and return the record of its answer; a failure is recorded, not raised.
 
         Args:
+            prompt_index: number of the prompt in its set, for the record.
             due_s: monotonic seconds that count as the request's start; None: the moment when it leaves.
         """
 
@@ -57,14 +61,19 @@ class Client(Protocol):
 
 
 def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:
-    """Return a function that sends the prompt of a given number to a client."""
+    """Return a function that sends the prompt with a given number through the client, and returns its records."""
     turns = [len(prompt.turns) if isinstance(prompt, Conversation) else 1 for prompt in prompts]
     firsts = [0, *itertools.accumulate(turns)]
     return lambda index, due_s: _converse(client, prompts[index], firsts[index], due_s)
 
 
 async def _converse(client: Client, prompt: Prompt, first: int, due_s: float | None) -> list[RequestRecord]:
-    """Send a prompt, or a conversation's turns until one fails; `first` is the prompt index of the first record."""
+    """Send a prompt, or a conversation's turns until one fails, and return a record of each.
+
+    Args:
+        first: number of the prompt, or of the first turn, for the records; further turns count on from it.
+        due_s: see `Client.complete`; later turns start when they leave.
+    """
     if isinstance(prompt, str):
         return [await client.complete(prompt, first, due_s)]
     records: list[RequestRecord] = []

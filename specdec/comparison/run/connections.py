@@ -17,15 +17,15 @@ from specdec.inference.text.chat import Chat
 Clients: TypeAlias = dict[Contender, Client]
 
 NUM_SPECIAL = 16
-"""Tokens that a server may add to a text, which itself has at most as many tokens as bytes."""
+"""Most special tokens that a server may add to a text; the text itself has at most as many tokens as bytes."""
 
 
 @asynccontextmanager
 async def connected(config: ComparisonConfig, address: Callable[[Contender], str]) -> AsyncGenerator[Clients, None]:
-    """Yield a connected client of each contender, until the block is left.
+    """Yield a connected client of each contender (a way to serve), until the block is left.
 
     Args:
-        address: function that returns the address of a contender that the comparison has started.
+        address: function that returns HOST:PORT of the server of a contender that is no endpoint.
 
     Raises:
         ConfigError: a file with certificates or a token cannot be used, or a prompt is too long for a server.
@@ -53,7 +53,12 @@ def _client(
 
 
 async def _check_lengths(config: ComparisonConfig, contender: Contender, client: Client) -> None:
-    """Raise ConfigError if a prompt and its answer exceed the context that the server reports, if it reports one."""
+    """Raise ConfigError if a prompt and its answer exceed the limit of tokens that a server reports, if it reports one.
+
+    Args:
+        contender: way to serve, for the message.
+        client: client of the server.
+    """
     limit, max_new_tokens = await client.context(), config.workload.max_new_tokens
     if limit is None:
         return
@@ -71,7 +76,10 @@ async def _length(client: Client, prompt: Prompt, max_new_tokens: int, limit: in
     """Return the most tokens that a prompt and its answers may have together, as the server counts the prompt.
 
     The result is 0 if a text has so few bytes that it fits into `limit` tokens however it is counted. A prompt that the
-    server does not count has 0 tokens.
+    server does not count is taken to have 0 tokens.
+
+    Args:
+        max_new_tokens: most tokens of one answer; a conversation has an answer to each of the user's messages.
     """
     if isinstance(prompt, str):
         if len(prompt.encode()) + NUM_SPECIAL + max_new_tokens <= limit:

@@ -32,7 +32,11 @@ GENERATE = "/specdec.v1.GenerationService/Generate"
 
 @dataclass(slots=True)
 class _Departure:
-    """Request that records when gRPC serializes it, which is some event-loop steps after the start of the call."""
+    """Request that records the time at which gRPC serializes it, which is some event-loop steps after the call's start.
+
+    Attributes:
+        left_s: this time, in monotonic seconds; before that, the time given.
+    """
 
     message: pb.GenerateRequest
     left_s: float = 0.0
@@ -63,7 +67,12 @@ class GrpcClient:
         return len(await self._completer.encode(prompt))
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
-        """Send one prompt; failures go into the record. `due_s` counts as its start; None: its sending."""
+        """Send one prompt, and return the record of its answer; a failure is recorded, not raised.
+
+        Args:
+            prompt_index: number of the prompt in its set, for the record.
+            due_s: monotonic seconds that count as the request's start; None: the moment when it leaves.
+        """
         began_s = time.monotonic() if due_s is None else due_s
         arrived = list[tuple[float, bytes]]()
         try:
@@ -109,7 +118,10 @@ class GrpcClient:
 
 
 def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contender) -> CompletionRequest:
-    """Return the request for a prompt, with the workload's limits and the contender's draft length and schedule."""
+    """Return the request for a prompt, with the workload's sampling and limits.
+
+    The contender, a way to serve, decides on the number of draft tokens and the schedule; an endpoint decides itself.
+    """
     return CompletionRequest(
         prompt=prompt,
         sampling=SamplingParams(temperature=workload.temperature),

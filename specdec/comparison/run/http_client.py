@@ -78,7 +78,10 @@ class EventReader:
         return [data for line in lines if (data := self._take(line)) is not None]
 
     def _take(self, line: bytes) -> str | None:
-        """Return the event's data at the empty line that ends an event with data, else None."""
+        """Take one line of the stream; return an event's data if this is the empty line that ends the event, else None.
+
+        An event without data is ignored.
+        """
         field, _, value = line.partition(b":")
         if field == b"data":
             self._data.append(value.removeprefix(b" "))
@@ -89,7 +92,7 @@ class EventReader:
 
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
-"""End of a line. A carriage return at the end of a part waits for the next one, which may begin with its line feed."""
+"""End of a line. A carriage return at the end of a part waits for the next part, which may begin with a line feed."""
 
 
 class _Arrived:
@@ -113,7 +116,10 @@ class _Arrived:
         self.is_complete = False
 
     def leave(self) -> None:
-        """Record that the request leaves now: its wait for a connection does not count as the server's time."""
+        """Record that the request leaves now, since its wait for a connection is not the server's time.
+
+        A request with a due time keeps that as its start.
+        """
         self.sent_s = time.monotonic() if self._due_s is None else self._due_s
 
     def take(self, data: str, arrived_s: float) -> None:
@@ -162,8 +168,8 @@ def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ..
 
     If the server reports a count in each chunk, these counts are used, and chunks without a new token are dropped. If
     it reports only one for the whole answer, these tokens are spread over the chunks of text by their characters; if it
-    reports none, each chunk of text is one token. Then no chunk of text is dropped, since the first one's time is the
-    TTFT.
+    reports none, each chunk of text is one token. In these two cases no chunk of text is dropped, since the time of the
+    first one is the TTFT.
     """
     counts = [chunk.num_tokens for chunk in chunks]
     if is_spread := None in counts:
@@ -191,7 +197,11 @@ class HttpClient:
         self._model_id = ""
 
     async def context(self) -> int | None:
-        """Connect; return the limit of prompt and answer together in tokens, None if the server does not report it."""
+        """Connect; return the limit of prompt and answer together in tokens, None if the server does not report it.
+
+        Raises:
+            UnavailableError: the server cannot be reached, or does not name its model.
+        """
         try:
             model = (await self._json("GET", "models", CONNECT_TIMEOUT_S))["data"][0]
             self._name, self._model_id = str(model["id"]), str(model.get("model_id") or "")
@@ -210,7 +220,12 @@ class HttpClient:
             return None
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
-        """Send one prompt; failures go into the record. `due_s` counts as its start; None: its sending."""
+        """Send one prompt, and return the record of its answer; a failure is recorded, not raised.
+
+        Args:
+            prompt_index: number of the prompt in its set, for the record.
+            due_s: monotonic seconds that count as the request's start; None: the moment when it leaves.
+        """
         began_s = time.monotonic() if due_s is None else due_s
         try:
             async with asyncio.timeout(self._workload.deadline_s):
@@ -242,7 +257,7 @@ class HttpClient:
             return "", []
 
     async def _json(self, method: str, path: str, timeout_s: float, body: object = None) -> Any:
-        """Return the JSON of an answer; raise one of `_UNUSABLE` if the request fails."""
+        """Return the JSON of an answer; raise one of `_UNUSABLE` if the request fails or its status is not 200."""
         async with asyncio.timeout(timeout_s), self._request(method, path, body) as answer:
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}: {await _shown_text(answer)}")
@@ -251,14 +266,24 @@ class HttpClient:
     def _request(
         self, method: str, path: str, body: object, answer: _Arrived | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a request. Redirects are not followed, since the access token is only for the endpoint."""
+        """Send a request. Redirects are not followed, since the access token is only for the endpoint.
+
+        Args:
+            answer: object to which to report when the request leaves; None if nothing measures it.
+        """
         name = self._endpoint.security.server_name
         return self._http.request(
             method, path, json=body, server_hostname=name, allow_redirects=False, trace_request_ctx=answer
         )
 
     async def _ask(self, prompt: str | Chat, dialect: int, answer: _Arrived) -> bool:
-        """Send a request that asks for token counts in one of `_DIALECTS`; return False if the server refuses that."""
+        """Send a prompt, and read its whole answer into `answer`; return True.
+
+        Return False if the server refuses the way in which `dialect`, an index of `_DIALECTS`, asks for token counts.
+
+        Raises:
+            HttpError: the request fails, or the stream is cut off or has no text.
+        """
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
         async with self._request("POST", path, body, answer) as response:
             if response.status in _REFUSALS and dialect + 1 < len(_DIALECTS):
@@ -284,7 +309,7 @@ class HttpClient:
 
 
 async def _read(content: aiohttp.StreamReader, answer: _Arrived) -> None:
-    """Read an answer up to its last event, and to its end if that follows at once, so that the connection is kept."""
+    """Read an answer up to its last event, and the rest of the stream if it ends at once, so that HTTP can reuse it."""
     events = EventReader()
     async for part in content.iter_any():
         arrived_s = time.monotonic() - answer.sent_s

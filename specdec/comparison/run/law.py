@@ -36,24 +36,26 @@ NUM_CLASSES = NUM_RANKS + 1
 NUM_TOKENS = 8
 """Tokens of one answer; short answers often share their beginnings."""
 ALPHA = 0.001
-"""Probability that a server which follows its law fails the test."""
+"""Probability that a server fails the test although its texts follow the probabilities that it reports."""
 SHIFT = 0.03
-"""Change of a probability that is to be found. Before its pull request 54282, vLLM drew a token of 60 % in 63 %."""
+"""Change of a probability that the test is to find. An example: vLLM drew tokens of 60 % in 63 %, until PR 54282."""
 POWER = 0.99
 """Probability with which a change of `SHIFT` is found."""
 MIN_VISITS = 100
-"""Least number of answers with the same beginning for which the tokens after it have counts of their own."""
+"""Least number of answers that share a beginning for which the tokens after it have counts of their own."""
 FREEDOM = 200
 """Degrees of freedom assumed for the choice of the number of tokens; the real number is known from the answers only."""
 MIN_EXPECTED = 5.0
-"""Least expected count of a class of ranks; a class below it joins the next better one."""
+"""Least expected count of a class of ranks; a class with less is merged with the next better one."""
 LAW = {"temperature": 1.0, "top_p": 1.0, "logprobs": NUM_RANKS}
 PROMPTS = ("The weather today is", "Once upon a time", "1, 2, 3, 4,", "The capital of France is", "def add(a, b):\n")
 _DRAWS = 400_000  # from a chi-squared law, for probabilities down to some 1e-5
 
 
 class Row:
-    """Counts of the ranks of tokens that followed the same beginning, or a token of the same rank.
+    """Counts of the ranks of tokens that followed the same beginning of an answer, or a token of the same rank.
+
+    A token's rank is its place among the most probable tokens at its position; lower ranks are one class.
 
     Attributes:
         excess: [NUM_CLASSES] of float64, observed less expected counts.
@@ -66,7 +68,12 @@ class Row:
         self.covariance = np.zeros((NUM_CLASSES, NUM_CLASSES))
 
     def add(self, rank: int, best: Sequence[float]) -> None:
-        """Count a token of class `rank`; `best` has the probabilities of the `NUM_RANKS` best tokens, in order."""
+        """Count one token.
+
+        Args:
+            rank: class of the token: 0 for the most probable one at its position, up to `NUM_RANKS` for low ranks.
+            best: probabilities of the `NUM_RANKS` most probable tokens there, the largest first.
+        """
         share = np.zeros(NUM_CLASSES)
         share[: len(best)] = best
         share[NUM_RANKS] = max(0.0, 1.0 - share.sum())
@@ -85,7 +92,10 @@ class Row:
 
     @property
     def largest(self) -> tuple[float, int]:
-        """Return the largest deviation in standard deviations, and its class."""
+        """Return the largest deviation of a count from its expectation, in standard deviations, and its class of ranks.
+
+        Classes with an expected count below `MIN_EXPECTED` do not count.
+        """
         sigma = np.sqrt(np.maximum(self.covariance.diagonal(), 1e-12))
         sigmas = np.where(self.expected >= MIN_EXPECTED, np.abs(self.excess) / sigma, 0.0)
         return float(sigmas.max()), int(sigmas.argmax())
@@ -93,12 +103,21 @@ class Row:
 
 @dataclass
 class Counts:
-    """Tokens of answers: (beginning, class of the token before, its own class, probabilities of the best tokens)."""
+    """Tokens of answers, with what the test has to know of each.
+
+    Attributes:
+        tokens: for each token the texts before it, the rank of the token before, its own rank, and the probabilities
+            of the most probable tokens at its position.
+    """
 
     tokens: list[tuple[tuple[Any, ...], int, int, list[float]]] = field(default_factory=list)
 
     def take(self, name: Hashable, answer: dict[str, Any]) -> None:
-        """Add an answer's tokens but the first; `name` stands for its prompt."""
+        """Add the tokens of an answer from the second one on, except those without known probabilities.
+
+        Args:
+            name: anything that stands for the answer's prompt.
+        """
         begun: tuple[Any, ...] = (name,)
         before: int | None = None
         for text, rank, best in classes(answer):
@@ -107,7 +126,10 @@ class Counts:
             begun, before = (*begun, text), rank
 
     def rows(self) -> dict[str, Row]:
-        """Return rows by what stands before their tokens: a common beginning, else the rank of the token before."""
+        """Return the counts by what stands before their tokens: a beginning that many answers share, else a rank.
+
+        The rank is that of the token before.
+        """
         visits = Counter(begun for begun, *_ in self.tokens)
         rows: defaultdict[str, Row] = defaultdict(Row)
         for begun, before, rank, best in self.tokens:
@@ -118,7 +140,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Arguments of the command."""
+    """Arguments of the command `law`; ConfigError is raised if one is out of range."""
 
     url: str
     model: str | None
@@ -144,7 +166,10 @@ def _chi_squared(rows: Iterable[Row]) -> tuple[float, int]:
 
 
 def _merging(expected: FloatArray) -> FloatArray:
-    """Return a 0-1 matrix [num_merged, NUM_CLASSES] that joins classes until each expects `MIN_EXPECTED` counts."""
+    """Return a 0-1 matrix [num_merged, NUM_CLASSES] that merges neighbouring classes of ranks.
+
+    Each merged class has an expected count of at least `MIN_EXPECTED`, unless it is the only one.
+    """
     rows: list[FloatArray] = []
     for rank, unit in enumerate(np.eye(NUM_CLASSES)):
         if rows and (expected[rank] < MIN_EXPECTED or rows[-1] @ expected < MIN_EXPECTED):
@@ -155,7 +180,10 @@ def _merging(expected: FloatArray) -> FloatArray:
 
 
 def p_value(counts: Counts) -> float:
-    """Return the probability that a server which follows its law deviates at least so much, estimated down to 1e-5."""
+    """Return the probability that a server whose texts follow its reported probabilities deviates at least so much.
+
+    It is estimated, down to 1e-5.
+    """
     statistic, freedom = _chi_squared(counts.rows().values())
     if not freedom:
         return 1.0
@@ -163,10 +191,12 @@ def p_value(counts: Counts) -> float:
 
 
 def num_needed(alpha: float, shift: float) -> int:
-    """Return the number of tokens with which a change of an even chance by `shift` is found with probability `POWER`.
+    """Return the number of tokens that the test needs to find a wrong probability with the probability `POWER`.
 
-    `alpha` is the probability of a false alarm. The change is taken to concern all tokens; one that concerns one in n
-    takes n times as many.
+    Args:
+        alpha: probability of a false alarm.
+        shift: how far a probability of 1/2 is off. It is taken to be off for all tokens; if it is off for one token in
+            n, the test needs n times as many.
     """
     draws = np.random.default_rng(2)
     limit = np.quantile(draws.chisquare(FREEDOM, _DRAWS), 1.0 - alpha)
@@ -179,10 +209,14 @@ def num_needed(alpha: float, shift: float) -> int:
 
 
 def classes(answer: dict[str, Any]) -> Iterator[tuple[str, int, list[float]]]:
-    """Yield the text, the class and the best tokens' probabilities of each token of an answer with `logprobs`.
+    """Yield the text, the rank and the probabilities of the best tokens for each token of an answer.
 
-    The list of probabilities is empty if the server reports fewer than `NUM_RANKS` best tokens, and if one of them is a
-    part of a character: several such tokens have the same text.
+    Ranks are counted from 0; `NUM_RANKS` stands for all lower ones. The list of probabilities is empty if the server
+    reports fewer than `NUM_RANKS` best tokens, and if one of them is a part of a character: several such tokens have
+    the same text.
+
+    Args:
+        answer: answer of the completions API to a request with `logprobs`.
     """
     entries = answer["choices"][0].get("logprobs") or {"tokens": (), "token_logprobs": (), "top_logprobs": ()}
     columns = (entries["tokens"], entries["token_logprobs"], entries["top_logprobs"])
@@ -194,7 +228,7 @@ def classes(answer: dict[str, Any]) -> Iterator[tuple[str, int, list[float]]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Test the server that the arguments name; return 0 if its texts follow its law, else 1."""
+    """Test the server that the arguments name; return 0 if its texts follow the reported probabilities, else 1."""
     return asyncio.run(_test(Asked(**vars(_parser().parse_args(arguments)))))
 
 
@@ -232,7 +266,10 @@ async def _test(asked: Asked) -> int:
 
 
 async def answers_of(url: str, model: str | None, num_requests: int, concurrency: int) -> Counts:
-    """Return the tokens of `num_requests` answers of a server; model None is the first that it serves.
+    """Return the tokens of `num_requests` answers of a server, at most `concurrency` of them at a time.
+
+    Args:
+        model: name of the model; None for the first one that the server names.
 
     Raises:
         UnavailableError: the server cannot be reached, answers with an error, or without log-probabilities.
@@ -258,7 +295,7 @@ async def answers_of(url: str, model: str | None, num_requests: int, concurrency
 
 
 async def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return a server's JSON answer.
+    """Return a server's JSON answer to a GET request, or to a POST request if there is a body.
 
     Raises:
         UnavailableError: the server cannot be reached, answers with an error, or not with JSON.

@@ -36,23 +36,32 @@ LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_CLIENT = 2
 _PIP = f"{sys.executable} -m pip install"
 PAUSE_S = 0.1
-"""Seconds that a stream of `steady` waits after a failed request, before it sends the next one."""
+"""Seconds that a client waits after a failed request, before it sends the next one; see `patient`."""
 START_S = 30.0
-"""Seconds for Locust to start and connect."""
+"""Seconds that Locust, a load generator in its own process, may take to start and connect."""
 
 
 def num_requests(count: int, concurrency: int) -> int:
-    """Return the number of requests: one per prompt, or more if the prompts are too few to keep all clients busy."""
+    """Return the number of requests of a closed loop with `count` prompts and `concurrency` clients.
+
+    There is one request per prompt, or `REQUESTS_PER_CLIENT` per client if the prompts are too few to keep all busy.
+    """
     return count if concurrency == 1 else max(count, REQUESTS_PER_CLIENT * concurrency)
 
 
 async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRecord]:
-    """Send `count` prompts in turn, with always `concurrency` requests in flight; return their records."""
+    """Send `count` prompts in turn, with always `concurrency` requests in flight; return the records of all requests.
+
+    Each prompt is sent once, or more often if the prompts are too few to keep all clients busy (`num_requests`).
+    """
     return await _in_turn(ask, count, concurrency, iter(range(num_requests(count, concurrency))))
 
 
 async def _in_turn(ask: Ask, count: int, concurrency: int, numbers: Iterator[int]) -> list[RequestRecord]:
-    """Send the prompts with these numbers, modulo `count`, with always `concurrency` requests in flight."""
+    """Send the prompts with these numbers, modulo `count`, with always `concurrency` requests in flight.
+
+    Return the records of all requests.
+    """
 
     async def client() -> list[RequestRecord]:
         return [record for number in numbers for record in await ask(number % count, None)]
@@ -64,7 +73,7 @@ async def for_seconds(ask: Ask, count: int, streams: int, seconds: float) -> lis
     """Keep `streams` requests in flight for 1.5 times `seconds`, then wait for the last answers.
 
     Returns:
-        the records of requests that end after the first third, in which the load becomes steady.
+        The records of requests that end after the first third, in which the load becomes steady.
     """
     ends_s = time.monotonic() + 1.5 * seconds
     numbers = itertools.takewhile(lambda _: time.monotonic() < ends_s, itertools.count())
@@ -73,7 +82,10 @@ async def for_seconds(ask: Ask, count: int, streams: int, seconds: float) -> lis
 
 
 def patient(ask: Ask) -> Ask:
-    """Return `ask` with a pause after each failure: a refusal takes no time, and a server that refuses is busy."""
+    """Return a function that does as `ask`, but pauses after each failure.
+
+    Without the pause a server that refuses requests, since it is busy, would get ever more of them.
+    """
 
     async def asked(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
         records = await ask(prompt_index, sent_s)
@@ -87,9 +99,10 @@ def patient(ask: Ask) -> Ask:
 async def steady(
     ask: Ask, count: int, streams: int, limit_s: float, *, wanted: int | None = None
 ) -> list[RequestRecord]:
-    """Keep `streams` requests in flight, with `count` prompts in turn, and return the first answers within `limit_s`.
+    """Keep `streams` requests in flight, with `count` prompts in turn; return the first answers within `limit_s`.
 
     Args:
+        limit_s: seconds after which the load ends even if answers are missing.
         wanted: number of answers after which the load ends (default: the larger of `count` and `streams`). They are
             those of the first requests; later requests only keep up the load, and are cancelled.
     """
@@ -117,10 +130,13 @@ async def steady(
 
 
 async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> list[RequestRecord]:
-    """Send `count` prompts in turn at these times, in seconds from now, without waiting for answers.
+    """Send `count` prompts in turn at given times, without waiting for answers; return the records of all requests.
 
     A request's times count from the time at which it was due. So every request that a delay makes late shows this delay
     ("coordinated omission" is avoided).
+
+    Args:
+        arrivals_s: time of each request, in seconds from now.
     """
     began = time.monotonic()
 
@@ -155,10 +171,10 @@ def _is_missing(package: str) -> bool:
 async def by_locust(
     address: str, requests: Sequence[CompletionRequest], *, concurrency: int, deadline_s: float
 ) -> tuple[list[RequestRecord], float]:
-    """Run a closed loop of Locust users at HOST:PORT, with one of these requests for each prompt.
+    """Run a closed loop of Locust users at `address` (HOST:PORT), with one of these requests for each prompt.
 
     Returns:
-        the records, and CPU time over wall time of Locust from its first request on.
+        The records, and CPU time over wall time of Locust from its first request on.
 
     Raises:
         UnavailableError: a user could not connect, or Locust failed.
@@ -179,11 +195,12 @@ async def by_locust(
 def record_of_messages(
     prompt_index: int, sent_s: float, messages: Sequence[tuple[float, str]], error: tuple[str, str, float] | None
 ) -> RequestRecord:
-    """Return the record of a Locust request.
+    """Return the record of a request that Locust sent.
 
     Args:
-        messages: each one's seconds since the request was sent, and its bytes in base64.
-        error: status, details, and seconds until the failure; None if the request was answered.
+        sent_s: monotonic seconds of its sending.
+        messages: for each message of the answer the seconds since the request was sent, and its bytes in base64.
+        error: gRPC status, details, and seconds until the failure; None if the request was answered.
     """
     if error is not None:
         return RequestRecord(prompt_index, sent_s, 0, (), (), *error[:2], failed_s=error[2])
@@ -217,5 +234,5 @@ async def _run_locust(plan: dict[str, Any], directory: Path, concurrency: int, l
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, in which Locust finds the same packages."""
+    """Return this process's environment, with a PYTHONPATH by which Locust finds the same packages."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -37,7 +37,12 @@ READ_BY_THE_USER = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 
 
 
 class Load:
-    """Plan of requests, and their records."""
+    """Requests that Locust's users are to send, and the records of those that have been sent.
+
+    Args:
+        plan: address, deadline and requests, as comparison/run/load.py writes them.
+        results_file: file into which `write` writes the records.
+    """
 
     def __init__(self, plan: dict[str, Any], results_file: Path) -> None:
         self.plan = plan
@@ -128,13 +133,19 @@ class GenerationUser(User):
         gevent.spawn(self.environment.runner.quit)
 
     def _fail(self, error: grpc.RpcError) -> None:
-        """End the load because a user cannot connect, which makes its concurrency wrong."""
+        """End the load because a user cannot connect: fewer requests than planned would be in flight."""
         self.environment.load.errors.append(f"{error.code().name}: {error.details()}")
         self._report(0.0, 0, error)
         self._end()
 
     def _report(self, seconds: float, size: int, error: Exception | None) -> None:
-        """Feed Locust's own statistics and page."""
+        """Report a request to Locust, for its own statistics and its web page.
+
+        Args:
+            seconds: time from sending to the last message; 0 after a failure.
+            size: number of messages of the answer.
+            error: failure; None if the request was answered.
+        """
         self.environment.events.request.fire(
             request_type="grpc",
             name="Generate",

@@ -25,7 +25,9 @@ from specdec.inference.errors import SpecDecError, UnavailableError
 async def measure(
     config: ComparisonConfig, servers: Deployment, progress: Progress, before: Sequence[Sample] = ()
 ) -> list[Sample]:
-    """Warm up, then measure the whole grid; return all samples. The warm-up's come first, only for the check of tokens.
+    """Warm up, then measure every way to serve under all conditions; return the samples of all runs.
+
+    The samples of the warm-up come first. They are used only to check that all answers have the same tokens.
 
     Args:
         before: samples of servers that ran earlier, with which answers are compared.
@@ -50,9 +52,10 @@ async def measure(
 
 
 def _warm_up(config: ComparisonConfig) -> list[Cell]:
-    """Return the warm-up's cells: every contender answers a few prompts of every kind, then the most requests at once.
+    """Return the measurements of the warm-up: each way to serve answers a few prompts of each kind, one at a time.
 
-    These requests fill memory pages, caches and thread pools, and let servers build graphs for such passes.
+    Then it answers as many requests at once as the measurement will have. These requests fill memory pages, caches and
+    thread pools, and let servers build graphs for such passes.
     """
     kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
     loads, most = [(kind, 1) for kind in kinds], config.workload.max_concurrency
@@ -62,14 +65,17 @@ def _warm_up(config: ComparisonConfig) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A comparison and its servers and clients, ready to measure."""
+    """A comparison with its running servers and connected clients, ready to measure."""
 
     config: ComparisonConfig
     servers: Deployment
     clients: Clients
 
     async def run(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> Sample:
-        """Measure a cell once: send its requests, and return their records.
+        """Measure a cell (a way to serve under given conditions) once: send its requests, and return their records.
+
+        Args:
+            repeat: number of the run, from 0; `WARM_UP` before the measurement.
 
         Raises:
             UnavailableError: a server of the comparison answered no request.
@@ -79,7 +85,13 @@ class Measurement:
         return self._sample(cell, repeat, *await self._send(cell, repeat, prompts), window)
 
     async def steady(self, cell: Cell, prompts: Sequence[Prompt], limit_s: float) -> Sample:
-        """Measure a cell with always `cell.concurrency` requests in flight; see `steady` in load.py."""
+        """Measure a way to serve with always `cell.concurrency` requests in flight, for at most `limit_s` seconds.
+
+        See `steady` in load.py.
+
+        Raises:
+            UnavailableError: a server of the comparison answered no request.
+        """
         ask = asking(self.clients[cell.contender], prompts)
         return self._sample(cell, 0, *await timed(steady(ask, len(prompts), cell.concurrency, limit_s)))
 
@@ -99,11 +111,14 @@ class Measurement:
         return Sample(cell, repeat, answered, failures, client_share, window)
 
     def _counted_s(self, cell: Cell, repeat: int) -> float:
-        """Return the seconds of a run by --cell_s; 0 for the warm-up and for open loops, which end by themselves."""
+        """Return the seconds of a run that count, as --cell_s sets them; 0 if the run ends after its last request.
+
+        The warm-up and open loops end so, and all other runs without --cell_s.
+        """
         return self.config.workload.cell_s if repeat != WARM_UP and cell.request_rate is None else 0.0
 
     async def _send(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> tuple[list[RequestRecord], float]:
-        """Send the requests of a run; return their records and the client's share of a core."""
+        """Send the requests of a run; return their records, and CPU time over wall time of the process that sends."""
         contender, workload = cell.contender, self.config.workload
         if cell.concurrency > 1 and self.config.uses_locust:
             requests = [request_of(prompt, workload, contender) for prompt in prompts if isinstance(prompt, str)]
@@ -116,7 +131,10 @@ class Measurement:
         return await timed(self._ask(cell, repeat, asking(client, prompts), len(prompts)))
 
     async def _ask(self, cell: Cell, repeat: int, ask: Ask, count: int) -> list[RequestRecord]:
-        """Send `count` prompts from this process, a few at once or at random times, as the conditions in `cell` say."""
+        """Send `count` prompts from this process, and return the records of all requests.
+
+        The conditions in `cell` say whether some requests are always in flight or requests come at random times.
+        """
         if counted_s := self._counted_s(cell, repeat):
             return await for_seconds(ask, count, cell.concurrency, counted_s)
         if cell.request_rate is None:

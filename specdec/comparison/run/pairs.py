@@ -17,7 +17,7 @@ from specdec.comparison.plan.record import RequestRecord
 Output: TypeAlias = Sequence[int] | str
 """Token ids, or a text."""
 Parting: TypeAlias = tuple[int, int | str | None, int | str | None]
-"""First difference of two answers: (position, expected token id or character, actual one), None after the end."""
+"""First difference of two answers: (position, expected token id or character, actual one), None where one has ended."""
 OURS = "started here"
 """Name for the model of every server that the comparison has started, in place of its model_id."""
 
@@ -37,7 +37,10 @@ class Pair(NamedTuple):
 
     @property
     def parting(self) -> Parting | None:
-        """First position at which the two answers differ, in tokens if both have them, else in text; None if equal."""
+        """First position at which the two answers differ, in tokens if both have them, else in text; None if equal.
+
+        It comes with the values of both at this position; see `Parting`.
+        """
         if self.has_tokens:
             return first_difference(self.expected.token_ids, self.record.token_ids)
         return first_difference(self.expected.text, self.record.text)
@@ -58,7 +61,10 @@ def pairs(samples: Sequence[Sample], *, equal_weights: bool = False) -> Iterator
 
 
 def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
-    """Return (model, sample, record) of each answer whose model several contenders share, or a started server has."""
+    """Return (model, sample, record) of the answers that can be compared.
+
+    These are the answers of servers that the comparison has started, and of models that several ways to serve have.
+    """
     answers = [(sample, record) for sample in samples for record in sample.records]
     started = {record.model_id for sample, record in answers if sample.cell.contender.endpoint is None}
 
@@ -75,6 +81,9 @@ def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[s
 
 
 def first_difference(expected: Output, actual: Output) -> Parting | None:
-    """Return the first differing position and both values there, None after an answer's end; None if they are equal."""
+    """Return the first position at which two answers differ, and both values there; return None if they are equal.
+
+    The value of an answer that has ended before the position is None.
+    """
     both: Iterable[tuple[int, tuple[Any, Any]]] = enumerate(itertools.zip_longest(expected, actual))
     return next(((position, *pair) for position, pair in both if pair[0] != pair[1]), None)

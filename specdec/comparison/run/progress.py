@@ -29,7 +29,7 @@ class Progress(progress.Progress):
         self._line(text)
 
     def note(self, text: str) -> None:
-        """Show a line that stays."""
+        """Print a line that stays visible, unlike the progress bar."""
         if self.console.is_terminal:
             self.console.print(text, highlight=False, markup=False)
         self._line(text)

@@ -59,21 +59,21 @@ class DelayProxy:
         return f"127.0.0.1:{self.port}"
 
     def accept(self) -> asyncio.Protocol:
-        """Create both ends of a proxied connection; return the client's end, which then connects the server's end."""
+        """Return a new connection's end towards the client; it connects the end towards the server when it opens."""
         to_server, to_client = self._lanes
         near, far = _NearEnd(self, to_server), _End(self, to_client)
         near.peer, far.peer = far, near
         return near
 
     async def connect(self, end: _End) -> None:
-        """Connect an accepted connection to the server."""
+        """Connect the end of a proxied connection that is towards the server; reset the client if no server listens."""
         try:
             await asyncio.get_running_loop().create_connection(lambda: end, "127.0.0.1", self._upstream)
         except OSError:  # no server listens: the client sees the same as without a proxy
             end.peer.abort()
 
     def cut(self) -> None:
-        """Reset every connection, and every later one as soon as it opens."""
+        """Reset every connection, and every later one as soon as it opens, until `restore` is called."""
         self.is_cut = True
         for end in tuple(self.ends):
             end.abort()
@@ -83,7 +83,7 @@ class DelayProxy:
         self.is_silent = True
 
     def restore(self) -> None:
-        """End `cut` and `blackhole`."""
+        """End the effects of `cut` and `blackhole`, and deliver pending bytes that are due."""
         self.is_cut = self.is_silent = False
         for end in tuple(self.ends):
             end.flush()
@@ -111,7 +111,7 @@ class _Lane:
 class _End(asyncio.Protocol):
     """One end of a proxied connection.
 
-    Bytes that it receives leave by the other end, at the time that the lane computes.
+    Bytes that it receives leave by the other end (`peer`), at the time that the emulated link (`lane`) computes.
     """
 
     peer: _End
@@ -169,7 +169,7 @@ class _End(asyncio.Protocol):
         self.flush()
 
     def flush(self) -> None:
-        """Deliver the bytes that are due, and schedule the next delivery."""
+        """Deliver the bytes that are due to the other end, and schedule the next delivery."""
         way = self.peer._transport
         if self._proxy.is_silent or way is None:
             return
@@ -192,7 +192,7 @@ class _End(asyncio.Protocol):
 
 
 class _NearEnd(_End):
-    """Accepted end of a connection, towards the client; it then connects the end towards the server."""
+    """End of a proxied connection towards the client. When it has opened, it connects the end towards the server."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -201,7 +201,7 @@ class _NearEnd(_End):
 
 @asynccontextmanager
 async def delay_proxy(port: int, conditions: LinkConditions = LinkConditions()) -> AsyncGenerator[DelayProxy, None]:
-    """Yield a proxy on a free port in front of a port of this host, until the block is left."""
+    """Yield a proxy, on a free port, to the port `port` of this host, until the block is left."""
     listening = listener("127.0.0.1", 0)
     proxy = DelayProxy(listening.getsockname()[1], port, conditions)
     server = await asyncio.get_running_loop().create_server(proxy.accept, sock=listening)

@@ -15,9 +15,12 @@ from specdec.comparison.run.pairs import Pair, first_difference, pairs
 async def with_margins(
     config: ComparisonConfig, clients: Clients, samples: Sequence[Sample], before: Sequence[Sample] = ()
 ) -> list[Sample]:
-    """Return the samples; a record that differs from its reference gets the margin at that point, if known.
+    """Return the samples; each record that differs from its reference gets the margin at the first difference.
+
+    The margin is the difference in log-probability of the two tokens there; None if no server reports it.
 
     Args:
+        clients: clients of the servers to ask for log-probabilities.
         before: earlier samples, with the reference answers.
     """
     asking = _Asking(config, clients)
@@ -33,7 +36,7 @@ async def with_margins(
 
 
 class _Asking:
-    """Sender of requests for log-probabilities, at most one per server and prompt."""
+    """Sender of requests for log-probabilities, which asks each server at most once about each prompt."""
 
     def __init__(self, config: ComparisonConfig, clients: Clients) -> None:
         self._prompts = {each.kind: each.prompts for each in config.workload.prompt_sets}
@@ -41,7 +44,10 @@ class _Asking:
         self._answers: dict[tuple[Contender, str], tuple[str, list[Step]]] = {}
 
     async def margin(self, pair: Pair) -> float | None:
-        """Return the margin at which two answers part; None for conversations, or if neither server reports it."""
+        """Return the difference in log-probability of the two tokens at which a pair of answers part.
+
+        None for conversations, or if neither of the two servers reports it.
+        """
         prompts = self._prompts[pair.sample.cell.kind]
         both = [it.cell.contender for it in (pair.reference, pair.sample) if it.cell.contender in self._clients]
         for contender in both if all(isinstance(it, str) for it in prompts) else ():
@@ -54,11 +60,11 @@ class _Asking:
 
 
 def margin_of(text: str, steps: Sequence[Step], expected: str, actual: str) -> float | None:
-    """Return the difference in log-probability of the tokens at which two answers part; None: unknown.
+    """Return the difference in log-probability of the two tokens at which two answers part; None: unknown.
 
     Args:
-        text, steps: a server's new answer to the same prompt. The margin is known only if this answer goes on, where
-            the two part, as exactly one of them does.
+        text, steps: text and tokens of a server's third answer to the same prompt. The difference is known only if this
+            answer agrees with exactly one of the two where they part.
         expected, actual: texts of the two answers.
     """
     parting = first_difference(expected, actual)

@@ -23,7 +23,7 @@ from specdec.inference.serving.models import VLLM
 from specdec.inference.serving.processes import ServerProcess, Start, finished_process, free_port, server_process
 
 SERVER_GRACE_S = 1.0
-"""Seconds for running requests when a server is stopped; no client waits for them by then."""
+"""Seconds that a server gives running requests when it is stopped; no client waits for them by then."""
 
 GRACE_S = 2.0
 """Seconds to wait, after a failed request, for its server to end; that end is then reported as the cause."""
@@ -33,7 +33,7 @@ ATTACHED = "attached as"
 
 
 class Deployment:
-    """Servers of a comparison, and the links to them."""
+    """Server processes of a comparison, and the emulated network links to them."""
 
     def __init__(self, config: ComparisonConfig) -> None:
         self._config = config
@@ -42,11 +42,11 @@ class Deployment:
         self._draft_links: dict[ServerPlan, DelayProxy] = {}  # by target
 
     def address(self, contender: Contender) -> str:
-        """Return the address at which clients reach a contender: the port of the emulated link before its server."""
+        """Return HOST:PORT at which clients reach a contender (a way to serve): that of the link to its server."""
         return self._client_links[self._config.server_of(contender)].address
 
     def set_rtt(self, rtt_ms: float) -> None:
-        """Set the round trip time between edge and target; links within a site stay without delay."""
+        """Set the round trip time between edge and target, in milliseconds; links within a site have no delay."""
         network = self._config.network
         far, near = _conditions(network, rtt_ms), LinkConditions()
         for link in self._draft_links.values():
@@ -55,7 +55,7 @@ class Deployment:
             link.conditions = far if network.is_crossed(at_edge=server.role == "draft") else near
 
     async def link(self, stack: AsyncExitStack) -> None:
-        """Open the links to all servers that accept calls; `stack` closes them."""
+        """Open the emulated links to all servers that accept calls; `stack` closes them when it ends."""
         for server, port in self._ports.items():
             if not _attaches(server):
                 self._client_links[server] = await stack.enter_async_context(delay_proxy(port))
@@ -66,7 +66,7 @@ class Deployment:
         """Run a server until this task is cancelled; set `is_ready` once it is ready.
 
         Raises:
-            UnavailableError: the server ended, or its start stood still.
+            UnavailableError: the server ended, or its start made no progress for too long.
         """
         process = server_process(
             self._name(server),
@@ -107,7 +107,7 @@ class Deployment:
         return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
 
     def _is_vllm(self, server: ServerPlan) -> bool:
-        """Return whether vLLM is the server's engine; its role is then the target's, with or without a draft."""
+        """Return whether vLLM is the server's engine; its role in main.py is then "target", even with a draft."""
         return server.role in ("target", "fused_target") and self._config.backend.engine == VLLM
 
     def _role_flags(self, server: ServerPlan) -> list[str]:
@@ -168,14 +168,14 @@ def _failure(server: ServerProcess) -> UnavailableError:
 
 @asynccontextmanager
 async def deployment(config: ComparisonConfig, note: Callable[[str], None]) -> AsyncGenerator[Deployment, None]:
-    """Yield all servers and links, until the block is left. Servers start and end at the same time.
+    """Yield all servers and links of a comparison, until the block is left. Servers start and end at the same time.
 
     Args:
         note: function that gets a line about each server that is ready.
 
     Raises:
-        UnavailableError: a server ended, or its start stood still; the message names it. The block has been
-            cancelled.
+        UnavailableError: a server ended, or its start made no progress for too long; the message names it. The code in
+            the block has been cancelled by then.
     """
     start = Start(config.backend.start_timeout_s, note)
     async with AsyncExitStack() as stack:
@@ -199,7 +199,7 @@ async def deployment(config: ComparisonConfig, note: Callable[[str], None]) -> A
 
 
 async def compile_models(config: ComparisonConfig) -> None:
-    """Compile the models that the servers of a comparison load."""
+    """Compile the models that the servers of a comparison load, without measuring."""
     for part in config.parts:
         async with AsyncExitStack() as stack:
             running = Deployment(part)

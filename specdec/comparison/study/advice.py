@@ -17,7 +17,7 @@ _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POO
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Measurement of one contender under one set of conditions.
+    """Measurement of one contender, which is a way to serve, under one set of conditions.
 
     Attributes:
         place: the conditions.
@@ -38,7 +38,7 @@ class Trial:
 
     @property
     def pays(self) -> bool:
-        """Return whether the contender beats the target alone in every run, and by `MARGIN` in the median."""
+        """Return whether the contender beats the target alone in every run, in the median by the factor `MARGIN`."""
         return self.speedup.median >= MARGIN and self.speedup.low > 1.0
 
     def __str__(self) -> str:
@@ -48,22 +48,35 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices per hour in any currency: of the target's machine, and of a draft's own machine, if it has one."""
+    """Prices per hour in any currency.
+
+    Attributes:
+        target: price of the target's machine.
+        draft: price of the machine that a draft worker has for itself; it is added for topologies with two machines.
+    """
 
     target: float
     draft: float = 0.0
 
     def per_million_tokens(self, contender: Contender | None, tokens_per_s: float) -> float:
-        """Return the price of a million output tokens; contender None is the target alone."""
+        """Return the price of a million output tokens.
+
+        Args:
+            contender: way to serve; None is the target alone.
+            tokens_per_s: its tokens/s of all clients together.
+        """
         is_split = contender is not None and contender.topology.is_split
         return (self.target + self.draft * is_split) / (tokens_per_s * 3600) * 1e6
 
 
 class Evidence:
-    """Trials of a study, with questions to them: by conditions, by contender, or along one changing condition.
+    """All trials of a study, and what follows from them.
+
+    A trial is the measurement of one contender (a way to serve) under one set of conditions.
 
     Args:
-        skipped: groups of trials for which the time was too short.
+        space: contenders and conditions of the study; the first value of each condition is the usual one.
+        skipped: groups of contenders that were not measured, since the time was too short.
     """
 
     def __init__(self, space: Space, trials: Sequence[Trial], skipped: Sequence[Group] = ()) -> None:
@@ -72,30 +85,41 @@ class Evidence:
         self.skipped = tuple(skipped)
 
     def at(self, place: Conditions) -> list[Trial]:
-        """Return the trials under the conditions `place`, best first."""
+        """Return the measurements under the conditions `place`, that with the largest median speed-up first."""
         return sorted((it for it in self.trials if it.place == place), key=lambda it: -it.speedup.median)
 
     def best(self, place: Conditions) -> Trial | None:
-        """Return the trial of the contender to serve with under the conditions `place`; None: the target alone."""
+        """Return the measurement of the way to serve that is advised under the conditions `place`.
+
+        None: the target alone is advised.
+        """
         paying = [trial for trial in self.at(place) if trial.pays]
         near = [trial for trial in paying if trial.speedup.median >= TIE * paying[0].speedup.median]
         return min(near, key=_simplicity, default=None)
 
     @property
     def leader(self) -> Trial | None:
-        """Advised trial under the usual conditions, else the fastest trial under them; None if nothing was measured."""
+        """Measurement of the advised way to serve under the usual conditions, else of the fastest one under them.
+
+        None if nothing was measured under them.
+        """
         return self.best(self.space.usual) or next(iter(self.at(self.space.usual)), None)
 
     @property
     def leaders(self) -> list[Trial]:
-        """Best trial of each topology and schedule under the usual conditions, best first."""
+        """Best measurement of each topology and schedule under the usual conditions, in order of speed-up."""
         best: dict[str, Trial] = {}
         for trial in self.at(self.space.usual):
             best.setdefault(way(trial.contender), trial)
         return list(best.values())
 
     def over(self, factor: str, contender: Contender) -> dict[float, Trial]:
-        """Return a contender's trials by the values of one condition, or of gamma, with all else as usual."""
+        """Return a contender's measurements by the values of one condition, in ascending order, with all else as usual.
+
+        Args:
+            factor: name of the condition, or "gamma" for the number of draft tokens.
+            contender: way to serve.
+        """
         usual = self.space.usual
         found = {}
         for trial in self.trials:
@@ -116,9 +140,11 @@ def _simplicity(trial: Trial) -> tuple[int, float]:
 
 
 def crossovers(trials: Mapping[float, Trial]) -> list[float]:
-    """Return the values of a condition at which the speed-up crosses 1.
+    """Return the values of a condition at which the speed-up crosses 1; empty if it does not.
 
-    `trials` has the values as keys, ascending and above 0; a crossing between two is interpolated by logarithm.
+    Args:
+        trials: measurements by the values of the condition, ascending and above 0. A crossing between two of them is
+            interpolated on a logarithmic scale.
     """
     found = []
     for (left, before), (right, after) in itertools.pairwise(trials.items()):
@@ -129,7 +155,7 @@ def crossovers(trials: Mapping[float, Trial]) -> list[float]:
 
 
 def sentences(evidence: Evidence, prices: Prices | None) -> list[str]:
-    """Return the advice, most important sentences first; it has costs only if there are prices."""
+    """Return the advice in sentences, the most important ones first; costs are named only if there are prices."""
     leader = evidence.leader
     if leader is None:
         return ["Nothing was measured: the time is too short for the first group. Give it more, or ask for less."]
@@ -186,7 +212,10 @@ def _by_length(evidence: Evidence, leader: Trial) -> Iterator[str]:
 
 
 def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
-    """Yield a sentence on each leader that was measured at several loads: a busy target gains least from drafts."""
+    """Yield a sentence on each way to serve that was measured at several loads: how its speed-up depends on the load.
+
+    These are the best ways of each topology and schedule under the usual conditions.
+    """
     for trial in evidence.leaders:
         trials = evidence.over("concurrency", trial.contender)
         if len(trials) < 2:
@@ -199,7 +228,7 @@ def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
 
 
 def _elsewhere(evidence: Evidence, leader: Trial) -> Iterator[str]:
-    """Yield advice for the conditions under which another contender than the leader is best."""
+    """Yield a sentence for each change of one usual condition with which another way to serve is the best."""
     advised = evidence.best(evidence.space.usual)
     for place in evidence.space.changed(1):
         best = evidence.best(place)

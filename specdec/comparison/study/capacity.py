@@ -1,7 +1,8 @@
 """Capacity of one target: the most streams that it serves at a promised rate, alone and with each way to draft.
 
-A stream sends its next request as soon as the last one is answered. A number of streams holds if nine in ten answers
-keep the limits of --slo (DistServe, arXiv 2401.09670, counts goodput so), and 99 in 100 the one for the first token.
+A stream sends its next request as soon as the last one is answered. A number of streams holds (is not too many) if nine
+in ten answers keep the limits of --slo (DistServe, arXiv 2401.09670, counts goodput so), and 99 in 100 the limit for
+the first token.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from specdec.comparison.study.search import Budget
 from specdec.inference.observe.host_load import HostLoad, LoadMeter
 
 FIRST = 8
-"""Streams of the first contender's first probe (the measurement of one number of streams)."""
+"""Streams (requests always in flight) in the first measurement of the way to serve for which the search begins."""
 RESOLUTION = 16
-"""Inverse precision of the search, which ends when the number of streams is known to 1/16."""
+"""Inverse precision of the search for the most streams, which ends when their number is known to 1/16."""
 PATIENCE = 1.5
-"""Time after which a probe ends without its late answers, as a multiple of the time that --slo promises for all."""
+"""Time after which a measurement ends without its late answers, as a multiple of the time that --slo allows for all."""
 TRIES = 2
-"""Probes that must fail before a number of streams counts as too many, since other work may disturb one."""
+"""Number of failed measurements after which a number of streams counts as too many: other work may disturb one."""
 
 
 def search(limit: int, first: int) -> Generator[int, bool, int]:
-    """Yield numbers of streams to measure; return the most that held, 0 if none did.
+    """Yield numbers of streams (requests always in flight) to measure; return the largest within the limits, or 0.
 
-    The caller sends whether the number held. Steps double until one number has held and another has not; then the
-    search goes on by bisection.
+    After each number the caller sends whether the limits of --slo were kept with so many streams. Steps double until
+    one number is known with which they are kept, and one with which they are not; then the search goes on by bisection.
 
     Args:
         limit: most streams to try.
@@ -62,17 +63,18 @@ def search(limit: int, first: int) -> Generator[int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measurement of one number of streams; times are in seconds, 0 without answers.
+    """Measurement with one number of streams (requests always in flight); times are in seconds, 0 without answers.
 
     Attributes:
-        itl_s: time between tokens that nine in ten answers keep; its inverse is the rate of a slow stream.
-        ttft_s: time to the first token that 99 in 100 answers keep.
-        pass_s: median pass of the target.
+        streams: the number of streams.
+        itl_s: time between tokens that nine in ten answers do not exceed; its inverse is the rate of a slow stream.
+        ttft_s: time to the first token that 99 in 100 answers do not exceed.
+        pass_s: median time of a target pass.
         draft_share: mean time of drafting over the time of the pass; above 0 where both share a device.
-        num_drafted: mean draft tokens of a session in a pass.
-        tokens_per_pass: mean tokens of a session from a pass.
+        num_drafted: mean number of draft tokens that a pass verifies for one request.
+        tokens_per_pass: mean number of tokens that a pass makes final for one request.
         client_share: CPU time over wall time of the process that sent the requests.
-        holds: whether --slo was kept.
+        holds: whether the limits of --slo were kept.
     """
 
     streams: int
@@ -88,11 +90,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Most streams of a contender at a round trip time.
+    """Most streams that a contender (a way to serve) serves within the limits of --slo, at one round trip time.
 
     Attributes:
-        probes: all probes in the order of the search.
-        is_limit: whether more streams may hold: the time was over, or the most allowed ones held.
+        streams: the number of streams; 0 if the limits were not kept even with one.
+        probes: all measurements, in the order of the search.
+        is_limit: whether more streams may be possible: the time was over, or the largest allowed number was reached.
     """
 
     contender: Contender
@@ -103,17 +106,19 @@ class Capacity:
 
     @property
     def best(self) -> Probe | None:
-        """Last probe of the highest number of streams that held the limits; None if not even one stream did."""
+        """Last measurement of `streams` streams in which the limits were kept; None if they never were."""
         return next((it for it in reversed(self.probes) if it.holds and it.streams == self.streams), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """Results of a search for capacities.
+    """Results of a search for the most streams that each way to serve can serve within the limits of --slo.
 
     Attributes:
-        found: capacities, the target alone first; contenders that were not reached in time are left out.
+        found: results, the target alone first; ways to serve that were not reached in time are left out.
         differences: sentences on answers that differ from the target's; there should be none.
+        load: load of this host during the search.
+        duration_s: seconds of the whole search.
     """
 
     config: ComparisonConfig
@@ -124,10 +129,10 @@ class Capacities:
 
 
 async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capacities:
-    """Start the servers, search the most streams of every contender, and stop the servers.
+    """Start the servers, search for the most streams that each way to serve can serve, and stop the servers.
 
     Raises:
-        SpecDecError: a server or all requests of a probe failed.
+        SpecDecError: a server failed, or all requests of a measurement.
     """
     started, meter = time.monotonic(), LoadMeter(config.usable_cores, is_whole=True)
     searcher = Searcher(config, Progress(console, None))
@@ -145,12 +150,14 @@ async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capaci
 
 
 class Searcher:
-    """Search, within a budget of time, for the number of streams with which each contender keeps the limits.
-
-    `found` holds these capacities, `samples` the measurements.
+    """Search, within a budget of time, for the most streams that each way to serve can serve within limits.
 
     Args:
         progress: display of the measurement that runs.
+
+    Attributes:
+        found: results so far.
+        samples: all measurements so far.
     """
 
     def __init__(self, config: ComparisonConfig, progress: Progress) -> None:
@@ -162,7 +169,10 @@ class Searcher:
         (self._prompts,) = config.workload.prompt_sets
 
     async def take(self, measurement: Measurement, contender: Contender) -> None:
-        """Search for a contender's capacity at each round trip; only at the longest one if its draft is not remote."""
+        """Search for the most streams of a contender (a way to serve) at each round trip time, and add them to `found`.
+
+        If its draft and target are on one machine, the longest round trip time is enough.
+        """
         rtts_ms = self._config.network.rtts_ms
         first = self.found[-1].streams if self.found else FIRST
         is_new = True
@@ -206,13 +216,16 @@ class Searcher:
         return self._limit_s(streams) <= self._budget.left_s
 
     def _limit_s(self, streams: int) -> float:
-        """Return the longest time of a probe, in seconds; a stream that gets several prompts gets the time for all."""
+        """Return the longest time of a measurement, in seconds; a stream that gets several prompts has time for all."""
         answers = math.ceil(len(self._prompts.prompts) / streams)
         return PATIENCE * answers * self._config.itl_s * self._config.workload.max_new_tokens + 1.0
 
 
 def probe_of(config: ComparisonConfig, sample: Sample, wanted: int) -> Probe:
-    """Return the figures of a sample; the limits are kept only if it has `wanted` answers and no failure."""
+    """Return the figures of a sample.
+
+    The limits of --slo count as kept only if the sample has `wanted` answers and no failure.
+    """
     values = values_of([record.stats for record in sample.records])
     slow = {name: describe(each).get("p99" if name == "ttft_s" else "p90", 0.0) for name, each in values.items()}
     rounds = [item for record in sample.records for item in record.rounds[1:]]

@@ -70,7 +70,11 @@ def text_of(found: Capacities) -> str:
 
 
 def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
-    """Return the table's row for one capacity; `alone` is the number of streams of the target alone."""
+    """Return a row of the table: the most streams of one way to serve, and the figures measured with them.
+
+    Args:
+        alone: most streams of the target alone; 0 if it serves none.
+    """
     streams = f"at least {it.streams}" if it.is_limit else str(it.streams)
     trip = f"{it.rtt_ms:g}" if it.contender.topology.is_split else f"up to {it.rtt_ms:g}"
     place = [way(it.contender), trip, streams, f"{it.streams / alone:.1f}" if alone else "-"]
@@ -87,10 +91,10 @@ def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
 
 
 def predicted(found: Capacities) -> float | None:
-    """Return the predicted gain over the fused service, 1 + gamma t_d / t_v; None without a fused service.
+    """Return the predicted gain of a draft on another device over a draft on the target's device, 1 + gamma t_d / t_v.
 
-    arXiv 2606.25091 predicts this gain of moving the draft off the target's device: gamma draft steps of t_d each over
-    a verification of t_v.
+    arXiv 2606.25091 predicts this gain: gamma draft steps of t_d each over a verification of t_v. None if serving with
+    both models in one server (fused) was not measured.
     """
     best = next((it.best for it in found.found if it.contender.topology is Topology.FUSED), None)
     return None if best is None else 1 + best.draft_share
@@ -115,7 +119,7 @@ def _with_picture(found: Capacities, picture: Path) -> str:
 
 
 def draw(found: Capacities, file: Path) -> None:
-    """Draw the rate of a slow stream over the number of streams: a panel per round trip, a line per contender."""
+    """Draw the rate of a slow stream over the number of streams: a panel per round trip, a line per way to serve."""
     import matplotlib as mpl  # takes a second to import
     from matplotlib.axes import Axes
 

@@ -22,7 +22,7 @@ from specdec.inference.serving.models import NGRAM
 from specdec.inference.settings import group, setting
 
 AS_JSON = " as JSON"
-"""Suffix of a prompt kind with answers in the JSON schema."""
+"""Suffix of the name of a prompt kind whose answers must fit the JSON schema of --json_schema."""
 _LOADS = "1,4,16" if importlib.util.find_spec("locust") else "1"  # more than one needs Locust
 _DEFAULTS = {
     "gamma": "8,4,2,16",
@@ -79,7 +79,11 @@ class StudySettings:
     temperatures: tuple[float, ...] = setting((0, 1), "--temperature LIST", kind=list_of(float))
 
     def config(self, asked: str) -> StudyConfig:
-        """Return the study; see `ComparisonSettings.config`."""
+        """Return the configuration of the study that these flags describe; raise ConfigError if there is none.
+
+        Args:
+            asked: all flags in the format of a --config file.
+        """
         length, temperature = next(iter(self.max_new_tokens), 0), next(iter(self.temperatures), -1.0)
         usual = replace(self.comparison.workload, max_new_tokens=length, temperature=temperature)
         drafts = self.comparison.draft_models or (*self.comparison.drafts(), NGRAM)
@@ -109,7 +113,7 @@ class StudySettings:
 
 
 def parse_study(arguments: Sequence[str]) -> StudyConfig:
-    """Return the study that the arguments describe.
+    """Return the configuration of the study that the arguments describe.
 
     Raises:
         ConfigError: a value is out of range, or a file cannot be read.

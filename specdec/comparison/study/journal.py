@@ -19,10 +19,11 @@ _FREE = ("gamma", "draft_models", "budget", "anyway", "price_per_hour", "output"
 
 
 class Journal:
-    """Finished trials of a study and differences between answers.
+    """Measurements that a study has finished, and the differences between answers that they showed.
 
     Args:
-        file: a line for the settings, then one for each trial; trials of other settings are removed.
+        file: file with a line for the settings, then one for each measurement. Measurements made with other settings
+            are removed.
         asked: all flags in the format of a --config file.
     """
 
@@ -38,7 +39,7 @@ class Journal:
         self.differences = [difference for each in done for difference in each["differences"]]
 
     def add(self, trial: Trial, differences: Sequence[str]) -> None:
-        """Append a finished trial, and the differences between answers that it showed, to the file."""
+        """Append a finished measurement, and the differences between answers that it showed, to the file."""
         values = {**asdict(trial), "contender": trial.contender.as_json()}
         line = json.dumps({"trial": values, "differences": list(differences)})
         with self._file.open("a", encoding="utf-8") as file:

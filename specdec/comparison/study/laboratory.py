@@ -31,11 +31,11 @@ from specdec.comparison.study.space import Conditions, Group
 from specdec.inference.observe.host_load import LoadMeter, busy_at_start
 
 Samples: TypeAlias = dict[Conditions, list[Sample]]
-"""Samples of one contender, by the conditions under which they were measured."""
+"""Samples of one way to serve, by the conditions under which they were measured."""
 
 
 async def conduct_study(config: StudyConfig, console: Console) -> Study:
-    """Run a study: a search over servers that all run, or a sweep with one server at a time; return its results.
+    """Run a study, and return its results: a search over servers that all run, or a sweep with one server at a time.
 
     Raises:
         SpecDecError: a server or a request failed.
@@ -57,7 +57,10 @@ async def conduct_study(config: StudyConfig, console: Console) -> Study:
 
 
 async def _searched(laboratory: Laboratory) -> list[Group]:
-    """Run the search; return the groups of settings that the budget of time did not reach."""
+    """Start all servers, run the search, and stop them; return the groups for which the time was too short.
+
+    A group is a set of ways to serve, to be measured under the same conditions.
+    """
     config, progress = laboratory.config, laboratory.progress
     progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
     async with deployment(config.comparison, progress.note) as servers:
@@ -72,7 +75,7 @@ async def _searched(laboratory: Laboratory) -> list[Group]:
 
 
 class Laboratory:
-    """Laboratory of a study: its configuration, its budget of time, and the results of all groups so far.
+    """State of a study: its configuration, its budget of time, and the results of all measurements so far.
 
     Args:
         progress: display of the measurement that runs.
@@ -87,7 +90,7 @@ class Laboratory:
         self.summaries: list[CellSummary] = []
 
     def take(self, group: Group, samples: Sequence[Sample]) -> Speeds:
-        """Add the samples of a group of contenders that were measured together, and return their speed-ups.
+        """Add the samples of a group of ways to serve that were measured together; return their speed-ups.
 
         The samples include those of the target alone, with which the others are compared.
         """
@@ -103,7 +106,7 @@ class Laboratory:
 
 
 def comparison_of(config: StudyConfig, group: Group) -> ComparisonConfig:
-    """Return the configuration of the comparison that measures a group of trials."""
+    """Return the configuration of the comparison that measures a group of ways to serve under the same conditions."""
     place, comparison, kind = group.place, config.comparison, group.place.kind.removesuffix(AS_JSON)
     workload = replace(
         comparison.workload,
@@ -126,7 +129,10 @@ def _trial(group: Group, summary: CellSummary, alone: CellSummary) -> Trial:
 
 
 async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
-    """Measure all contenders, except for trials in the journal; return the groups left out for lack of time."""
+    """Measure all ways to serve, one after another, except for what the journal has; return what the time left out.
+
+    Each group in the result is one way to serve and one set of conditions.
+    """
     space, budget, skipped = laboratory.config.space, laboratory.budget, []
     places, alone = (space.usual, *space.changed(1)), Samples()
     laboratory.trials += journal.trials.values()
@@ -151,7 +157,12 @@ async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
 def _taking(
     laboratory: Laboratory, journal: Journal, contender: Contender, alone: Samples
 ) -> Callable[[Conditions, list[Sample]], None]:
-    """Return a function that makes a trial of a contender's samples and `alone`'s, and writes it into the journal."""
+    """Return a function that adds a contender's samples to the results and the journal of a study.
+
+    Args:
+        contender: way to serve.
+        alone: samples of the target alone by conditions, with which the contender's are compared.
+    """
 
     def take(place: Conditions, samples: list[Sample]) -> None:
         num_known = len(laboratory.differences)

@@ -38,7 +38,7 @@ MOST_COLUMNS = 3
 
 
 def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn]:
-    """Write the picture; return it in a list, which is empty if no condition has more than one value."""
+    """Write the picture into `file`; return it in a list, which is empty if no condition has more than one value."""
     names = [name for name in _NUMBERS if any(len(evidence.over(name, it.contender)) > 1 for it in evidence.leaders)]
     if names:
         with mpl.rc_context(STYLE):
@@ -48,7 +48,10 @@ def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn
 
 
 def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
-    """Draw a panel per condition, a line per topology, and a dotted line at the load where its speed-up crosses 1."""
+    """Draw a panel per condition, and in it a line per topology with its schedule, at its best settings.
+
+    A dotted line marks a load at which the speed-up of a topology crosses 1.
+    """
     rows = [names[start : start + MOST_COLUMNS] for start in range(0, len(names), MOST_COLUMNS)]
     places = range(min(len(names), MOST_COLUMNS))
     size = 3.6, 2.9 + 0.2 * len(evidence.leaders) / len(rows)

@@ -20,8 +20,10 @@ class Study:
     """Results of a study.
 
     Attributes:
+        evidence: all measurements, and what follows from them.
         differences: sentences on answers that differ from the target's; there should be none.
         prices: prices of machines; None for advice without costs.
+        duration_s: seconds of the whole study.
         load: load of this host during the study.
         spread: tokens/s of the fastest of equal runs over those of the slowest; see `spread_of`.
         anyway: whether to advise even if the machine was busy.
@@ -38,23 +40,23 @@ class Study:
 
     @property
     def advised(self) -> Contender | None:
-        """Contender to serve with under the usual conditions; None for the target alone."""
+        """Way to serve that is advised under the usual conditions; None for the target alone."""
         best = self.evidence.best(self.evidence.space.usual)
         return best.contender if best else None
 
     @property
     def warning(self) -> str:
-        """Reason why figures are unreliable; empty if the machine was quiet."""
+        """Reason why figures are unreliable; empty if the machine was quiet and equal runs took equally long."""
         return busy_warning(self.load, self.spread)
 
     @property
     def is_withheld(self) -> bool:
-        """Return whether the machine was too busy for advice."""
+        """Return whether advice is withheld, since the figures are unreliable (see `warning`) without --anyway."""
         return bool(self.warning) and not self.anyway
 
     @property
     def reservations(self) -> list[str]:
-        """Sentences on the study's weaknesses, to be read before its advice."""
+        """Sentences on what makes the study's figures doubtful, to be read before its advice; empty if nothing does."""
         label = emulation_of(self.config)
         withheld = [_WITHHELD] if self.is_withheld else []
         return [*([f"{label}."] if label else []), *filter(None, [self.warning]), *withheld]
@@ -69,7 +71,7 @@ _WITHHELD = "So there is no advice, and no service.toml; --anyway gives both."
 
 
 def write_study(study: Study, directory: Path) -> None:
-    """Write service.toml (with advice) and study.html (with matplotlib)."""
+    """Write service.toml and study.html. Without advice remove service.toml; without matplotlib write no page."""
     service = directory / "service.toml"
     if study.is_withheld:
         service.unlink(missing_ok=True)  # an earlier study's file would look like this one's

@@ -19,21 +19,22 @@ from specdec.comparison.plan.config import Contender
 from specdec.comparison.study.space import Conditions, Group, Space, way
 
 Speeds: TypeAlias = Mapping[Contender, float]
-"""Speed-ups over the target alone, by contender; empty if there was no time."""
+"""Speed-ups over the target alone, by way to serve; empty if there was no time to measure any."""
 Search: TypeAlias = Generator[Group, Speeds, None]
-"""Generator that yields groups to measure, and is sent the speed-ups of each."""
+"""Generator that yields groups of ways to serve, to measure under the same conditions, and is sent their speed-ups."""
 Measure: TypeAlias = Callable[[Group], Awaitable[Speeds]]
-"""Function that measures a group."""
+"""Asynchronous function that measures a group of ways to serve, and returns their speed-ups over the target alone."""
 
 CHOICES = ("draft", "gamma", "branches")
-"""Fields of a contender that may vary within a topology and schedule."""
+"""Fields of a contender (a way to serve) that may vary within a topology and schedule."""
 
 
 def search(space: Space) -> Search:
-    """Yield groups to measure: under the usual conditions, then with one or two changed.
+    """Yield groups of ways to serve to measure: under the usual conditions, then with one or two of them changed.
 
-    Under changed conditions it yields the best contender of each topology and schedule (with two changed, only
-    the best two of these), and then the winner with neighbouring gammas.
+    Under the usual conditions the search tries topologies, then drafts, gammas and numbers of branches. Under changed
+    conditions it yields the best way of each topology and schedule (with two changed, only the best two of these), and
+    then the winner with neighbouring gammas.
     """
     known: dict[Conditions, dict[Contender, float]] = defaultdict(dict)
 
@@ -43,7 +44,7 @@ def search(space: Space) -> Search:
             known[place].update((yield Group(place, new)))
 
     def leaders(place: Conditions) -> list[Contender]:
-        """Return the best contender of each topology and schedule under the conditions `place`, best first."""
+        """Return the best way to serve of each topology and schedule under the conditions `place`, best first."""
         by_way: dict[str, Contender] = {}
         for contender in sorted(known[place], key=lambda it: -known[place][it]):
             by_way.setdefault(way(contender), contender)
@@ -64,14 +65,14 @@ def search(space: Space) -> Search:
 
 
 def _varied(space: Space, best: Contender, choice: str) -> Iterator[Contender]:
-    """Yield the contenders that equal `best` in all but the field named by `choice`, and `best` itself."""
+    """Yield the ways to serve that equal `best` in all but the field named by `choice`, and `best` itself."""
     for contender in space.contenders:
         if replace(contender, **{choice: getattr(best, choice)}) == best:
             yield contender
 
 
 def _alike(space: Space, best: Contender) -> Iterator[Contender]:
-    """Yield the contenders with the draft, gamma and branches of `best`; None, on either side, equals any value."""
+    """Yield the ways to serve with the draft, gamma and branches of `best`; None, on either side, equals any value."""
     for contender in space.contenders:
         both = [(getattr(contender, choice), getattr(best, choice)) for choice in CHOICES]
         if all(mine == its or None in (mine, its) for mine, its in both):
@@ -79,7 +80,7 @@ def _alike(space: Space, best: Contender) -> Iterator[Contender]:
 
 
 def _neighbours(space: Space, best: Contender) -> Iterator[Contender]:
-    """Yield the best contender with its own, the next smaller and the next larger gamma."""
+    """Yield the way to serve `best` with the next smaller gamma, with its own, and with the next larger one."""
     varied = sorted(_varied(space, best, "gamma"), key=lambda it: it.gamma or 0)
     if best in varied:
         at = varied.index(best)
@@ -87,10 +88,10 @@ def _neighbours(space: Space, best: Contender) -> Iterator[Contender]:
 
 
 class Budget:
-    """Time limit of a study, with an estimate of a group's duration from the slowest group so far.
+    """Time limit of a study, with an estimate of how long a group of measurements takes from the slowest one so far.
 
     Args:
-        seconds: wall time from now on.
+        seconds: wall time of the study, from now on.
         clock: function that returns monotonic seconds.
     """
 
@@ -105,24 +106,27 @@ class Budget:
 
     @property
     def limit_s(self) -> float | None:
-        """Seconds after which a group is given up; None (no limit) for the first group, since advice needs it."""
+        """Seconds after which a running group of measurements is given up; None (no limit) for the first group.
+
+        Without the results of the first group there would be no advice.
+        """
         return self.left_s if self._pace_s else None
 
     def allows(self, group: Group) -> bool:
         return self._pace_s * _size(group) <= self.left_s
 
     def took(self, group: Group, seconds: float) -> None:
-        """Update the estimate with the duration of a group."""
+        """Update the estimate with the time that a group of measurements took."""
         self._pace_s = max(self._pace_s, seconds / _size(group))
 
 
 def _size(group: Group) -> int:
-    """Return a number proportional to the tokens that contenders and the target alone generate."""
+    """Return a number proportional to the tokens that a group's ways to serve and the target alone generate."""
     return (len(group.contenders) + 1) * group.place.max_new_tokens
 
 
 async def conduct(space: Space, measure: Measure, budget: Budget) -> list[Group]:
-    """Search within the budget; return the groups for which there was no time, or not enough."""
+    """Search within the budget; return the groups of ways to serve for which there was no time, or not enough."""
     steps, skipped = search(space), []
     group = next(steps, None)
     while group is not None:
@@ -137,7 +141,7 @@ async def conduct(space: Space, measure: Measure, budget: Budget) -> list[Group]
 
 
 async def _in_time(group: Group, measure: Measure, budget: Budget) -> Speeds | None:
-    """Return the speed-ups of a group; None if there is too little time for it, or it does not end in time."""
+    """Return the speed-ups of a group of ways to serve; None if the time is too short to start or to finish it."""
     if not budget.allows(group):
         return None
     before_s = budget.left_s

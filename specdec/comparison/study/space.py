@@ -20,7 +20,14 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions under which requests are served, set by clients and network."""
+    """Conditions under which requests are served, set by clients and network.
+
+    Attributes:
+        kind: kind of the prompts.
+        rtt_ms: round trip time between edge and target, in milliseconds.
+        concurrency: requests in flight.
+        max_new_tokens: output tokens of each request.
+    """
 
     kind: str
     rtt_ms: float
@@ -32,17 +39,17 @@ class Conditions:
         return ", ".join(_WORDS[factor].format(getattr(self, factor)) for factor in FACTORS)
 
     def factor(self, name: str) -> str:
-        """Return one condition as readable text."""
+        """Return the condition `name` as readable text, such as "4 in flight"."""
         return _WORDS[name].format(getattr(self, name))
 
 
 FACTORS = tuple(field.name for field in fields(Conditions))
-"""Names of the conditions."""
+"""Names of the conditions of a study, such as "rtt_ms"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Contenders that are measured together, and with the target alone, under the conditions `place`."""
+    """Contenders (ways to serve) that are measured together and with the target alone, under the conditions `place`."""
 
     place: Conditions
     contenders: tuple[Contender, ...]
@@ -53,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Contenders and conditions that may be combined. The first value of each is the usual one.
+    """Contenders (ways to serve) and conditions that a study may combine. The first value of each is the usual one.
 
     Attributes:
         contenders: at least one contender, without the target alone.
@@ -65,12 +72,12 @@ class Space:
 
     @property
     def usual(self) -> Conditions:
-        """Conditions at which the search begins."""
+        """Conditions at which the search begins: the first value of each."""
         return Conditions(**{factor: values[0] for factor, values in self.conditions.items()})
 
     @property
     def ways(self) -> tuple[Contender, ...]:
-        """First contender of each topology and schedule; see `way`."""
+        """First contender (way to serve) of each topology and schedule; see `way`."""
         return tuple({way(contender): contender for contender in reversed(self.contenders)}.values())[::-1]
 
     def changed(self, num_factors: int) -> Iterator[Conditions]:
@@ -81,7 +88,7 @@ class Space:
 
     @property
     def num_trials(self) -> int:
-        """Number of trials in the whole grid."""
+        """Number of combinations of a contender (a way to serve) with conditions."""
         places = itertools.product(*self.conditions.values())
         return len(self.contenders) * sum(1 for _ in places)
 
