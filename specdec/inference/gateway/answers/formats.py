@@ -131,8 +131,8 @@ class ChatFormat(ChunkFormat):
     """Format of /v1/chat/completions. A choice's first chunk has the role and the first token.
 
     Args:
-        reader: function of the prompt's text that returns the reader of the answer to it; the function returns None if
-            all text of the answer is content.
+        reader: function that takes the prompt's text and returns a reader, which splits the answer into reasoning,
+            content and tool calls; the function returns None if the answer can only be content.
     """
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
@@ -268,7 +268,7 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_pro
     """Return log-probabilities in the form of /v1/completions: parallel lists with an entry per position.
 
     Args:
-        offset: characters of text before the first position.
+        offset: number of characters in the text before the first position.
         begins_prompt: True if the first position is the prompt's first token, whose values become null: it follows no
             other token.
     """

@@ -71,7 +71,11 @@ class MessagesFormat(EventFormat):
             yield {"type": "message_start", "message": {**self._fields, **nothing}}
 
     def _grow(self, key: object, text: str, new: dict[str, Any]) -> Iterator[JsonEvent]:
-        """Add text to the last block if it has this key, else to a new one; yield the events for the client."""
+        """Add text to the last block of content, or to a new one; yield the events for the client.
+
+        It is the last block if that has the same `key`: the name of a field of a chat's delta, or the number of a tool
+        call. Otherwise `new` is the new block, still empty.
+        """
         if self._last != key:
             yield from self._stop()
             self._last = key

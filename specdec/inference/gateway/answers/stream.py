@@ -47,7 +47,8 @@ async def whole_answer(events: AsyncGenerator[ChoiceEvent, None], answer: Answer
     """Read all events of a request that does not stream; return the answer with its JSON document.
 
     Args:
-        kept: count of this process, to which the log-probabilities of this answer are added until it is made.
+        kept: count of all unfinished answers' log-probabilities in this process; this answer's are added to it, and
+            are subtracted when this function returns or raises.
 
     Raises:
         ApiError: the answer has more than `MAX_SCORES` log-probabilities.

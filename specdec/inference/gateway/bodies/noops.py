@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from specdec.inference.errors import cut
 
 NoOps: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""Values with which a field is accepted, by the field's name; a field without any is always refused."""
+"""Table from a field's name to the values with which it is accepted; if there are none, only null is accepted."""
 UNSUPPORTED = "unsupported"
 """Type of the Pydantic error for a field that is refused."""
 MAX_SHOWN_CHARACTERS = 40

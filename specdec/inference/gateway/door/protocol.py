@@ -158,9 +158,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Close the connection after `seconds`; None: never. This replaces the limit before.
+        """Close the connection after `seconds` (None: never), unless another call sets a new limit before.
 
-        The time does not run during an answer; `on_response_complete` then starts it.
+        The time does not run while a request is answered; `on_response_complete` starts it afterwards.
         """
         self._owed_s = seconds
         is_answering = self.cycle is not None and not self.cycle.response_complete
