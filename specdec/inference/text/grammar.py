@@ -2,7 +2,7 @@
 
 A grammar describes text, and only the tokenizer knows which tokens write it; sampling gets nothing but masks of tokens.
 One rule is added to the library's: where a text is complete by the grammar, an end-of-sequence token may follow, and
-nothing after it. What masks depend on beside the tokenizer is named by `grammar_source.grammar_version`.
+nothing after it. Masks also depend on versions, which `grammar_source.grammar_version` names.
 """
 
 from __future__ import annotations
