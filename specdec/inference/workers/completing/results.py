@@ -1,4 +1,4 @@
-"""Result of one prompt, and comparison of results with and without a draft; notebooks show both with colours."""
+"""Result of one prompt, and comparison of results with and without a draft model; notebooks show both in colour."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Result:
     """Result of one completion, which grows as its events arrive.
 
     Attributes:
-        prompt: text; from a program also token ids, or a `Chat`.
-        stats: figures of the completion: times, tokens, acceptance.
+        prompt: text of the prompt; if a program gave it, also token ids or a `Chat`.
+        stats: figures of the completion, such as times, numbers of tokens, and acceptance.
         error: error that ended the completion; None if there was none.
         pieces: parts of the text, each with True if it comes from an accepted draft token.
     """
@@ -97,11 +97,11 @@ class Result:
 
 @dataclass(slots=True, repr=False)
 class Comparison:
-    """Results of one prompt with a draft and by the target alone, made in pairs, one run after the other.
+    """Results of one prompt with a draft model and by the target alone, made in pairs, one run after the other.
 
     Attributes:
-        drafted, alone: results with the draft and without it; those at the same index are a pair.
-        load: load of this machine during the runs; None if it was not measured.
+        drafted, alone: results with the draft model and without it; those at the same index are a pair.
+        load: how busy other programs kept this machine during the runs; None if it was not measured.
     """
 
     drafted: list[Result] = field(default_factory=list)
@@ -136,7 +136,10 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """Return the median of `speed_ups`, which says little if `load` was high."""
+        """Return the median over pairs of how many times as fast the run with the draft model was.
+
+        It says little if other programs kept the machine busy (`load`).
+        """
         return statistics.median(self.speed_ups)
 
     def __repr__(self) -> str:
