@@ -107,7 +107,7 @@ tool calls; the function returns None if the answer can only be content."""
 
 @dataclass(slots=True)  # not frozen: the card changes with the served model
 class Gateway:
-    """What the HTTP application answers from: completer, model and settings.
+    """What the HTTP application uses to answer requests: completer, description of the model, and settings.
 
     Attributes:
         completer: completer that answers the requests.
@@ -352,7 +352,7 @@ async def _prompt_ids(gateway: Gateway, prompt: str | tuple[int, ...] | Chat) ->
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; if the client disconnects before, cancel it, which frees its slot of the engine.
+    """Return the result of `work`; if the client disconnects first, cancel `work`, which frees its engine slot.
 
     Raises:
         ApiError: the client has disconnected.
@@ -396,7 +396,7 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        """Return the version of this server, and the topology that it serves."""
+        """Return this server's version, and its topology: target, fused, distributed or gateway."""
         return {"version": VERSION, "topology": gateway.card.topology}
 
 

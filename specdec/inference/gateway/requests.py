@@ -42,7 +42,10 @@ NOTHING_NEW = Delta(0, ())
 
 
 def completion_requests(body: CompletionBody, card: ModelCard) -> list[CompletionRequest]:
-    """Return a body's completion requests in the order of its choices: number p * n + i is the i-th for prompt p."""
+    """Return a body's completion requests, `n` for each of its prompts, where `n` is a field of the body.
+
+    Their order is that of the answer's choices: number p * n + i is the i-th for prompt p, counted from 0.
+    """
     prompts = body.prompts()
     for prompt in prompts:
         if not isinstance(prompt, str):
@@ -109,7 +112,7 @@ def _repeated(
     template: CompletionRequest,
     defaults: RequestDefaults,
 ) -> list[CompletionRequest]:
-    """Return `n` requests for each prompt, made of `template` and the body's fields.
+    """Return `body.n` requests for each prompt, made of `template` and the body's fields; each has its own seed.
 
     Sampling parameters that the body leaves out get the target's default, or OpenAI's if the target has none.
     """

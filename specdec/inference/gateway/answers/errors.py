@@ -161,7 +161,7 @@ def unreadable(error: UnicodeDecodeError) -> ApiError:
 
 
 def from_validation(error: RequestValidationError, body: type[BaseModel]) -> ApiError:
-    """Return the error for a request body that does not fit the schema `body`; it names one fault, see `_worst`."""
+    """Return the error for a request body that does not fit the schema `body`; of several faults it names one."""
     fault = _worst(error.errors())
     loc = fault["loc"][1:] if fault["loc"][:1] == ("body",) else fault["loc"]
     place = [cut(str(part), MAX_ECHO_CHARACTERS) for part in _fields_of(loc, error.body)]

@@ -105,7 +105,7 @@ class ChunkFormat(AnswerStream):
 
 
 class CompletionFormat(ChunkFormat):
-    """Format of /v1/completions."""
+    """Format of the answers of /v1/completions, streamed or not."""
 
     shows_prompt = True
 
@@ -128,7 +128,7 @@ class CompletionFormat(ChunkFormat):
 
 
 class ChatFormat(ChunkFormat):
-    """Format of /v1/chat/completions. A choice's first chunk has the role and the first token.
+    """Format of the answers of /v1/chat/completions. A choice's first chunk has the role and the first token.
 
     Args:
         reader: function that takes the prompt's text and returns a reader, which splits the answer into reasoning,
@@ -205,7 +205,10 @@ def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
 
 
 def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Return the numbers of tokens of a whole request: every prompt once, every choice's output."""
+    """Return the value of "usage" for a whole request, whose prompts have `n` choices each.
+
+    Its numbers of tokens count every prompt once, and the output of every choice.
+    """
     num_prompt_tokens = sum(choice.num_prompt_tokens for choice in choices[::n])
     num_output_tokens = sum(choice.num_output_tokens for choice in choices)
     num_accepted = sum(choice.num_predicted_accepted for choice in choices)

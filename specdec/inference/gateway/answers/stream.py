@@ -29,16 +29,16 @@ LAST_WORD_S = 1.0
 
 
 MAX_SCORES = 200_000
-"""Limit of log-probabilities in an answer without a stream; each takes half a kilobyte until it is sent."""
+"""Most log-probabilities in an answer that is not streamed; each takes half a kilobyte until the answer is sent."""
 MAX_ALL_SCORES = 1_000_000
-"""Limit of log-probabilities in all of this process's answers without a stream together."""
+"""Most log-probabilities in all of this process's unfinished answers that are not streamed, together."""
 INLINE_SCORES = 5000
 """Most log-probabilities of a document that the event loop encodes; a thread encodes more, as that takes long."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """Number of log-probabilities held for all requests that do not stream, until their answers end."""
+    """Count of the log-probabilities in memory for all unfinished answers that are not streamed."""
 
     num_scores: int = 0
 
@@ -116,7 +116,7 @@ class AnswerStream(ABC):
         """Return the server-sent events that report a failure to the client."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the bytes for the first event.
+        """Wait for the completion's first event, and return the bytes that the stream sends for it.
 
         A failure before it closes `events` and is raised, so that the answer can have an error status.
         """

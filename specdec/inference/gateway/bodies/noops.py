@@ -102,7 +102,7 @@ _HINTS = {
 
 
 def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:
-    """Return a body's fields without those that are null, and without those of `no_ops`.
+    """Return a body's fields, without those that are null, and without the fields of `no_ops`, which have no effect.
 
     Raises:
         PydanticCustomError: a field of `no_ops` has a value with which it is not accepted.
@@ -129,6 +129,6 @@ def _refusal(name: str, value: Any, values: tuple[Any, ...]) -> PydanticCustomEr
 
 
 def schema_of(no_ops: NoOps) -> dict[str, Any]:
-    """Return the fields of `no_ops` as properties of a JSON schema, each with its accepted values and null."""
+    """Return JSON schemas of the fields of `no_ops`, which have no effect: each lists the accepted values and null."""
     note = "Accepted without effect: this is so anyway."
     return {name: {"enum": [*values, None], "description": note} for name, values in no_ops.items()}

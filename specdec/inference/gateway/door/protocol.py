@@ -61,7 +61,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.write(_half_closed())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection and its timers."""
+        """Stop the timers of a connection that has ended."""
         self._expect_within(None)
         self.resume_writing()
         super().connection_lost(exc)
@@ -139,7 +139,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _watch_reader(self) -> None:
-        """Check, after the time-out, whether the client has read anything since the watch began."""
+        """Start a timer that checks, after `stall_timeout_s`, whether the client has read anything since now."""
         self._num_unread = self.transport.get_write_buffer_size()
         self._stalled = self.loop.call_later(self.stall_timeout_s, self._drop_or_watch)
 
