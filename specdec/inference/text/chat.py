@@ -248,7 +248,7 @@ def _calls(text: str, place: str) -> list[Any]:
 
 
 def _read(text: str, kind: type, place: str) -> Any:
-    """Return the value of a JSON text, which must be a `kind`, dict or list; the items of a list must be objects.
+    """Return the value of a JSON text, which must be of the type `kind`: a dict, or a list whose items are dicts.
 
     Raises:
         InvalidRequestError: it is something else, or a list above `MAX_TOOLS`; the message names the `place`.

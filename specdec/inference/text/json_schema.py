@@ -120,7 +120,10 @@ def _separated_by_needs(keyword: str, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(names: Collection[str], part: Any) -> Any:
-    """Return a schema for those values of the schema `part` that are objects without any of the properties `names`."""
+    """Return a schema for those values of the schema `part` that are objects without any of the properties `names`.
+
+    If there are no `names`, return `part` itself.
+    """
     if not names:
         return part
     if not isinstance(part, dict) or "$ref" in part or not isinstance(part.get("properties", {}), dict):
@@ -136,7 +139,7 @@ class _Alternatives:
         self._num_left = MAX_COMPARISONS
 
     def with_listed_names(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema without `propertyNames` if that lists all names, to which properties are then limited.
+        """Return a schema in which `properties` replaces `propertyNames`, if that lists all names that are allowed.
 
         Return `part` itself if it has no such list.
         """

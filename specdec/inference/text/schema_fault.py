@@ -12,7 +12,7 @@ from specdec.inference.text.grammar_trial import try_out
 from specdec.inference.text.json_schema import BY_NAME
 
 SEARCH_S = 0.5
-"""Most CPU seconds of a search; a fault deep inside a big schema may not be found."""
+"""Most CPU seconds of a search for a schema's fault; a fault deep inside a big schema may not be found in this time."""
 _SHARED = ("$defs", "definitions")  # what references point at
 
 
