@@ -93,7 +93,7 @@ _COMPLETION = (
 )
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 MAX_ADAPTERS = 1024
-"""Most adapters that are taken from a server's model card."""
+"""Most adapters (LoRA) that are taken from a server's model card; further ones are ignored."""
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "text_fingerprint", "model_id")  # of a card, and short
 _CARD = (*_NAMES, "max_length", "vocab_size", "chat_template", "call_format")
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens", "adapter")

@@ -103,7 +103,7 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Fleet:
-        """Open the channels.
+        """Open a channel to each server, and return the fleet; from then on, follow changes of the servers' addresses.
 
         Raises:
             ConfigError: a certificate or token file cannot be used.

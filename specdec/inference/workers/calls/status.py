@@ -47,7 +47,7 @@ _ANSWER_TOO_LONG = "CLIENT: Received message larger than max"  # it names the si
 
 
 def to_status(error: Exception) -> Status | None:
-    """Return the status of an exception of this project or of grpc_comm; None for any other exception."""
+    """Return the gRPC status that an exception of this project becomes; None for any other exception."""
     if isinstance(error, StatusError):
         return error.status
     code = _CODES.get(type(error))  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ class Audit:
 
     @property
     def first_other(self) -> int | None:
-        """Return the index of the first token that is neither the model's choice nor a near-tie; else None."""
+        """Return the index of the first token that is neither the model's choice nor a near-tie; None if none is."""
         others = (i for i, each in enumerate(self.tokens) if not each.is_choice and each.margin > self.near_tie)
         return next(others, None)
 

@@ -41,8 +41,8 @@ class FailoverCompleter:
     def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """Yield the events of an answer; see `Completer.complete`.
 
-        A request that has lost its server waits for another one. While no server is ready, a new request waits only if
-        this process drafts; otherwise it fails at once, as `Resuming` describes.
+        A request that has lost its server waits for another one. While no server is ready, a new request waits if this
+        process drafts; otherwise it fails at once, unless a server was ready a few seconds ago.
         """
         answer = Progress(request)
         waits = self._drafted is not None

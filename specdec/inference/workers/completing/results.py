@@ -80,7 +80,7 @@ class Result:
         return f"Result({shown}, {len(self.token_ids)} tokens, {', '.join(self._figures())}, {reason})"
 
     def _repr_html_(self) -> str:
-        """Return the text with accepted draft tokens in colour, and a few figures, for notebooks."""
+        """Return HTML for notebooks: the text, with accepted draft tokens in colour, and a few figures."""
         prompt = escape(self.prompt) if isinstance(self.prompt, str) else ""
         parts = (f'<span style="{DRAFTED}">{escape(text)}</span>' if own else escape(text) for text, own in self.pieces)
         text = f'<span style="opacity: 0.6">{prompt}</span>{"".join(parts)}'
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """True if all runs have the same tokens."""
+        """Return whether all runs, with the draft model and without it, gave the same output tokens."""
         return len({tuple(result.token_ids) for result in (*self.drafted, *self.alone)}) == 1
 
     @property
@@ -146,7 +146,7 @@ class Comparison:
         return f"Comparison({self._summary()}: {self.drafted[0]!r})"
 
     def _repr_html_(self) -> str:
-        """Return the texts side by side, for notebooks."""
+        """Return HTML for notebooks: the texts with the draft model and by the target alone, side by side."""
         shown: Sequence[tuple[str, Result]] = (("with the draft", self.drafted[0]), ("target alone", self.alone[0]))
         cells = "".join(
             f'<td style="text-align: left; vertical-align: top; width: 50%"><b>{name}</b>{result._repr_html_()}</td>'

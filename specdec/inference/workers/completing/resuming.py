@@ -38,9 +38,10 @@ logger = logging.getLogger(__name__)
 
 REDIAL_S = 0.25
 MAX_REDIAL_S = 2.0
-"""First and last upper bound, in seconds, of the random wait before the next attempt; each attempt doubles the bound.
+"""Upper bounds, in seconds, of the random wait before the next attempt: `REDIAL_S` for the first wait, then twice the
+bound before, but at most `MAX_REDIAL_S`.
 
-The wait is random so that the requests of a lost server do not all dial at the same moment.
+The wait is random so that the requests of a lost server do not all connect at the same moment.
 """
 MAX_BARREN_RESUMES = 3
 """Number of attempts in a row that fail without giving a token, after which the request fails, since it may be the

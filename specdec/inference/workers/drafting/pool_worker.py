@@ -76,7 +76,7 @@ class PoolWorker(DraftWork):
         return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
 
     async def refused(self) -> None:
-        """Wait until every target has refused this worker, and then raise the last refusal; do not return before.
+        """Wait until every target has refused this worker, and then raise the last refusal; never return normally.
 
         Raises:
             RequestError: a target refused the worker.

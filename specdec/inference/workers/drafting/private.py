@@ -31,7 +31,7 @@ from specdec.inference.workers.drafting.stream import AssistStream, Offer
 logger = logging.getLogger(__name__)
 
 ATTACH_S = 2.0
-"""Longest wait at start, in seconds, for a target to accept the worker."""
+"""Longest wait at the process's start, in seconds, for a target to accept this draft worker."""
 
 
 class PrivateWorker:
