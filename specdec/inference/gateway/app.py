@@ -1,6 +1,6 @@
 """HTTP application: OpenAI's and Anthropic's endpoints, health, metrics and a web page.
 
-It only translates between HTTP and a `Completer`, the object that answers requests; each algorithm is elsewhere.
+It only translates between HTTP and a `Completer`, the object that answers requests; it generates no text itself.
 """
 
 from __future__ import annotations
@@ -84,29 +84,30 @@ logger = logging.getLogger(__name__)
 DEADLINE_HEADER = "x-deadline-s"
 PAGE = Path(__file__).with_name("page.html")
 LIBRARY = Path(__file__).with_name("markdown-it.umd.min.js")
-"""Parser of Markdown, which becomes a script of the page; markdown-it.LICENSE.txt names its origin."""
+"""File of the Markdown parser that the web page runs as a script; markdown-it.LICENSE.txt has its licence."""
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""Content security policy of the page: it may run its own scripts and reach its own server, but not turn texts into
-HTML, and no other page may frame it."""
+"""Content security policy of the web page: it may run its own scripts and reach its own server, but not turn texts
+into HTML, and no other page may frame it."""
 SPOKEN = (
     "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/audit, GET /v1/models; Anthropic's /v1/messages"
 )
-"""Paths that the error for an unknown path lists."""
+"""List of this server's endpoints, as text for the error that a request for an unknown path gets."""
 MAX_NAMES = 20
 """Most adapters that the error for an unknown model name lists."""
 ANY_HOST = ("0.0.0.0", "::", "[::]")
 """Values of --host with which the server listens on all addresses of this machine."""
 T = TypeVar("T")
 Readers: TypeAlias = Callable[[str], MessageReader | None]
-"""Function of a prompt's text that returns the reader of the answer to it, or None if all text is content."""
+"""Function that takes a prompt's text and returns a reader, which splits the answer's text into reasoning, content and
+tool calls; the function returns None if the answer can only be content."""
 
 
 @dataclass(slots=True)  # not frozen: the card changes with the served model
 class Gateway:
-    """What the HTTP application answers from: completer, model and settings.
+    """What the HTTP application uses to answer requests: completer, description of the model, and settings.
 
     Attributes:
         completer: completer that answers the requests.
@@ -116,7 +117,7 @@ class Gateway:
         is_healthy: function that returns whether requests can be served now.
         config: settings of the HTTP API.
         spans: source of a trace span for every request; None traces nothing.
-        kept: number of log-probabilities held for unfinished answers that do not stream.
+        kept: counter of the log-probabilities that unfinished answers without a stream have in memory.
     """
 
     completer: Completer
@@ -159,7 +160,10 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
 
 
 def _telemetry(spans: Spans | None) -> TelemetryConfig:
-    """Return FastAPI's telemetry settings: spans that continue the trace in a client's headers, or none."""
+    """Return FastAPI's telemetry settings: trace spans of requests, but no metrics or logs.
+
+    The spans continue the trace that a client's headers name. There are none if `spans` is None.
+    """
     if spans is None:
         return {"tracing": False, "metrics": False, "logs": False}
     return {
@@ -246,7 +250,10 @@ async def _answer_chat(
 
 
 def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], str, Readers]:
-    """Return a chat's completion requests, one per choice, their model's name, and the function of type `Readers`.
+    """Return a chat's completion requests (one per choice), their model's name, and a function for reading answers.
+
+    That function takes a prompt's text, and returns the reader that splits the answer into reasoning, content and tool
+    calls, or None if the answer can only be content.
 
     Raises:
         ApiError, InvalidRequestError: no such model is served, or it cannot take such a conversation.
@@ -280,9 +287,9 @@ def _codec(gateway: Gateway) -> Codec:
 
 
 def _named(name: str | None, card: ModelCard) -> ModelCard:
-    """Return the card of the model or adapter called `name`.
+    """Return the card (description) of the model or adapter called `name`; `card` is the served model's.
 
-    None, and a path whose last part is the model's name, mean the model.
+    If `name` is None, or a path whose last part is the model's name, it means the model.
 
     Raises:
         ApiError: neither model nor adapter has this name.
@@ -345,7 +352,7 @@ async def _prompt_ids(gateway: Gateway, prompt: str | tuple[int, ...] | Chat) ->
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; if the client disconnects before, cancel it, which frees its slot of the engine.
+    """Return the result of `work`; if the client disconnects first, cancel `work`, which frees its engine slot.
 
     Raises:
         ApiError: the client has disconnected.
@@ -389,7 +396,7 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        """Return the version of this server, and the topology that it serves."""
+        """Return this server's version, and its topology: target, fused, distributed or gateway."""
         return {"version": VERSION, "topology": gateway.card.topology}
 
 
@@ -410,7 +417,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _half_a_pair(_: Request, error: UnicodeEncodeError) -> ApiError:
-    """Return the error for a body with half of a surrogate pair at a place that Pydantic's own error cannot quote."""
+    """Return the error for a body with half of a surrogate pair, for which Pydantic cannot encode its own error."""
     half = error.object[error.start : error.end]
     return ApiError(400, f"{half!a} is half of a surrogate pair, which is not valid text", code="invalid_value")
 
@@ -427,7 +434,7 @@ _FAILURES: dict[type[Exception], Callable[[Request, Any], ApiError]] = {
     UnicodeEncodeError: _half_a_pair,
     Exception: lambda *_: unexpected(),
 }
-"""For each exception, the function that makes the HTTP error of the answer to it."""
+"""Table from a type of exception to the function that makes the HTTP error for the client from it."""
 
 
 async def _failed(failure: Callable[[Request, Any], ApiError], request: Request, error: Exception) -> JsonAnswer:
@@ -456,7 +463,10 @@ def _add_failures(app: FastAPI) -> None:
 
 
 class HttpFront(HttpPort):
-    """HTTP port that serves the application of a gateway; a `Host` (inference/serving/host.py) opens and closes it."""
+    """HTTP port that serves the HTTP application of a `Gateway`.
+
+    A `Host` (inference/serving/host.py), which runs a server's ports, opens and closes it.
+    """
 
     def __init__(
         self, gateway: Gateway, server: ServerConfig, tls: ServerTls | None = None, access: Access | None = None
@@ -468,7 +478,7 @@ class HttpFront(HttpPort):
     async def open(self) -> None:
         """Listen, and report to health checks that requests are accepted.
 
-        The log names the page, and a command to try the server with.
+        Log the address of the web page, and a command to try the server with.
         """
         await super().open()
         server = self._server_config

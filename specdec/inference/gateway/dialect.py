@@ -22,7 +22,7 @@ class Dialect:
     """Form in which a model writes tool calls and reasoning.
 
     Attributes:
-        calls: format of the model's tool calls; None if this project does not know it.
+        calls: format of the model's tool calls; None if it is none of the formats that this project can read.
         thinks: True if the model may reason before it answers, and marks its reasoning.
         knows_effort: True if its chat template has a variable for the effort of reasoning.
     """
@@ -33,17 +33,21 @@ class Dialect:
 
     @classmethod
     def of(cls, card: ModelCard, config: HttpConfig) -> Dialect:
-        """Return the dialect of the model of `card`; each part is read off its chat template unless a flag names it."""
+        """Return the dialect of the model that `card` describes.
+
+        It follows from the model's chat template, except that the settings tool_call_parser and reasoning_parser decide
+        if they are not "auto".
+        """
         parser, thinking = config.tool_call_parser, config.reasoning_parser
         calls = FORMATS.get(card.call_format or "" if parser == "auto" else parser)
         thinks = BEGIN in (card.chat_template or "") if thinking == "auto" else thinking == "think"
         return cls(calls, thinks, "reasoning_effort" in (card.chat_template or ""))
 
     def check(self, body: ChatBody) -> None:
-        """Refuse a request with tools, or with an effort of reasoning, that the model's chat template cannot write.
+        """Refuse a request with tools, or with an effort of reasoning, if the model's chat template has no form for it.
 
         Raises:
-            ApiError: the request has one of these; the message names the way out.
+            ApiError: the request has one of these; the message says what to do instead.
         """
         if body.reasoning_effort not in (None, "medium") and not self.knows_effort:
             fault = (
@@ -89,7 +93,11 @@ class Dialect:
         return None
 
     def reader(self, body: ChatBody, prompt: str) -> MessageReader | None:
-        """Return the reader of the answer to a prompt; None if it can only have content, no reasoning and no calls."""
+        """Return the reader that splits the text of one answer into reasoning, content and tool calls.
+
+        Return None if the answer can only be content. The end of `prompt` shows whether the answer begins inside
+        reasoning.
+        """
         names = frozenset(tool.function.name for tool in body.offered())
         calls = self.calls.reader(names) if self.calls and names else None
         if calls is None and not self.thinks:

@@ -1,4 +1,4 @@
-"""Completion requests of one HTTP request, one per choice, and their events in one stream. Knows no HTTP."""
+"""Making of completion requests from an HTTP request's body, one per choice, and of one stream from their events."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ from specdec.inference.text.schema_fault import SEARCH_S, fault_of_schema
 from specdec.inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 MAX_AT_ONCE = 32
-"""Most choices of one HTTP request that run or wait in the server at once, since others need its queue too."""
+"""Most choices of one HTTP request that run or wait in the server's queue at once; the others start later, so that
+other clients' requests find space in the queue."""
 MAX_UNREAD = 256
-"""Limit of events of one request that wait for its reader; beyond it, its choices wait."""
+"""Most events of one HTTP request that may wait to be sent; while so many wait, its choices are not read further."""
 MIN_IDS = 1024
-"""Most token ids of a prompt that is passed on although the model's context is shorter; the target then refuses it."""
+"""Number of token ids up to which a prompt is passed on even if it exceeds the model's context, so that the target
+refuses it; a longer one that exceeds the context is refused here."""
 NOTHING_NEW = Delta(0, ())
 
 
 def completion_requests(body: CompletionBody, card: ModelCard) -> list[CompletionRequest]:
-    """Return a body's completion requests in the order of its choices: number p * n + i is the i-th for prompt p."""
+    """Return a body's completion requests, `n` for each of its prompts, where `n` is a field of the body.
+
+    Their order is that of the answer's choices: number p * n + i is the i-th for prompt p, counted from 0.
+    """
     prompts = body.prompts()
     for prompt in prompts:
         if not isinstance(prompt, str):
@@ -53,15 +58,19 @@ def completion_requests(body: CompletionBody, card: ModelCard) -> list[Completio
 
 
 def max_numbers(card: ModelCard) -> int:
-    """Return how many numbers a body may have: enough for `MAX_PROMPTS` longest prompts, but at most `MAX_IDS`."""
+    """Return how many JSON numbers a request's body may have.
+
+    They suffice for `MAX_PROMPTS` prompts that fill the model's context and are given as token ids, but are at most
+    `MAX_IDS`.
+    """
     return min(MAX_IDS, MAX_PROMPTS * max(MIN_IDS, card.max_length))
 
 
 def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
-    """Refuse a list of token ids that is longer than both the model's context and `MIN_IDS`, before it is sent on.
+    """Refuse a list of token ids that is longer than both the model's context and `MIN_IDS`.
 
     Raises:
-        ContextLengthError: it is longer; the message names the field and both numbers.
+        ContextLengthError: the list is longer; the message names the request's `field`, its length and the context's.
     """
     if len(token_ids) > max(MIN_IDS, card.max_length):
         message = f"This model's maximum context length is {card.max_length} tokens; {field} has {len(token_ids)}"
@@ -69,9 +78,10 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
-    """Return a chat's completion requests, one per choice; if no limit of tokens is set, outputs may fill the context.
+    """Return a chat's completion requests, one per choice.
 
-    If the model may reason, the prompt is echoed, since its end shows whether the output begins inside the reasoning.
+    If neither the body nor the target's defaults limit the tokens, the output may fill the context. If the model may
+    reason, the prompt is echoed, since its end shows whether the output begins inside the reasoning.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(body, card.defaults, card.max_length)
@@ -84,9 +94,10 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
-    """Return the limit of output tokens that the body sets.
+    """Return the limit of output tokens for a request.
 
-    If it sets none, return the target's default, or `otherwise` if there is none, but at most the caller's limit.
+    This is the limit in the body. If the body has none, it is the target's default, or `otherwise` if the target has no
+    default either; but at most what this client's account allows.
     """
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if limit is not None:
@@ -101,7 +112,7 @@ def _repeated(
     template: CompletionRequest,
     defaults: RequestDefaults,
 ) -> list[CompletionRequest]:
-    """Return `n` requests for each prompt, made of `template` and the body's fields.
+    """Return `body.n` requests for each prompt, made of `template` and the body's fields; each has its own seed.
 
     Sampling parameters that the body leaves out get the target's default, or OpenAI's if the target has none.
     """
@@ -127,7 +138,7 @@ def _repeated(
 
 
 def _check_number(num_choices: int) -> None:
-    """Raise ApiError if these are more choices than one HTTP request may have."""
+    """Raise ApiError if `num_choices` is more than one HTTP request, or this client's account, may ask for."""
     limit = min(MAX_CHOICES, caller().limits.n or MAX_CHOICES)
     if num_choices > limit:
         message = f"n: {num_choices} choices are asked for, n times the number of prompts; the limit is {limit}"
@@ -169,7 +180,11 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return the error with the client's name of its field: for a grammar, the body's field that it was made from."""
+    """Return the error with the name under which the client knows the field at fault.
+
+    Only an error in the grammar differs: it gets the name of the body's field that the grammar was made from, and for
+    tools the path of the first fault in their JSON schemas.
+    """
     if error.field != "grammar":
         return error
     tools = body.offered() if isinstance(body, ChatBody) else []
@@ -198,7 +213,10 @@ _Items = asyncio.Queue[tuple[int, TextEvent | Exception | None]]
 async def _merged(
     completer: Completer, requests: Sequence[CompletionRequest], ping_s: float
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Yield the events of all choices, each of which runs in a task of its own; the first failure ends them all."""
+    """Yield the events of all choices, each of which runs in a task of its own; the first failure ends them all.
+
+    After `ping_s` seconds without an event, yield an empty one; if it is 0, never.
+    """
     queue = _Items(MAX_UNREAD)
     room = asyncio.Semaphore(MAX_AT_ONCE)
     tasks = [

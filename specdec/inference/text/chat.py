@@ -25,17 +25,18 @@ MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 128 * 1024
 MAX_TEMPLATE_KWARGS_CHARACTERS = 4096
 MAX_NOTED = 256
-"""Most misspelled fields that one process names in its log, each once, since clients repeat them in every message."""
+"""Most misspelled names of fields that one process warns of in its log; each is named once, since clients repeat the
+same misspelling in every message."""
 MAX_NOTED_CHARACTERS = 64
 _MIN_LIKENESS = 0.8
-"""Least similarity, by difflib, of a misspelled name and the right one: less than that of reasoning_details and
-reasoning_content, which are two fields."""
+"""Least similarity, by difflib, at which a field's unknown name counts as a misspelling of a known one. The names
+reasoning_details and reasoning_content, which are two fields, are less similar."""
 _NOTED: set[tuple[str, str]] = set()
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _TEXTS = {**{name: name for name in ("role", "content", "name", "tool_call_id")}, "reasoning_content": "reasoning"}
-"""Name of a `ChatMessage`'s field for each field of a message in OpenAI's API that is a text.
+"""Table from each field of a message in OpenAI's API that is a text, to the field of `ChatMessage` that holds it.
 
-`name` is used only in messages of the role "tool".
+The field `name` is read only from messages of the role "tool".
 """
 
 
@@ -137,7 +138,11 @@ class Chat:
         return cls(tuple(ChatMessage(role, content) for role, content in messages))
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages as chat templates read them."""
+        """Return the messages as chat templates read them: dictionaries as in OpenAI's API, without empty fields.
+
+        Raises:
+            InvalidRequestError: the tool calls in a message are malformed.
+        """
         return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def tools(self) -> list[Any] | None:
@@ -149,11 +154,17 @@ class Chat:
         return [_spoken(tool) for tool in _read(self.tools_json, list, "tools")] if self.tools_json else None
 
     def template_kwargs(self) -> dict[str, Any]:
-        """Return the further variables of the chat template, by name."""
+        """Return the further variables of the chat template that the request sets, by name; empty if there are none.
+
+        Raises:
+            InvalidRequestError: they are not a JSON object.
+        """
         return _read(self.template_kwargs_json, dict, "chat_template_kwargs") if self.template_kwargs_json else {}
 
     def check(self) -> int:
-        """Return the number of characters of messages and tools, after a check of limits that parses nothing.
+        """Check the conversation's lengths against their limits; return its number of characters, with the tools.
+
+        No JSON is parsed for this.
 
         Raises:
             InvalidRequestError: a limit is exceeded; the message names value and limit.
@@ -167,10 +178,12 @@ class Chat:
 
 
 def note_ignored(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Log a warning for each field in `given` that is not `known` and nearly has the name of one that is; once each.
+    """Log a warning for each name in `given` that looks like a misspelling of one in `known`, once in this process.
 
     Args:
-        what: name of the object that has the fields.
+        what: name of the kind of object that has the fields, for the log.
+        given: names of the fields that a client has sent.
+        known: names of the fields that are read.
     """
     for name in {*given} - {*known}:
         if len(_NOTED) < MAX_NOTED and len(name) <= MAX_NOTED_CHARACTERS and (what, name) not in _NOTED:
@@ -190,9 +203,13 @@ def _spoken(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_template(named: Mapping[str, str]) -> str | None:
-    """Return one chat template made of a model's several, given by name; None if it has neither of the two used.
+    """Return one chat template made of a model's templates "default" and "tool_use"; None if it has neither.
 
-    As in Transformers, a conversation with tools gets "tool_use" if the model has it, and any other gets "default".
+    As in Transformers, a conversation with tools gets "tool_use" if the model has it, and any other gets "default". If
+    the model has only "tool_use", the result refuses conversations without tools.
+
+    Args:
+        named: the model's chat templates, by name.
     """
     default, with_tools = named.get("default"), named.get("tool_use")
     if with_tools is None:
@@ -215,9 +232,9 @@ def _check(what: str, unit: str, count: int, limit: int) -> None:
 
 
 def _calls(text: str, place: str) -> list[Any]:
-    """Return the calls in a JSON text, with their arguments as objects, which templates print.
+    """Return the tool calls in a JSON text, with their arguments as objects, since chat templates print them.
 
-    Arguments that are not a JSON object stay text: the model's output may have been cut within them.
+    Arguments that are not a JSON object stay text: the model's output may have been cut off within them.
     """
     calls: list[Any] = _read(text, list, f"{place}.tool_calls")
     for i, call in enumerate(calls):
@@ -231,7 +248,7 @@ def _calls(text: str, place: str) -> list[Any]:
 
 
 def _read(text: str, kind: type, place: str) -> Any:
-    """Return the value of a JSON text, which must be a `kind`, dict or list; the items of a list must be objects.
+    """Return the value of a JSON text, which must be of the type `kind`: a dict, or a list whose items are dicts.
 
     Raises:
         InvalidRequestError: it is something else, or a list above `MAX_TOOLS`; the message names the `place`.

@@ -2,7 +2,7 @@
 
 A grammar describes text, and only the tokenizer knows which tokens write it; sampling gets nothing but masks of tokens.
 One rule is added to the library's: where a text is complete by the grammar, an end-of-sequence token may follow, and
-nothing after it. What masks depend on beside the tokenizer is named by `grammar_source.grammar_version`.
+nothing after it. Masks also depend on versions, which `grammar_source.grammar_version` names.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class GrammarCompiler:
-    """Compiler of grammars for the tokens of one model. A call may take seconds, so it belongs into a thread.
+    """Compiler of grammars for the tokens of one model. Its methods may take seconds, so they are to run in a thread.
 
     Args:
         tokenizer: tokenizer of the model; its end-of-sequence ids end an output.
-        vocab_size: rows of the model's output layer.
+        vocab_size: number of rows of the model's output layer.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -45,7 +45,9 @@ class GrammarCompiler:
             _ = self._words
 
     def compile(self, grammar: Grammar, is_awaited: Callable[[], bool] = lambda: False) -> GrammarMatcher:
-        """Return a matcher at the beginning of an output. It has computed its first mask, which is most of the work.
+        """Return a matcher of a grammar, which is at the beginning of an output.
+
+        It has already computed the mask of the tokens that may come first, which is most of the work.
 
         Args:
             is_awaited: function that returns whether other requests wait for this call to end.
@@ -76,12 +78,15 @@ class GrammarCompiler:
         return LLMatcher(self._words, self.source(grammar), log_level=0, limits=parser_limits())
 
     def source(self, grammar: Grammar) -> str:
-        """Return, in llguidance's own form, a grammar that `compile` has accepted, with this tokenizer's markers."""
+        """Return a grammar that `compile` has accepted in the form that the library llguidance takes.
+
+        Markers in it, such as <think>, may also be written by this tokenizer's tokens for them.
+        """
         return with_tokens(source_of(grammar), self._tokenizer.markers)
 
     @cached_property
     def _words(self) -> LLTokenizer:
-        """Return llguidance's tokenizer, with a trie of all tokens."""
+        """Return llguidance's tokenizer over the model's tokens, which is made when it is first needed."""
         num_ids = max(self._vocab_size, self._tokenizer.num_ids)  # of Gemma 3, small models lack the last id
         return words_of(self._tokenizer, num_ids, self.eos_token_ids)
 
@@ -95,12 +100,13 @@ def _path(grammar: Grammar) -> str:
 
 
 class GrammarMatcher:
-    """`Matcher` (inference/model/decoder.py) of a grammar along one sequence of output tokens.
+    """Follower of a grammar along one sequence of output tokens, which gives masks of the tokens that may come next.
 
-    Each call takes the tokens from the beginning of the output, and starts where they differ from those of the call
-    before. llguidance's limits count all tokens that one of its matchers ever saw, rejected drafts included, and its
-    errors are final. So after an error a new matcher is made, which sees only the sequence, and no draft can fail a
-    request. A copy would not do: copies share their states, and after an error refuse everything without a message.
+    It implements `Matcher` (inference/model/decoder.py). Each call takes the tokens from the beginning of the output,
+    and starts where they differ from those of the call before. llguidance's limits count all tokens that one of its
+    matchers ever saw, rejected drafts included, and its errors are final. So after an error a new matcher is made,
+    which sees only the sequence, and no draft can fail a request. A copy of a matcher would not do: copies share their
+    states, and after an error they refuse everything without a message.
 
     Args:
         matcher: llguidance's matcher, at the beginning of an output.
@@ -172,7 +178,9 @@ class GrammarMatcher:
         return num_taken
 
     def _go_to(self, tokens: Sequence[int]) -> int:
-        """Move the matcher along `tokens`, up to one that is refused or ends the output; return the number before that.
+        """Move the matcher along `tokens`, up to one that is refused or ends the output.
+
+        Return the number of tokens before that one, or of all tokens if there is none.
 
         Raises:
             InvalidRequestError: even a new matcher exceeds llguidance's limits at these tokens.

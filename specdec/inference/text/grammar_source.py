@@ -1,6 +1,6 @@
-"""Translation of each kind of grammar, with the reasoning allowed before it (its preamble), into llguidance's own form.
+"""Translation of each kind of grammar into the form that the library llguidance takes.
 
-Needs no tokenizer.
+A grammar's preamble, which allows reasoning before the output, is translated too. No tokenizer is needed.
 
 The whitespace of JSON and llguidance's limits are set here. Fuel is llguidance's unit of work, counted alike on every
 machine; docs/structured.md has the cost of each limit.
@@ -39,10 +39,10 @@ _MARKER = re.compile(r'^(specdec_marker_\w+): "(.*)"$', re.MULTILINE)
 
 
 class Markers:
-    """Writer of literals for a Lark grammar, in which rules stand for markers such as <think>.
+    """Writer of literals for a Lark grammar, in which a rule stands for each marker such as <think>.
 
-    A marker may be a token of the model, which only the compiler knows. The compiler finds these rules by their names.
-    For another program that compiles the grammar, each rule matches the marker's letters.
+    A marker may be a token of the model, which only `GrammarCompiler` knows: it finds these rules by their names, and
+    lets them match the token too. In any other program that reads the grammar, each rule matches the marker's letters.
 
     Args:
         texts: the markers, each a text within angle brackets.
@@ -66,15 +66,16 @@ class Markers:
         return f"{name}: {name}_spelled | TEXT {self.literal(marker)}\n{spelled}\n"
 
     def complete(self, lark: str) -> str:
-        """Return a Lark grammar, completed by the rules of the markers that it uses, and by TEXT, which is any text."""
+        """Return a Lark grammar with a rule added for each marker that it uses, and one for TEXT, which is any text."""
         rules = [f'{name}: "{text}"\n' for text, name in self._names.items() if name in lark]
         return "".join([lark, *rules, "TEXT: /(.|\\n)*/\n"])
 
 
 def with_tokens(source: str, token_ids: Mapping[str, int]) -> str:
-    """Return a grammar in llguidance's own form, changed so that markers may come as tokens of the model too.
+    """Return a grammar in llguidance's form, changed so that a marker may also be written by its own token.
 
     Args:
+        source: the grammar, whose rules for markers were made by `Markers`.
         token_ids: id of each marker that is a token of the model.
     """
 
@@ -101,7 +102,7 @@ _PREAMBLES = {
 
 @cache
 def grammar_version() -> str:
-    """Return the name of all that a grammar's masks depend on: the version of llguidance, and this project's own rules.
+    """Return a text that names all that a grammar's masks depend on: llguidance's version, and this project's rules.
 
     With another version other tokens are allowed, so an answer must be continued with the version that it began with.
     """
@@ -121,12 +122,17 @@ def source_of(grammar: Grammar) -> str:
 
 
 def written_out(grammar: Grammar) -> Grammar:
-    """Return an equal grammar without a preamble, for peers that know none: its text allows the reasoning itself."""
+    """Return an equal grammar without a preamble, for servers of older versions, which know no preambles.
+
+    If reasoning was allowed before the output, the returned grammar's own text allows it.
+    """
     return grammar if grammar.preamble is Preamble.NONE else Grammar(GrammarKind.GRAMMAR, source_of(grammar))
 
 
 def nested(lark: str, inner: Grammar, name: str) -> Grammar:
-    """Return the Lark grammar `lark` with `inner` in place of @NAME; `inner` may have a grammar nested in it too.
+    """Return the Lark grammar `lark`, in which `inner` stands for the rule @NAME, `name` being that rule's name.
+
+    `inner` may itself have a grammar nested in it.
 
     Raises:
         ValueError: `inner` is malformed.
@@ -150,7 +156,7 @@ def _plain_source(grammar: Grammar) -> str:
 
 
 def source_of_schema(schema: Any) -> str:
-    """Return a JSON schema in llguidance's own form. Compiling it will fail if it has keywords that llguidance lacks.
+    """Return a JSON schema in llguidance's form. Compiling the result fails if llguidance lacks one of its keywords.
 
     Raises:
         ValueError: the schema is malformed, in a way that shows before it is compiled.
@@ -169,7 +175,7 @@ def _alternatives(text: str) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """Return `LIMITS` as an object of llguidance."""
+    """Return `LIMITS`, the limits of a grammar's size and work, as the object that llguidance takes."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(**LIMITS)  # type: ignore[arg-type]

@@ -25,7 +25,8 @@ from specdec.inference.text.grammar_source import parser_limits
 
 TRIAL_CPU_S, TRIAL_BYTES = 3, 1 << 30
 TRIAL_WALL_S = 5.0
-"""Seconds after which a trial is ended if requests wait: on busy cores, its CPU time takes many times as long."""
+"""Seconds after which the trial compilation of a grammar is ended if other requests wait for it; on busy cores it may
+take this long although it needs much less CPU time."""
 MAX_KNOWN = 64
 _POLL_MS = 100
 _results: dict[str, bool] = {}
@@ -34,16 +35,16 @@ _process: subprocess.Popen[str] | None = None
 
 
 def try_out(source: str, is_awaited: Callable[[], bool] = lambda: False) -> None:
-    """Compile a grammar once in the trial process, to find out whether that takes too much time or memory.
+    """Compile a grammar in a process of its own, to find out whether that takes too much time or memory.
 
     Args:
-        source: the grammar, in llguidance's own form.
-        is_awaited: function that returns whether requests wait for the end of the trial.
+        source: the grammar, in the form that the library llguidance takes.
+        is_awaited: function that returns whether other requests wait for the end of this call.
 
     Raises:
         ValueError: the grammar takes too much time or memory.
-        CapacityError: the trial took `TRIAL_WALL_S`, and was ended because requests wait.
-        InternalError: the trial failed for another reason, which is not the grammar's fault.
+        CapacityError: the call took `TRIAL_WALL_S`, and was ended because other requests wait.
+        InternalError: the process failed for another reason, which is not the grammar's fault.
     """
     try:
         passes = _passes(source, is_awaited)
@@ -80,17 +81,17 @@ def _survives(source: str, is_awaited: Callable[[], bool]) -> bool:
 
 
 def _started() -> subprocess.Popen[str]:
-    """Start the trial process, which compiles one grammar after another, and ends if one exceeds the limits."""
+    """Start the process that compiles one grammar after another, and ends if one exceeds the limits; return it."""
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=path, text=True)
 
 
 def _answers(process: subprocess.Popen[str], line: str, is_awaited: Callable[[], bool]) -> bool:
-    """Send the trial process a line of input; return whether it answers. If it does not, it has ended.
+    """Send a line of input to the process that compiles grammars; return whether it answers, or else has ended.
 
     Raises:
-        CapacityError: there is no answer within `TRIAL_WALL_S`, and requests wait; the process was ended.
+        CapacityError: no answer came within `TRIAL_WALL_S`, and other requests wait; the process has been ended.
     """
     with suppress(BrokenPipeError):
         print(line, file=process.stdin, flush=True)
@@ -109,7 +110,7 @@ def _answers(process: subprocess.Popen[str], line: str, is_awaited: Callable[[],
 
 @atexit.register
 def _ended() -> int:
-    """End the trial process by closing its input; return its exit status, 0 if there is no process."""
+    """End the process that compiles grammars, by closing its input; return its exit status, or 0 if there is none."""
     global _process
     process, _process = _process, None
     if process is not None:
@@ -118,7 +119,10 @@ def _ended() -> int:
 
 
 def _serve() -> None:
-    """Compile each grammar that arrives on standard input, and print an empty line; the trial process runs this."""
+    """Compile each grammar that arrives on standard input, and print an empty line after each.
+
+    The process that `try_out` asks runs this. It ends at a grammar that takes too much time or memory.
+    """
     from llguidance import LLMatcher, LLTokenizer
 
     os.nice(5)  # requests in service go first

@@ -67,7 +67,10 @@ def words_of(tokenizer: Tokenizer, num_ids: int, eos_token_ids: Collection[int])
 
 
 def _of_literals(backend: Backend, special: Collection[int]) -> Backend:
-    """Return a tokenizer of literals, made of a model's: it puts no space before them, and finds no `special` token."""
+    """Return a tokenizer for a grammar's literals, made of a model's tokenizer.
+
+    It puts no space before a text, and finds no tokens of the ids `special` in it.
+    """
     steps = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
     given = {name: json.loads(step.__getstate__()) for name, step in steps.items() if step is not None}
     fields = {name: _within(given.get(name)) for name in steps}

@@ -1,4 +1,4 @@
-"""JSON schemas rewritten so that llguidance takes them; and strict ones, whose objects have only named properties.
+"""Changes of JSON schemas: so that the library llguidance takes them, or so that objects have only named properties.
 
 llguidance refuses some schemas although it could obey them: `oneOf`, which it would only approximate by `anyOf`; `not`
 of required properties; formats that it does not know; and `uniqueItems: false`, which demands nothing. What replaces
@@ -75,7 +75,10 @@ def _close(part: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def adapted(schema: Any) -> Any:
-    """Return a schema that llguidance takes in place of `schema`, and that, if possible, allows no other values."""
+    """Return `schema`, changed where llguidance would refuse it although it could enforce it.
+
+    The result allows only values that `schema` allows, except that a `format` unknown to llguidance is dropped.
+    """
     alternatives = _Alternatives(schema)
 
     def adapt(part: dict[str, Any], _: str) -> dict[str, Any]:
@@ -104,10 +107,10 @@ def _says_nothing(key: str, value: Any) -> bool:
 
 
 def _separated_by_needs(keyword: str, part: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema `part` without `keyword`, by which some properties need others.
+    """Return the schema `part` with alternatives in place of `keyword`, by which some properties require others.
 
-    In its place there are two alternatives for each such property: objects without it, or with all that it needs. A
-    part without the keyword, or with one of another form, is returned unchanged.
+    There are two alternatives for each such property: objects without it, or objects with all properties that it
+    requires. A part without the keyword, or with one of another form, is returned unchanged.
     """
     needs, others = part.get(keyword), part.get("allOf", [])
     if not needs or not isinstance(needs, dict) or not all(isinstance(it, list) for it in (others, *needs.values())):
@@ -117,7 +120,10 @@ def _separated_by_needs(keyword: str, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(names: Collection[str], part: Any) -> Any:
-    """Return a schema for those values of the schema `part` that are objects without any of the properties `names`."""
+    """Return a schema for those values of the schema `part` that are objects without any of the properties `names`.
+
+    If there are no `names`, return `part` itself.
+    """
     if not names:
         return part
     if not isinstance(part, dict) or "$ref" in part or not isinstance(part.get("properties", {}), dict):
@@ -133,7 +139,7 @@ class _Alternatives:
         self._num_left = MAX_COMPARISONS
 
     def with_listed_names(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema without `propertyNames` if that lists all names, to which properties are then limited.
+        """Return a schema in which `properties` replaces `propertyNames`, if that lists all names that are allowed.
 
         Return `part` itself if it has no such list.
         """

@@ -32,7 +32,7 @@ class PlainTokenizer:
         self.eos_token_id = None if eos_token is None else backend.token_to_id(eos_token)
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        """Return the token ids of a text, as "input_ids"."""
+        """Return a dictionary with the token ids of a text as "input_ids", as Transformers' tokenizers do."""
         # `encode` would keep other threads from running for as long as it takes.
         [encoding] = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return {"input_ids": encoding.ids}

@@ -18,7 +18,7 @@ def is_over(prompt: str) -> bool:
 
 
 class Reasoning:
-    """Splitter of a growing output into its reasoning, without the whitespace around it, and the rest.
+    """Splitter of a model's growing output into its reasoning, without the whitespace around it, and the answer.
 
     Args:
         begun: True if the prompt ends inside a reasoning; otherwise the output has one only if it begins with <think>.
@@ -30,10 +30,12 @@ class Reasoning:
         self._is_fresh = True
 
     def push(self, text: str, *, is_last: bool) -> tuple[str, str]:
-        """Add a piece of the output; return the reasoning and the answer that are certain now, or all that is left.
+        """Add a piece of the output; return the text that it adds to the reasoning, and to the answer.
+
+        Text that may be the beginning of <think> or </think> is returned only by a later call, which decides it.
 
         Args:
-            is_last: True if no further piece follows, so that nothing may be held back.
+            is_last: True if no further piece follows, so that all text is returned.
         """
         text, self._held = self._held + text, ""
         thought, rest = self._state(text)

@@ -1,4 +1,4 @@
-"""Search for the place at which a JSON schema is wrong, which llguidance's messages do not name."""
+"""Search for the part of a JSON schema that is wrong, which the messages of the library llguidance do not name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec.inference.text.grammar_trial import try_out
 from specdec.inference.text.json_schema import BY_NAME
 
 SEARCH_S = 0.5
-"""Most CPU seconds of a search; a fault deep inside a big schema may not be found."""
+"""Most CPU seconds of a search for a schema's fault; a fault deep inside a big schema may not be found in this time."""
 _SHARED = ("$defs", "definitions")  # what references point at
 
 
@@ -54,7 +54,7 @@ def _faulty_part(schema: Any, shared: dict[str, Any], message: str, deadline: fl
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the path and the schema of each part directly inside a schema."""
+    """Yield the path, such as properties/name, and the schema of each part that is directly inside a schema."""
     for key, value in schema.items() if isinstance(schema, dict) else ():
         if key in BY_NAME and isinstance(value, dict):
             entries = [(f"{key}/{name}", part) for name, part in value.items()]

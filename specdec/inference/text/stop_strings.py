@@ -1,4 +1,4 @@
-"""Stop strings, at which a growing text ends. Knows no tokens: it gets the text."""
+"""Search for stop strings in a growing text, which ends before the first one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def check_stops(stops: Sequence[str]) -> None:
 
 
 class StopStrings:
-    """Filter for a growing text, which ends it before the first stop string.
+    """Filter that passes on a growing text up to the first stop string.
 
-    It holds back only what may be the beginning of a stop string.
+    An end of the text that may be the beginning of a stop string is kept until more text decides it.
 
     Attributes:
         found: True once a stop string is complete.
@@ -43,7 +43,10 @@ class StopStrings:
         self.found = False
 
     def push(self, piece: str) -> str:
-        """Add a piece of text; return what now cannot belong to a stop string, and set `found` if one is complete."""
+        """Add a piece of text; return the text that is now certain not to belong to a stop string.
+
+        If a stop string is complete, return the text before it, and set `found`.
+        """
         text = self._held + piece
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
@@ -54,7 +57,7 @@ class StopStrings:
         return text[:num_certain]
 
     def rest(self) -> str:
-        """Return the text that is held back, at the end of the whole text, where no stop string can be completed."""
+        """Return, at the end of the whole text, what was kept since it might have begun a stop string."""
         held, self._held = self._held, ""
         return held
 

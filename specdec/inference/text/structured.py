@@ -23,11 +23,13 @@ KINDS = {
 }
 GUIDED = tuple(f"guided_{name}" for name in KINDS)
 NAMES = ("response_format", "structured_outputs", *GUIDED)
-"""Fields of a body that describe its output, of which one may be set."""
+"""Names of the fields of a request's body that ask for structured output; a body may set only one of them."""
 
 
 def only_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
-    """Return the only field of `NAMES` that a request body has, and its grammar; (None, None) if it has none.
+    """Return the name of the field by which a request's body asks for structured output, and the grammar for it.
+
+    Return (None, None) if the body lets the output be any text.
 
     Raises:
         ValueError: the body has several of these fields.
@@ -68,7 +70,10 @@ def _of_format(value: Mapping[str, Any]) -> Grammar | None:
 
 
 def _kept(format_: Mapping[str, Any]) -> Any:
-    """Return the schema in the `json_schema` of a response format; if `strict` is set there, as `closed` changes it."""
+    """Return the schema in the `json_schema` of a response format.
+
+    If `strict` is set there, its objects are limited to the properties that the schema names.
+    """
     try:
         return closed(format_["schema"]) if format_.get("strict") else format_["schema"]
     except ValueError as exc:

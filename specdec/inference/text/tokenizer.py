@@ -1,4 +1,4 @@
-"""Tokenizer of a model directory: text and conversations to token ids, and back. Knows no model."""
+"""Tokenizer of a model directory: it converts texts and conversations to token ids, and token ids to text."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
 """Limit of a chat template's error message, which is sent to the client."""
 ENDS = {"add_generation_prompt", "continue_final_message"}
-"""Those arguments of Transformers' `apply_chat_template` that a request may set: they say how the prompt ends."""
+"""Arguments of Transformers' `apply_chat_template` that a request may set, since they only say how the prompt ends."""
 MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
 MAX_PACKED_BYTES = 16 * 1024 * 1024
 """Most bytes of a compressed tokenizer that is sent to another process."""
 MAX_TOKENIZER_BYTES = 4 * MAX_PACKED_BYTES
-"""Most bytes of a received tokenizer once decompressed: a few compressed megabytes could fill a process's memory."""
+"""Most bytes of a received tokenizer after decompression. Without a limit, a few compressed megabytes could fill this
+process's memory."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Space as SentencePiece writes it."""
@@ -94,13 +95,14 @@ class Tokenizer:
         return cls(tokenizer, eos_token_ids(path, tokenizer.eos_token_id))
 
     def with_template(self, chat_template: str | None, path: Path) -> Tokenizer:
-        """Return a tokenizer like this one, but with the given chat template, such as that of the model of a server.
+        """Return a tokenizer like this one, but with another chat template, such as that of another server's model.
 
         Args:
-            path: directory of this tokenizer, to load it with Transformers, which applies templates.
+            chat_template: text of the template; None for a model without one.
+            path: directory of this tokenizer, which is loaded again, with Transformers if there is a template.
 
         Raises:
-            ConfigError: as `load`; or the template is too long.
+            ConfigError: the tokenizer cannot be loaded, or the template is too long.
         """
         if self.chat_template == chat_template:
             return self
@@ -115,12 +117,12 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Return the model's chat template, or one made of several by `one_template`; None if the model has none."""
+        """Return the model's chat template, made of several if it has several by name; None if the model has none."""
         template: str | None = self._tokenizer.chat_template
         return template
 
     def call_format(self) -> str:
-        """Return the name of the format in which the chat template writes calls; empty if it is none of `FORMATS`."""
+        """Return the name of the format in which the chat template writes tool calls; empty if it is not known."""
         template = self._tokenizer.apply_chat_template if self.chat_template is not None else None
         return shown_format(template and partial(template, tokenize=False))
 
@@ -177,9 +179,9 @@ class Tokenizer:
         return bytes.fromhex(match[1]) if match else token.replace(_SPACE, " ").encode()
 
     def pieces(self) -> dict[Piece, int]:
-        """Return the id of each token by its `Piece`.
+        """Return the id of each token, by the token's bytes and whether it is a special token.
 
-        Of tokens for single bytes, such as <0x41>, only those are listed whose byte is no other token.
+        A token for a single byte, such as <0x41>, is listed only if no other token consists of that byte.
         """
         found: dict[Piece, int] = {}
         for token, token_id in sorted(self._tokenizer.get_vocab().items(), key=itemgetter(1)):
@@ -242,29 +244,30 @@ class Tokenizer:
             raise IncompatibleDraftError(f"the target's tokenizer cannot be read ({exc})") from exc
 
     def to_json(self) -> str:
-        """Return the text of a tokenizer.json for this tokenizer."""
+        """Return this tokenizer as the text of a file tokenizer.json."""
         return str(self.backend.to_str())
 
     @property
     def backend(self) -> Backend:
-        """Return the tokenizer inside this one, which is of the library `tokenizers`."""
+        """Return the tokenizer of the library `tokenizers` that this one is built on."""
         backend: Backend = self._tokenizer.backend_tokenizer
         return backend
 
     def shown_markers(self, *, calls: bool) -> dict[int, str]:
-        """Return the names of special tokens that have to appear in a chat's text, by their ids.
+        """Return those special tokens that have to appear in the text of a chat's answer, as names by token id.
 
-        These are markers of reasoning, and with `calls` of tool calls, without which their readers find nothing.
+        These are the markers of reasoning, and if `calls` also those of tool calls: whatever reads the reasoning or the
+        calls from the text would not find them without their markers.
         """
         wanted = (*MARKERS, BEGIN, END) if calls else (BEGIN, END)
         found = {self.markers[each]: each for each in wanted if each in self.markers}
         return {token_id: marker for token_id, marker in found.items() if token_id in self.special_ids}
 
     def stream(self, shown: Mapping[int, str] = MappingProxyType({})) -> TextStream:
-        """Return a decoder of a growing sequence.
+        """Return a decoder that turns a growing sequence of token ids into text, one token after another.
 
         Args:
-            shown: texts to write for some token ids in place of their own.
+            shown: by token id, texts to write in place of the tokens' own.
         """
         return TextStream(self, self.backend, shown)
 
@@ -273,7 +276,8 @@ class TextStream:
     """Decoder of a growing sequence of tokens, whose pieces of text add up to the text of the whole sequence.
 
     Args:
-        shown: texts to write for some token ids in place of their own.
+        backend: the tokenizer, as an object of the library `tokenizers`.
+        shown: by token id, texts to write in place of the tokens' own.
     """
 
     def __init__(self, tokenizer: Tokenizer, backend: Any, shown: Mapping[int, str]) -> None:
@@ -305,9 +309,10 @@ class TextStream:
         return piece
 
     def _given_up(self) -> str:
-        """Stop waiting for tokens that complete no character: return their text, and begin anew with the last of them.
+        """Return the text of the latest tokens, which have not completed a character for long; begin anew at the last.
 
-        Return an empty text, and change nothing, if the last token has another text apart from those before it.
+        If the last token decoded alone has another text than after the tokens before it, return an empty text, and
+        change nothing.
         """
         decode, (*tokens, last) = self._tokenizer.decode, self._silent
         if (text := decode(tokens)) + decode([last]) != decode(self._silent):
@@ -316,7 +321,7 @@ class TextStream:
         return text + self._step(last)
 
     def rest(self) -> str:
-        """Return, at the end of the sequence, the text of its last tokens, which wait for the rest of a character."""
+        """Return, at the end of the sequence, the text of its last tokens, which have not completed a character."""
         text = self._tokenizer.decode(self._token_ids)
         streamed = "".join(self._pieces)
         return text.removeprefix(streamed) if text.startswith(streamed) else ""
@@ -336,7 +341,10 @@ def _speakable(text: str) -> str:
 
 
 def plain_chat(chat: Chat) -> str:
-    """Return the prompt for a model without a chat template: a paragraph "role: content" each, then "assistant:"."""
+    """Return the prompt of a conversation for a model without a chat template.
+
+    It is the tools if there are any, then one paragraph "role: content" for each message, and at the end "assistant:".
+    """
     tools = f"tools: {chat.tools_json}\n\n" if chat.tools() else ""
     return f"{tools}{''.join(map(_paragraph, chat.conversation()))}assistant:"
 
@@ -361,7 +369,10 @@ _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_CHARACTE
 
 
 def _load(path: Path, *, whole: bool = False) -> Any:
-    """Return the `PlainTokenizer` of a directory, if it is enough; else, or if `whole`, Transformers' tokenizer.
+    """Return the tokenizer of a model directory, without Transformers if possible.
+
+    That is a `PlainTokenizer` if it does the same as Transformers' tokenizer. Otherwise, or if `whole`, Transformers
+    makes the tokenizer.
 
     Raises:
         ConfigError: the tokenizer cannot be loaded.

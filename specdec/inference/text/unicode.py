@@ -9,7 +9,7 @@ from specdec.inference.errors import InvalidRequestError
 
 
 def first_lone_surrogate(text: str) -> int | None:
-    """Return the index of the first half of a surrogate pair; None if the text has none."""
+    """Return the index of the first character that is half of a surrogate pair; None if the text has none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -24,7 +24,7 @@ def check_unicode(text: str, name: str) -> None:
         name: name of the text in the request, for the error.
 
     Raises:
-        InvalidRequestError: there is one; the message names the character's number.
+        InvalidRequestError: the text has such a half; the message names its index.
     """
     if (place := first_lone_surrogate(text)) is not None:
         raise InvalidRequestError(f"{name}: character {place} is not valid UTF-8", field=name)

@@ -1,4 +1,4 @@
-"""Vocabularies of a draft and its target: whether they are the same, and else the map from one to the other."""
+"""Vocabularies of a draft model and its target: a check that they are equal, and a map between two that are not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.inference.model.token_map import TokenMap
 from specdec.inference.text.tokenizer import Piece, Tokenizer
 
 MAX_VOCAB_SIZE = 1 << 20
-"""Most token ids of a vocabulary; a peer that names a larger number could make this process fill its memory."""
+"""Most token ids of a vocabulary. Without a limit, a peer that names a huge number would fill this process's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
     """Check that draft and target have the same tokens with the same ids; only their sizes may differ, by padding.
 
     Raises:
-        IncompatibleDraftError: the tokens differ; the message names both, and the way out.
+        IncompatibleDraftError: the tokens differ; the message names both vocabularies, and says what to do.
     """
     if draft.fingerprint != target.fingerprint:
         raise IncompatibleDraftError(
@@ -73,10 +73,10 @@ def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
 
 
 class _OwnIds(dict[int, tuple[int, ...]]):
-    """Dictionary from each token id of a target to the draft model's token ids for the same bytes, filled at first use.
+    """Dictionary from a target's token id to the draft model's token ids for the same bytes; made when asked for.
 
-    If the draft has a token with these bytes, that is the only one, else there are several. A special token that the
-    draft lacks becomes none, since it has no text.
+    If the draft has a token with just these bytes, the value is its id alone; else it is the ids of several tokens that
+    spell them. A special token that the draft lacks has an empty value, since it has no text.
     """
 
     def __init__(self, own: Tokenizer, own_pieces: Mapping[Piece, int], target: Tokenizer) -> None:
@@ -92,12 +92,12 @@ class _OwnIds(dict[int, tuple[int, ...]]):
 
 
 def token_map(own: Tokenizer, num_rows: int, target: Tokenizer, *, min_share: float) -> TokenMap:
-    """Return the map from a target's token ids to those of a draft model with another tokenizer.
+    """Return the map from a target's token ids to those of a draft model that has another tokenizer.
 
     Args:
-        own: tokenizer of the draft.
-        num_rows: rows of the draft's output layer.
-        min_share: least share of the target's tokens that the draft must have.
+        own: tokenizer of the draft model.
+        num_rows: number of rows of the draft model's output layer; token ids from there on cannot be proposed.
+        min_share: least share (0 to 1) of the target's tokens that the draft model must be able to propose.
 
     Raises:
         IncompatibleDraftError: the draft has a smaller share, or the target more tokens than any vocabulary may have.

@@ -1,7 +1,7 @@
-"""Requests and answers between processes, in three packages that share the interfaces in `completion.py`.
+"""Sending of requests to other processes, and answering of theirs, by gRPC or by an engine in this process.
 
-`calls` has what the others use: messages, gRPC statuses, rights, and the deadline and limits of a request. `completing`
-answers a request in this process or at other servers. `drafting` joins draft workers to targets.
+Its packages share the interfaces in `completion.py`. `calls` has what the others use: messages, gRPC statuses, rights,
+and a request's deadline and limits. `completing` answers requests. `drafting` connects draft workers with targets.
 
 Does not know: any algorithm; it translates between gRPC messages and the engine.
 Start reading: `completion.py`, then `completing/local.py` and `completing/remote.py`.

@@ -23,16 +23,18 @@ from specdec.inference.text.chat import Chat
 from specdec.inference.text.stop_strings import check_stops
 
 DRAFT_SESSION_BYTES = 16
-"""Length in bytes of `GenerateRequest.draft_session`, the name of a request for which its client drafts itself."""
+"""Length in bytes of `GenerateRequest.draft_session`: the name by which a client that runs a draft model itself tells
+the target for which request its draft tokens are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Description of a served model, as GetModel answers it.
+    """Description of a served model, which the gRPC method GetModel returns to clients.
 
     Attributes:
         name: name by which clients know the model.
-        topology: kind of the server; see `TARGET` and others in completing/remote.py.
+        topology: kind of the server: "target", "fused" (target and draft), "distributed" (a draft worker that serves
+            clients), or "gateway".
         max_length: most tokens of prompt and output together.
         tokenizer_fingerprint: `Tokenizer.fingerprint`; where it is equal, token ids have the same meaning.
         chat_template: template of the model's conversations; None if it has none.
@@ -70,11 +72,12 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What a server needs to continue the answer of another one.
+    """What a server needs to continue an answer that another server of the same model has begun.
 
     Attributes:
         token_ids: output tokens that the other server committed.
-        provenance: origin of these tokens, from that server's Started event.
+        provenance: what these tokens were computed with (model, grammar version, prompt), from the other server's first
+            event.
     """
 
     token_ids: tuple[int, ...]
@@ -90,15 +93,15 @@ class CompletionRequest(Options):
         sampling: parameters of the choice of tokens.
         seed: seed of the random choices; None lets the server draw one. `sampling.seed` is ignored.
         seed_scope: requests to which the seed gives the same random numbers: all, or those of the same prompt.
-        unsaid: fields of `sampling` that the client left to the server, among LEFT_TO_SERVER.
+        unsaid: names of the fields of `sampling` for which the server is to take its own defaults.
         max_new_tokens: most output tokens; None leaves the limit to the server.
         ignore_eos: True if the model's own end-of-sequence ids do not end the sequence.
         stop: strings before which the text ends.
-        echo: True to give the prompt's text in Started; with it, `max_new_tokens` may be 0.
+        echo: True to give the prompt's text in the answer's first event; `max_new_tokens` may then be 0.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
         ids_only: True to give token ids without their text; `stop` must be empty then.
-        audit: token ids of an output, to compare with the target's own choices; Started has the result, and
-            `max_new_tokens` may be 0. None: no output is audited.
+        audit: token ids of an output, to compare with the target's own choices; the first event has the result, and
+            `max_new_tokens` may be 0. None: no output is compared.
         prediction: text that the output may repeat, all or in parts; it changes only the speed.
         resume: output tokens of another server, after which to continue; all else is as in the request to that server.
             None: a new request.
@@ -138,7 +141,7 @@ class CompletionRequest(Options):
     def resolved(self, defaults: RequestDefaults) -> CompletionRequest:
         """Return the request with the server's defaults for the parameters that it leaves open.
 
-        A default number of output tokens is lowered to the caller's limit.
+        The default limit of output tokens is lowered to that of the current request's caller, if the caller has one.
         """
         if not self.unsaid and self.max_new_tokens is not None:
             return self
@@ -161,9 +164,10 @@ class Completer(Protocol):
     """
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield one Started, one Delta per commit, and one Finished; closing the iterator cancels the request.
+        """Yield the answer: one Started, one Delta for each target pass, and one Finished.
 
-        Started comes with the first pass of the model, so a request that is refused yields nothing.
+        Started comes with the first pass of the model, so a request that is refused yields nothing. Closing the
+        iterator cancels the request.
 
         Raises:
             InvalidRequestError: a value is out of range; `field` names it.

@@ -149,7 +149,7 @@ def unexpected() -> ApiError:
 
 
 def _param(field: str | None, path: str) -> str | None:
-    """Return the name by which clients of the endpoint `path` know a field of this project's requests."""
+    """Return the name by which clients of the endpoint `path` know this project's `field`; None if that is None."""
     return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
 
 
@@ -161,7 +161,7 @@ def unreadable(error: UnicodeDecodeError) -> ApiError:
 
 
 def from_validation(error: RequestValidationError, body: type[BaseModel]) -> ApiError:
-    """Return the error for a request body that does not fit the schema `body`; it names one fault, see `_worst`."""
+    """Return the error for a request body that does not fit the schema `body`; of several faults it names one."""
     fault = _worst(error.errors())
     loc = fault["loc"][1:] if fault["loc"][:1] == ("body",) else fault["loc"]
     place = [cut(str(part), MAX_ECHO_CHARACTERS) for part in _fields_of(loc, error.body)]
@@ -194,7 +194,10 @@ def _given(fault: dict[str, Any]) -> str:
 
 
 def _path(place: Sequence[str]) -> str:
-    """Return the path of a field in the body, such as messages.0.content; for a field in `_SHAPES`, its name alone."""
+    """Return the path of a field in the body as a text, such as messages.0.content.
+
+    For a path within a field that may have several shapes (`_SHAPES`), return the name of that field alone.
+    """
     return place[0] if place[0] in _SHAPES else ".".join(place)
 
 

@@ -25,8 +25,8 @@ class EventFormat(AnswerStream):
 
     Args:
         model: name of the model that the answer names.
-        reader: function of the prompt's text that returns the reader of the answer to it; the function returns None if
-            all text of the answer is content.
+        reader: function that takes the prompt's text and returns a reader, which splits the answer into reasoning,
+            content and tool calls; the function returns None if the answer can only be content.
 
     Attributes:
         is_numbered: True if events have a "sequence_number".

@@ -105,7 +105,7 @@ class ChunkFormat(AnswerStream):
 
 
 class CompletionFormat(ChunkFormat):
-    """Format of /v1/completions."""
+    """Format of the answers of /v1/completions, streamed or not."""
 
     shows_prompt = True
 
@@ -128,11 +128,11 @@ class CompletionFormat(ChunkFormat):
 
 
 class ChatFormat(ChunkFormat):
-    """Format of /v1/chat/completions. A choice's first chunk has the role and the first token.
+    """Format of the answers of /v1/chat/completions. A choice's first chunk has the role and the first token.
 
     Args:
-        reader: function of the prompt's text that returns the reader of the answer to it; the function returns None if
-            all text of the answer is content.
+        reader: function that takes the prompt's text and returns a reader, which splits the answer into reasoning,
+            content and tool calls; the function returns None if the answer can only be content.
     """
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
@@ -205,7 +205,10 @@ def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
 
 
 def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Return the numbers of tokens of a whole request: every prompt once, every choice's output."""
+    """Return the value of "usage" for a whole request, whose prompts have `n` choices each.
+
+    Its numbers of tokens count every prompt once, and the output of every choice.
+    """
     num_prompt_tokens = sum(choice.num_prompt_tokens for choice in choices[::n])
     num_output_tokens = sum(choice.num_output_tokens for choice in choices)
     num_accepted = sum(choice.num_predicted_accepted for choice in choices)
@@ -268,7 +271,7 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_pro
     """Return log-probabilities in the form of /v1/completions: parallel lists with an entry per position.
 
     Args:
-        offset: characters of text before the first position.
+        offset: number of characters in the text before the first position.
         begins_prompt: True if the first position is the prompt's first token, whose values become null: it follows no
             other token.
     """

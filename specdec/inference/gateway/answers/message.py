@@ -18,7 +18,9 @@ class Reading:
 
 
 class MessageReader:
-    """Splitter of one answer's text into reasoning, content and calls. How the text is cut into pieces changes nothing.
+    """Splitter of one answer's text, given piece by piece, into reasoning, content and tool calls.
+
+    The result is the same however the text is cut into pieces.
 
     Args:
         reasoning: splitter of the reasoning; None if the text has none.
@@ -33,9 +35,11 @@ class MessageReader:
         self.has_calls = False
 
     def push(self, text: str, *, is_last: bool, is_cut: bool = False) -> Reading:
-        """Return what a piece of text adds to the message; the last piece also adds text held back before.
+        """Return what a piece of text adds to the message.
 
-        If `is_cut`, the limit of tokens ended the text: what may be the beginning of a call at its end is left out.
+        Text that may be the beginning of a mark or of a tool call is added only with a later piece that decides it, or
+        with the last piece. If `is_cut`, the limit of tokens ended the text: what may be the beginning of a call at its
+        end is left out.
         """
         thought, rest = self._reasoning.push(text, is_last=is_last) if self._reasoning else ("", text)
         if self._calls is None:

@@ -19,12 +19,15 @@ from specdec.inference.workers.completion import Codec
 Events: TypeAlias = AsyncGenerator[ChoiceEvent, None]
 _THINKING = {"type": "thinking", "thinking": "", "signature": ""}
 _EMPTY = {"reasoning_content": _THINKING, "content": {"type": "text", "text": ""}}
-"""Empty block of content for each field of a chat's delta that has text."""
+"""Table from each field with text in a chat's "delta" to the empty content block that this text begins."""
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessagesFormat(EventFormat):
-    """Format of /v1/messages: a message whose content is a list of blocks, of which only the last one still grows."""
+    """Format of the answers of /v1/messages.
+
+    An answer is a message whose content is a list of blocks, of which only the last one still grows.
+    """
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
         super().__init__(model, reader)
@@ -34,7 +37,7 @@ class MessagesFormat(EventFormat):
         self._last: object = None  # field of a chat's delta that it is made of, or number of its call
 
     async def noting_stop(self, events: Events, stops: Sequence[str], codec: Codec) -> Events:
-        """Yield the events unchanged; note which of the stop strings ended the text.
+        """Yield the events unchanged; put the stop string that ended the text into the answer's "stop_sequence".
 
         The text ends before a stop string, so the string is looked for in the text that `codec` makes of the tokens.
         """
@@ -64,14 +67,18 @@ class MessagesFormat(EventFormat):
             yield from self._grow(call["index"], call["function"]["arguments"], head)
 
     def _begin(self, choice: Choice) -> Iterator[JsonEvent]:
-        """Yield the event message_start, at the first call only; it has the number of prompt tokens, known by then."""
+        """Yield the event message_start, which has the number of prompt tokens, unless this was done before."""
         if "usage" not in self._fields:
             self._fields["usage"] = _usage(choice)
             nothing = {"stop_reason": None, "stop_sequence": None}
             yield {"type": "message_start", "message": {**self._fields, **nothing}}
 
     def _grow(self, key: object, text: str, new: dict[str, Any]) -> Iterator[JsonEvent]:
-        """Add text to the last block if it has this key, else to a new one; yield the events for the client."""
+        """Add text to the last block of content, or to a new one; yield the events for the client.
+
+        It is the last block if that has the same `key`: the name of a field of a chat's delta, or the number of a tool
+        call. Otherwise `new` is the new block, still empty.
+        """
         if self._last != key:
             yield from self._stop()
             self._last = key
@@ -100,7 +107,7 @@ class MessagesFormat(EventFormat):
         yield {"type": "message_stop"}
 
     def failing(self, error: ApiError) -> Iterator[JsonEvent]:
-        """End the stream by an error."""
+        """Yield the event that reports a failure to the client, and ends the stream."""
         yield error.body(MESSAGES)
 
     def ended(self, choice: Choice) -> dict[str, Any]:

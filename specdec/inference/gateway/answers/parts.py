@@ -24,7 +24,7 @@ class Part:
         token_ids: ids of the part's tokens.
         rejected_text: text of the pass's rejected draft tokens; empty unless this is the pass's last part.
         timings: times of the pass; None unless this is the pass's last part.
-        finish_reason: reason of the end, on the last part of a choice.
+        finish_reason: reason why the choice ended; None except on its last part.
         is_prompt: True if the text is an echoed prompt; its first log-probability then has no meaning.
     """
 
@@ -40,7 +40,7 @@ class Part:
 
 
 def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
-    """Yield the parts of a delta: one for each of its tokens if `per_token`, else a single one."""
+    """Yield the parts of a delta (what one target pass added): one for each of its tokens if `per_token`, else one."""
     num_tokens = len(delta.token_ids)
     accepted = tuple(i < delta.num_accepted_tokens for i in range(num_tokens))
     of_pass: dict[str, Any] = {

@@ -101,7 +101,7 @@ def _copy(item: dict[str, Any]) -> dict[str, Any]:
 
 
 class ResponsesFormat(EventFormat):
-    """Format of /v1/responses.
+    """Format of the answers of /v1/responses, streamed or not.
 
     Args:
         body: body of the request, some fields of which the answer repeats.

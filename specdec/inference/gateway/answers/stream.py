@@ -29,16 +29,16 @@ LAST_WORD_S = 1.0
 
 
 MAX_SCORES = 200_000
-"""Limit of log-probabilities in an answer without a stream; each takes half a kilobyte until it is sent."""
+"""Most log-probabilities in an answer that is not streamed; each takes half a kilobyte until the answer is sent."""
 MAX_ALL_SCORES = 1_000_000
-"""Limit of log-probabilities in all of this process's answers without a stream together."""
+"""Most log-probabilities in all of this process's unfinished answers that are not streamed, together."""
 INLINE_SCORES = 5000
 """Most log-probabilities of a document that the event loop encodes; a thread encodes more, as that takes long."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """Number of log-probabilities held for all requests that do not stream, until their answers end."""
+    """Count of the log-probabilities in memory for all unfinished answers that are not streamed."""
 
     num_scores: int = 0
 
@@ -47,7 +47,8 @@ async def whole_answer(events: AsyncGenerator[ChoiceEvent, None], answer: Answer
     """Read all events of a request that does not stream; return the answer with its JSON document.
 
     Args:
-        kept: count of this process, to which the log-probabilities of this answer are added until it is made.
+        kept: count of all unfinished answers' log-probabilities in this process; this answer's are added to it, and
+            are subtracted when this function returns or raises.
 
     Raises:
         ApiError: the answer has more than `MAX_SCORES` log-probabilities.
@@ -115,7 +116,7 @@ class AnswerStream(ABC):
         """Return the server-sent events that report a failure to the client."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """Return the bytes for the first event.
+        """Wait for the completion's first event, and return the bytes that the stream sends for it.
 
         A failure before it closes `events` and is raised, so that the answer can have an error status.
         """

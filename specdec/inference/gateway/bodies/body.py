@@ -26,7 +26,10 @@ def _unicode(text: str) -> str:
 
 
 def _all_whole(values: Any) -> Any:
-    """Apply `_whole` to the items of a list; return longer ones than `MAX_FIELDS`, and other values, unchanged."""
+    """Return a list with each float that has no fraction as an int, since JSON clients may write 5 as 5.0.
+
+    A list of more than `MAX_FIELDS` items, or a value that is no list, is returned unchanged.
+    """
     return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
 
 
@@ -50,7 +53,7 @@ Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 
 
 def complete(schema: dict[str, Any], body: type[Body]) -> None:
-    """Change a body's JSON schema so that optional fields may be null, and add the fields of its `no_ops`."""
+    """Change a body's JSON schema so that optional fields may be null, and add the fields accepted without effect."""
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:

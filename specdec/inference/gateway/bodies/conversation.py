@@ -80,7 +80,9 @@ class FunctionBody(SentBack):
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """Return the JSON schema of the arguments, or None; if strict, it allows only the arguments that it names.
+        """Return the JSON schema of the arguments, or None if the function has no `parameters`.
+
+        If `strict` is set, the schema allows only the arguments that it names.
 
         Raises:
             ValueError: a strict schema asks for other properties than it names.

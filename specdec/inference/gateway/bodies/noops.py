@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from specdec.inference.errors import cut
 
 NoOps: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""Values with which a field is accepted, by the field's name; a field without any is always refused."""
+"""Table from a field's name to the values with which it is accepted; if there are none, only null is accepted."""
 UNSUPPORTED = "unsupported"
 """Type of the Pydantic error for a field that is refused."""
 MAX_SHOWN_CHARACTERS = 40
@@ -102,7 +102,7 @@ _HINTS = {
 
 
 def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:
-    """Return a body's fields without those that are null, and without those of `no_ops`.
+    """Return a body's fields, without those that are null, and without the fields of `no_ops`, which have no effect.
 
     Raises:
         PydanticCustomError: a field of `no_ops` has a value with which it is not accepted.
@@ -129,6 +129,6 @@ def _refusal(name: str, value: Any, values: tuple[Any, ...]) -> PydanticCustomEr
 
 
 def schema_of(no_ops: NoOps) -> dict[str, Any]:
-    """Return the fields of `no_ops` as properties of a JSON schema, each with its accepted values and null."""
+    """Return JSON schemas of the fields of `no_ops`, which have no effect: each lists the accepted values and null."""
     note = "Accepted without effect: this is so anyway."
     return {name: {"enum": [*values, None], "description": note} for name, values in no_ops.items()}

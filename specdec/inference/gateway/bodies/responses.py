@@ -75,7 +75,7 @@ class CallItem(SentBack):
     arguments: Text
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the call to the assistant's message at the end of a chat; begin a new message if the last is not its."""
+        """Add the call to a chat's last message if that is the assistant's, else to a new message of the assistant."""
         call = {"id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
         _of_assistant(messages).setdefault("tool_calls", []).append(call)
 

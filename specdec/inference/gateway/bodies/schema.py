@@ -298,7 +298,7 @@ class ChatBody(GenerationBody, TemplateBody):
         """Return the conversation with the tools that may be called.
 
         Raises:
-            InvalidRequestError: a part of it is not valid; see `chat_of`.
+            InvalidRequestError: a text is not valid UTF-8, or a part of the conversation exceeds its limit.
         """
         return chat_of(self.messages, self.offered(), self.template_kwargs())
 

@@ -1,4 +1,4 @@
-"""HTTP ports: connections and their limits, probes, and what a request passes before the application reads it.
+"""HTTP ports: connections and their limits, health probes, and the middleware before the HTTP application.
 
 Does not know: the endpoints of the application.
 Start reading: `port.py`, then `middleware.py`.

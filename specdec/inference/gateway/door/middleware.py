@@ -1,7 +1,7 @@
 """ASGI middleware of the HTTP application: request ids, access, limits on bodies, and a count of answers.
 
-It is written without Starlette's base class, so that streams stay streams. Every scope that it gets is of HTTP, since
-the ports have neither websockets nor a lifespan.
+It does not use Starlette's BaseHTTPMiddleware, so that streams stay streams. Every ASGI scope that it gets is of type
+"http", since the ports have neither websockets nor a lifespan.
 """
 
 from __future__ import annotations
@@ -98,7 +98,11 @@ class BodyLimit:
         return messages
 
     async def _read(self, receive: Receive) -> tuple[list[Message], int]:
-        """Return a body's ASGI messages and its number of bytes; stop reading once that exceeds the allowed length."""
+        """Return a body's ASGI messages and its number of bytes; stop reading once that exceeds the allowed length.
+
+        Raises:
+            ApiError: the bodies that are arriving now, of all requests or of this account, have too many bytes.
+        """
         messages: list[Message] = []
         num_bytes, account = 0, caller().account
         try:
@@ -180,7 +184,7 @@ class RequestId:
 def rights_of(scope: Scope) -> frozenset[Right] | None:
     """Return the rights of which the caller of a request needs at least one; None if no right is needed.
 
-    A browser's preflight (OPTIONS) has no token, and no path answers it with anything but an error.
+    A browser's preflight (method OPTIONS) needs none: it has no token, and every path answers it with an error.
     """
     return None if scope["method"] == "OPTIONS" else rights_of_path(scope["path"])
 
@@ -195,7 +199,8 @@ class HttpGate:
     """Middleware that lets `Access` admit or refuse each request before anything of its body is read.
 
     Args:
-        rights: function that returns the rights of which a request's caller needs at least one; None: no right.
+        rights: function that returns the rights of which a request's caller needs at least one; if it returns None,
+            the request passes unchecked.
     """
 
     def __init__(

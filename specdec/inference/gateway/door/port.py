@@ -1,6 +1,6 @@
-"""HTTP port: uvicorn serves an ASGI application on this process's event loop. Probes are answered in this module.
+"""HTTP port: uvicorn serves an ASGI application on this process's event loop. Health probes are answered here.
 
-Knows nothing of the application but its interface.
+This module knows nothing of the application but its ASGI interface.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Probes:
     503. While requests are not accepted, /health and /ping are answered like /readyz instead of being passed on.
 
     Args:
-        is_healthy: further condition for 200 at /readyz; None: there is none.
+        is_healthy: function that must also return True for status 200 at /readyz; None: readiness needs only that
+            requests are accepted.
     """
 
     def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:
@@ -105,7 +106,7 @@ class HttpPort:
 
     Args:
         name: name of the port in the log.
-        probes: application to serve, inside the application that answers probes.
+        probes: application that answers health probes, and passes other requests to the application to serve.
         port: number of the port; 0 takes a free one.
         server: host, security and time limits.
         tls: certificate; None for plain text.
@@ -120,7 +121,10 @@ class HttpPort:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the number of the port, by the port's name in lower case; it is final once the port is open."""
+        """Return a table with one entry, from the port's name in lower case to its number.
+
+        If a free port is to be taken, the number is 0 until the port is open.
+        """
         return {self._name.lower(): self.port}
 
     async def open(self) -> None:
@@ -147,7 +151,7 @@ class HttpPort:
         return f"{'http' if self._tls is None else 'https'}://{address(host, self.port)}"
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Set what health checks report: `ready` if requests are accepted, `alive` unless a restart would help."""
+        """Set what health probes report: `ready` if requests are accepted; `alive` is False if a restart would help."""
         self._probes.is_ready, self._probes.is_alive = ready, alive
 
     async def refuse_new(self) -> None:
@@ -184,7 +188,7 @@ class _Uvicorn(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to the process."""
+        """Install no signal handlers, where uvicorn's own method would."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -61,7 +61,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.write(_half_closed())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection and its timers."""
+        """Stop the timers of a connection that has ended."""
         self._expect_within(None)
         self.resume_writing()
         super().connection_lost(exc)
@@ -139,7 +139,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _watch_reader(self) -> None:
-        """Check, after the time-out, whether the client has read anything since the watch began."""
+        """Start a timer that checks, after `stall_timeout_s`, whether the client has read anything since now."""
         self._num_unread = self.transport.get_write_buffer_size()
         self._stalled = self.loop.call_later(self.stall_timeout_s, self._drop_or_watch)
 
@@ -158,9 +158,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Close the connection after `seconds`; None: never. This replaces the limit before.
+        """Close the connection after `seconds` (None: never), unless another call sets a new limit before.
 
-        The time does not run during an answer; `on_response_complete` then starts it.
+        The time does not run while a request is answered; `on_response_complete` starts it afterwards.
         """
         self._owed_s = seconds
         is_answering = self.cycle is not None and not self.cycle.response_complete

@@ -113,7 +113,8 @@ HERMES = CallFormat(HermesReader, f"{TOOL_CALL}\n", "arguments", f"\n{TOOL_CALL_
 LLAMA3_JSON = CallFormat(Llama3JsonReader, "", "parameters", "", between=None, trigger=None, opening=PYTHON_TAG)
 FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 MARKERS = (TOOL_CALL, TOOL_CALL_END, PYTHON_TAG)
-"""Markers of all formats. Where one is a special token, which has no text, the tokenizer has to write its name."""
+"""Markers of tool calls in all formats. A marker may be a special token of the model, which decoding leaves out; then
+the token's name has to be written in its place."""
 _PROBE = "probe"
 _ASKED: tuple[Mapping[str, Any], ...] = ({"role": "user", "content": "Please."},)
 _CALL: Mapping[str, Any] = {"name": _PROBE, "arguments": {"place": "Oslo"}}
@@ -131,7 +132,7 @@ _TOOL = {
 
 
 def shown_format(render: Callable[..., str] | None) -> str:
-    """Return the name of the format in which a chat template writes calls; empty if it is none of `FORMATS`.
+    """Return the name of the format in which a chat template writes tool calls; empty if it is none of `FORMATS`.
 
     Args:
         render: function that writes messages by the template, with keyword arguments `tools` and

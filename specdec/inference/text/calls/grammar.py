@@ -12,7 +12,7 @@ from specdec.inference.text.grammar_source import Markers, nested
 from specdec.inference.text.json_schema import adapted
 
 MAX_CALLS = 16
-"""Most calls in one answer under a grammar that counts them."""
+"""Most tool calls in an answer under the grammar of `only_calls`; that of `calls_anywhere` has no such limit."""
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 _MARKS = Markers(MARKERS)
 _text = _MARKS.literal
@@ -29,9 +29,9 @@ def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
-    """Return the grammar of one call, or of several if `many`; `output` is the grammar of a text in place of calls.
+    """Return the grammar of an answer that is one tool call, or if `many` also several.
 
-    If `output` is None, calls are required.
+    The answer may instead be a text of the grammar `output`; if that is None, calls are required.
     """
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
     opening = f"{_text(form.opening)}?" if form.opening else ""
@@ -42,10 +42,10 @@ def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Gr
 
 
 def calls_anywhere(form: CallFormat, functions: Functions) -> Grammar:
-    """Return the grammar of text in which calls may stand anywhere, but only of these functions.
+    """Return the grammar of an answer of any text, in which tool calls may stand anywhere, but only of `functions`.
 
     Args:
-        form: format of the calls, which must have a trigger.
+        form: format of the calls, which must have a trigger: a text with which each call begins.
     """
     trigger = form.trigger or ""
     rest = _text(form.before.removeprefix(trigger))

@@ -80,9 +80,10 @@ class CallReader:
         self._state: Callable[[], bool] = self._in_text
 
     def push(self, text: str, *, is_last: bool, is_cut: bool = False) -> Pieces:
-        """Add a piece of the answer's text; return what is certain now, or all that is left if it is the last piece.
+        """Add a piece of the answer's text; return the new text outside of tool calls, and the new pieces of calls.
 
-        If `is_cut`, the limit of tokens ended the answer: what may be the beginning of a call at its end is left out.
+        Text that may be the beginning of a call is returned only by a later call of this method, which decides it, or
+        if `is_last`. If `is_cut`, the limit of tokens ended the answer: what may begin a call at its end is left out.
         """
         self._buffer += text
         while self._state():
@@ -96,15 +97,18 @@ class CallReader:
         return self._state == self._in_head or self._num_calls > 0
 
     def _in_text(self) -> bool:
-        """Look for the beginning of a call. Each such state method returns True if another state must read on."""
+        """Look for the beginning of a tool call in the text read so far.
+
+        Return True if the state has changed, so that its method must read on; False if more text is needed.
+        """
         raise NotImplementedError
 
     def _after_call(self) -> bool:
-        """Skip the rest of a call behind its arguments; return True if another state must read on."""
+        """Skip the rest of a tool call behind its arguments; return True when done, False if more text is needed."""
         raise NotImplementedError
 
     def _no_call(self) -> bool:
-        """Pass on as text what looked like a call, and look for the next; return True: another state must read on."""
+        """Treat as text what looked like a tool call, and look for the next one; return True: the state has changed."""
         self._emit(self._opening)
         self._state = self._in_text
         return True
@@ -151,7 +155,11 @@ class CallReader:
         return True
 
     def _take_whole(self, end: int) -> bool:
-        """Read an object whose fields are in an unusual order, such as the arguments first, once all of it is there."""
+        """Read a call's JSON object, which ends at index `end` of the text, if its fields are in an unusual order.
+
+        Such an order is, for example, the arguments first. An object that is no call of an offered function becomes
+        text. Return True: another state of the reader must read on.
+        """
         call = _call_of(self._buffer[:end], self._names)
         if call is None:
             return self._no_call()

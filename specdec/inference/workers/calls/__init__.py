@@ -1,5 +1,5 @@
-"""Everything around a gRPC call: its messages and status, its caller's rights, the servers to call, and its metrics.
+"""Everything around a gRPC call: its messages and status, its caller's rights and limits, its metrics, its servers.
 
-Does not know: how a request is answered (completing/), or drafted for (drafting/).
+Does not know: how a request is answered (completing/), or where its draft tokens come from (drafting/).
 Start reading: `convert.py`, where every message is made and read, then `status.py` and `scope.py`.
 """

@@ -1,7 +1,7 @@
 """Access control: which caller may make which gRPC call or HTTP request.
 
-Without an auth file, every client may do everything, except draft for other clients' requests over a network. With an
-auth file, a client may do only what the file allows.
+Without an auth file, every client may make every call, but at a server that a network can reach, none may draft for
+other clients' requests. With an auth file, a client may do only what the file allows.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ PAGE = "/"
 
 
 def rights_of_call(method: str) -> frozenset[Right]:
-    """Return the rights of which a gRPC method's caller needs at least one; OPS if the method is not in `_METHODS`."""
+    """Return the rights of which the caller of a gRPC method needs at least one.
+
+    A method that has no entry in `_METHODS` needs OPS, the right of operators.
+    """
     return frozenset(_METHODS.get(method, {Right.OPS}))
 
 
 def rights_of_path(path: str) -> frozenset[Right] | None:
     """Return the rights of which the caller of an HTTP path needs at least one; None if no right is needed.
 
-    A path that begins like none in `_PATHS` needs OPS.
+    A path that begins like none of `_PATHS` needs OPS, the right of operators.
     """
     if path == PAGE:
         return None
@@ -118,7 +121,7 @@ class Access:
 
 
 def require_any(rights: Set[Right], who: Caller) -> Caller:
-    """Return the caller; raise ForbiddenError if it has none of the rights."""
+    """Return `who` if this caller has at least one of the `rights`; otherwise raise ForbiddenError."""
     if who.rights & rights:
         return who
     wanted = " or ".join(sorted(rights))

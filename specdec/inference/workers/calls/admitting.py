@@ -1,4 +1,4 @@
-"""Admission of gRPC calls: who calls, with which request id; and the headers that pass both on to other servers."""
+"""Admission of gRPC calls: it finds each call's caller and request id, and makes the headers that pass them on."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ USER = "x-specdec-user"
 ASK_AGAIN_S = 5.0
 """Seconds between two checks that the caller of a running `Assist` stream is still allowed to make that call."""
 _NOTED = (ASSIST, DRAIN)
-"""Methods of which every call gets an audit line: `Assist` gets the prompts of all clients, `Drain` ends the server."""
+"""gRPC methods of which every call is written to the audit log: the caller of `Assist` gets the prompts of all clients,
+and `Drain` ends the server."""
 
 
 def admission(access: Access) -> Admit:
-    """Return the function that admits gRPC calls by `access`, and makes each call's caller the current one."""
+    """Return the function that admits gRPC calls by the rules of `access`.
+
+    While a call is served, it also makes the call's caller and request id the current ones (inference/caller.py).
+    """
 
     def admit(
         method: str, headers: Mapping[str, str], names: Sequence[str] | None, peer: str
@@ -57,10 +61,10 @@ def _for_user(who: Caller, user: str) -> Caller:
 def _admitted(
     identify: Callable[[], Caller], user: str, id_: str, method: str, peer: str
 ) -> Generator[None, None, None]:
-    """Admit a call, and make it the current request, with its caller and id, while the block serves it.
+    """Admit a gRPC call, and make its caller and id the current ones while the block serves it.
 
     Raises:
-        UnauthenticatedError, ForbiddenError: the caller may not make this call.
+        UnauthenticatedError, ForbiddenError: the caller may not make this call, or may no longer make it.
         InvalidRequestError: the name of the user is not valid.
     """
     try:
@@ -109,7 +113,10 @@ def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[Non
 
 @contextmanager
 def _audited(who: Caller, id_: str, method: str, peer: str) -> Generator[None, None, None]:
-    """Write an audit line if the call in the block fails or is of a method in `_NOTED`, unless it wrote one itself."""
+    """Write a line to the audit log if the gRPC call that the block serves fails, or is of a method in `_NOTED`.
+
+    No line is written if the call has written one itself, or if its caller has no name, as without an auth file.
+    """
     with request_context(who, id_, peer):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
         try:
@@ -132,10 +139,10 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
 
 
 def private_scope(peer: str) -> str:
-    """Return the prefix for the session names of a client that drafts for its own requests.
+    """Return the prefix that the target puts before the session names of a client that drafts for its own requests.
 
-    It has the caller's name and the address of its connection, so that clients cannot draft for each other. It does not
-    have the user, since one draft worker drafts for the requests of all users of its process.
+    It consists of the caller's name and its connection's address `peer`, so that clients cannot draft for each other.
+    It does not name a user, since one draft worker drafts for the requests of all users of its process.
     """
     return f"{caller().name} {peer}/"
 

@@ -42,7 +42,7 @@ NAME = re.compile(r"[\w.@:/-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class AuthFile:
-    """Known callers, by the SHA-256 of their tokens, and by the names in their certificates."""
+    """Content of an auth file: callers by the SHA-256 of their tokens, and by the names in their certificates."""
 
     tokens: dict[bytes, Caller]
     certificates: dict[str, Caller]
@@ -55,7 +55,7 @@ class AuthFile:
         return self.tokens.get(hashlib.sha256(token.encode()).digest())
 
     def of_certificate(self, names: Sequence[str]) -> Caller | None:
-        """Return the caller in the file that has one of these names of a certificate; None if none has."""
+        """Return the caller whose entry in the file has one of a certificate's `names`; None if there is none."""
         return next((self.certificates[name] for name in names if name in self.certificates), None)
 
 

@@ -1,4 +1,4 @@
-"""All conversion between protobuf messages and dataclasses; it also gives unset fields of messages their meaning."""
+"""Conversion between protobuf messages and dataclasses, which also decides what an unset field of a message means."""
 
 from __future__ import annotations
 
@@ -55,22 +55,24 @@ _Assist = TypeVar("_Assist", pb.AssistRequest, pb.AssistResponse)
 PROTOCOL_VERSION = 2
 
 PAD_BYTES = 32
-"""Number of bytes of which the length of every proposal and commit is a multiple."""
+"""The lengths of all messages with draft tokens or committed tokens are multiples of this number of bytes."""
 MAX_BRANCHES_OF_MESSAGE = 1024
-"""Most branches of one Propose, far more than a draft needs; each is held until it is added to the draft tree."""
+"""Most branches of a draft tree in one Propose message, far more than a draft needs; each takes memory until it is
+added to the tree."""
 MAX_TOKENS_OF_MESSAGE = 4096
-"""Most draft tokens of one Propose, over all its branches."""
+"""Most draft tokens in one Propose message, counting those of all its branches."""
 MAX_TOKENS_OF_PASS = MAX_TREE_TOKENS + 1
 """Most tokens that one pass can commit: the longest path of a draft tree, and one of the target's own."""
 MAX_CHARACTERS_OF_PASS = 1024 * MAX_TOKENS_OF_PASS
-"""Longest text of one pass in characters. No known vocabulary has a token of half that length."""
+"""Most characters of the text that one target pass commits. It allows 1024 for each token, more than twice as many as
+any known vocabulary's longest token has."""
 
 MAX_NAME_CHARACTERS = 256
-"""Most characters of each name in a server's model card, since /metrics repeats a name some 200 times."""
+"""Most characters of each name in a server's model card; a longer one is cut, since /metrics repeats it 200 times."""
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
-    """Return the number that stands for each member of an enum in protobuf messages, by member.
+    """Return a table from each member of an enum to the number that stands for it in protobuf messages.
 
     The .proto calls the number PREFIX_MEMBER. A member without such a name there gets 0, the number of an unset field.
     """
@@ -91,7 +93,7 @@ _COMPLETION = (
 )
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 MAX_ADAPTERS = 1024
-"""Most adapters that are taken from a server's model card."""
+"""Most adapters (LoRA) that are taken from a server's model card; further ones are ignored."""
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "text_fingerprint", "model_id")  # of a card, and short
 _CARD = (*_NAMES, "max_length", "vocab_size", "chat_template", "call_format")
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens", "adapter")
@@ -108,14 +110,14 @@ def _to_message(values: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _from_message(message: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return the named fields of a message; an `optional` field that is not set becomes None."""
+    """Return the fields of a message that `names` lists, by name; an `optional` field that is not set becomes None."""
     known = message.DESCRIPTOR.fields_by_name
     unset = {name for name in names if known[name].has_presence and not message.HasField(name)}
     return {name: None if name in unset else getattr(message, name) for name in names}
 
 
 def _check_count(values: Sized, limit: int, field: str) -> None:
-    """Check how many elements a field has before any of them is read, since each becomes a Python object.
+    """Check the number of elements of a message's field before they are read, since each becomes a Python object.
 
     Raises:
         InvalidRequestError: there are more than `limit`; the message names field, number and limit.
@@ -125,7 +127,7 @@ def _check_count(values: Sized, limit: int, field: str) -> None:
 
 
 async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-    """Return `convert(item)`, called in a thread if `scores` is not empty, since thousands of them take 0.1 s or more.
+    """Return `convert(item)`; it is called in a thread if `scores` is not empty, since it may then take over 0.1 s.
 
     Args:
         scores: the log-probabilities of a prompt that the item contains; empty if it has none.
@@ -134,10 +136,12 @@ async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) ->
 
 
 def _known(numbers: dict[Any, Any], number: int, what: str, field: str | None = None) -> Any:
-    """Return the enum member that a number of a message stands for, by a table of `_numbers`.
+    """Return the enum member that a number in a message stands for.
 
     Args:
-        what: name of the value in the error's message.
+        numbers: table from member to number.
+        number: number in the message.
+        what: name of the value, for the error's message.
         field: field of the request that the error names.
 
     Raises:
@@ -167,7 +171,7 @@ def noise_from_message(number: pb.Noise) -> Noise:
 def sampling_to_message(
     sampling: SamplingParams, seed: int | None, unsaid: frozenset[str] = frozenset()
 ) -> pb.SamplingParams:
-    """Return the message for sampling parameters; the fields in `unsaid` stay unset, for the receiver's defaults."""
+    """Return the message for sampling parameters; fields in `unsaid` stay unset, for the receiver to fill."""
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
     given = [name for name in _SAMPLING_NAMES if name not in unsaid]
     return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, given))
@@ -225,7 +229,7 @@ def _timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
 
 
 def _pass_to_message(piece: Commit) -> dict[str, Any]:
-    """Return the values of the fields that pb.Commit and pb.Delta both have, taken from a commit."""
+    """Return the values of the fields that both pb.Commit and pb.Delta have, by name, taken from a commit."""
     return {
         "position": piece.position if piece.position >= 0 else None,
         "token_ids": piece.token_ids,
@@ -242,7 +246,7 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
 
 
 def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
-    """Return the values of the fields that `Commit` and `Delta` both have, taken from a message.
+    """Return the values of the fields that both dataclasses `Commit` and `Delta` have, by name, taken from a message.
 
     A count above another one that it is a part of, such as accepted above drafted tokens, is lowered to that one.
 
@@ -479,19 +483,22 @@ def branch_to_message(branch: Branch) -> pb.Branch:
 
 
 def commit_to_message(commit: Commit) -> pb.Commit:
-    """Return the message that sends a commit to a draft worker; it leaves out log-probabilities."""
+    """Return the message that tells a draft worker which tokens are committed; it has no log-probabilities."""
     return pb.Commit(**_pass_to_message(commit))
 
 
 def padded(message: _Assist) -> _Assist:
-    """Lengthen a message to a multiple of PAD_BYTES; else its length could reveal its tokens (arXiv 2411.01076)."""
+    """Lengthen a message to a multiple of PAD_BYTES bytes by its field `padding`; return the message.
+
+    Otherwise the length could reveal to an eavesdropper which tokens the message has (arXiv 2411.01076).
+    """
     missing = -(message.ByteSize() + 2) % PAD_BYTES  # the field itself takes two bytes
     message.padding = bytes(missing or PAD_BYTES)
     return message
 
 
 def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of several positions."""
+    """Return the log-probabilities of several positions, one entry for each message."""
     return tuple(map(logprobs_from_message, messages))
 
 

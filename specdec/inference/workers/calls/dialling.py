@@ -1,4 +1,4 @@
-"""Credentials with which a process dials servers, made from its configuration, and a check of servers' certificates."""
+"""Credentials for connections to servers, made from the configuration, and a check of servers' certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.inference.workers.calls.status import calls_to
 
 
 def credentials_of(security: DialSecurity) -> Credentials | None:
-    """Return a channel's credentials; None if it has neither TLS nor a token.
+    """Return the credentials of a gRPC channel; None if `security` has neither a CA for TLS nor a token file.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.
@@ -33,9 +33,9 @@ def credentials_of(security: DialSecurity) -> Credentials | None:
 
 
 def web_credentials(security: DialSecurity) -> tuple[dict[str, str], ssl.SSLContext]:
-    """Return the HTTP headers and the TLS context of a client: its access token, certificate and trusted CAs.
+    """Return an HTTP client's headers, with its access token, and its TLS context, with its certificate and CAs.
 
-    If the settings name no CA, those of the system are trusted.
+    Without a token file there are no headers. If the settings name no CA, those of the system are trusted.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.
@@ -71,7 +71,9 @@ def _tls_of(security: DialSecurity) -> ClientTls | None:
 
 
 async def check_link(address: str, security: DialSecurity) -> None:
-    """Check whether a server whose connection was lost can be trusted; do nothing if it cannot be reached.
+    """Check by a TLS handshake whether a server whose connection was lost can be trusted.
+
+    Do nothing if the server cannot be reached, or if `security` has no TLS.
 
     Raises:
         HandshakeError: the server can be reached, and the TLS handshake fails; the message names the reason.

@@ -1,7 +1,7 @@
-"""Fleet: the servers of one model that a process dials, with a channel and a health watch for each.
+"""Fleet: the servers of one model to which a process sends requests, with a gRPC channel and a health watch for each.
 
-With a channel for each, a request can use one server and avoid another; `inference/scheduling/replicas.py` chooses. The
-fleet knows nothing of the requests but how long each used a server, and how it ended.
+With a channel for each, a request can use one server and avoid another; `inference/scheduling/replicas.py` chooses. Of
+the requests, the fleet knows only how long each used a server, and how it ended.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from specdec.inference.workers.calls.status import calls_to
 logger = logging.getLogger(__name__)
 
 LATELY_S = 8.0
-"""Seconds after its loss in which a server may be back unnoticed: a channel redials after 5 s and some jitter."""
+"""Seconds after the loss of a server in which it may be back without this process knowing: a gRPC channel reconnects
+only after 5 s and some jitter."""
 LOOK_AGAIN_S = 5.0
 ATTEMPT_S, RETRY_S = 10.0, 1.0
 """Most seconds of an attempt to connect at start, and seconds between attempts."""
 REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
-"""Errors of a server that refuses every request of this process.
+"""Errors by which a server shows that it refuses every request of this process.
 
-They count as failures of the server. Else it would seem the least loaded one, since its refusals come so fast.
+They count as failures of the server. Otherwise it would seem the least loaded one, since refusals come so fast.
 """
 
 
@@ -80,12 +81,12 @@ class Replica:
 
 
 class Fleet:
-    """Servers of one model. A context manager that has to be entered in a running event loop.
+    """Servers of one model, with connections to them: a context manager, to be entered in a running event loop.
 
     Args:
         targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for the servers of a list.
         security: credentials of this process, and certificate authorities that it trusts.
-        headers: function that returns further headers for each call, such as those of a trace.
+        headers: function that returns further headers for each gRPC call, such as those of a trace.
     """
 
     def __init__(self, targets: Sequence[str], security: DialSecurity = PLAIN, headers: Headers = dict) -> None:
@@ -93,7 +94,7 @@ class Fleet:
         self._security = security
         self._headers = headers
         self.budget = RetryBudget()
-        """Budget of further attempts after a lost server; all requests of the process share it."""
+        """Budget that limits how often requests are sent again after failures; all requests of the process share it."""
         self._policy = Replicas()
         self._replicas: dict[str, Replica] = {}
         self._served_at = -math.inf
@@ -102,7 +103,7 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Fleet:
-        """Open the channels.
+        """Open a channel to each server, and return the fleet; from then on, follow changes of the servers' addresses.
 
         Raises:
             ConfigError: a certificate or token file cannot be used.
@@ -120,7 +121,10 @@ class Fleet:
             await _close(replica)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task that ends with the fleet at the latest; keep a reference to it, since an event loop keeps none."""
+        """Run a coroutine as a task, which is cancelled when the fleet is closed.
+
+        A reference to the task is kept, since the event loop keeps none.
+        """
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -167,7 +171,7 @@ class Fleet:
     def lease(
         self, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
     ) -> Generator[Replica, None, None]:
-        """Choose a server for a request, and count the request there until the block ends.
+        """Yield the server to which a request is to be sent, and count the request there until the block ends.
 
         Args:
             prefix: hash of the prompt's beginning; a server that got an equal one before is preferred. Empty: the load
@@ -200,11 +204,11 @@ class Fleet:
             self._policy.ended(address, now, failed=has_failed)
 
     def has_other(self, *than: str) -> bool:
-        """Return whether a server not at one of the addresses `than` is ready, and is not paused after failures."""
+        """Return whether any server except those at the addresses `than` is ready and not paused after failures."""
         return self._policy.has_other(time.monotonic(), than=than)
 
     def is_ready(self, replica: Replica) -> bool:
-        """Return whether a server reports that it takes requests."""
+        """Return whether a server's latest health report says that it takes requests; False without a report."""
         record = self._policy.records.get(replica.address)
         return record is not None and record.ready
 
@@ -214,24 +218,27 @@ class Fleet:
 
     @property
     def has_served_lately(self) -> bool:
-        """Return whether any server is ready, or was within the last `LATELY_S` seconds and so may soon be again."""
+        """Return whether any server is ready, or was ready within the last `LATELY_S` seconds."""
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:
-        """Yield without end whether any server is ready: at once, and whenever that may have changed."""
+        """Yield, without end, whether any server is ready: once at the beginning, and after each possible change."""
         while True:
             changed = self._changed
             yield self._serves
             await changed.wait()
 
     def look_again(self) -> None:
-        """Make `serves` yield again after `LOOK_AGAIN_S` seconds, for a reader whose own call to a server failed."""
+        """Make the iterators of `serves` yield again after `LOOK_AGAIN_S` seconds, even if nothing changes.
+
+        Code that calls a server whenever `serves` yields can try again in this way after its call failed.
+        """
         if self._looking is not None:
             self._looking.cancel()
         self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._notify_watchers)
 
     async def is_serving(self) -> bool:
-        """Ask all servers for their health; return whether one of them serves, without waiting for the rest."""
+        """Ask all servers for their health; return True as soon as one reports that it serves, False if none does."""
         asking = [asyncio.create_task(self._is_serving(replica)) for replica in self._replicas.values()]
         try:
             for answer in asyncio.as_completed(asking):
@@ -243,7 +250,11 @@ class Fleet:
                 task.cancel()
 
     async def _is_serving(self, replica: Replica) -> bool:
-        """Ask a server whether it serves; if half of its streams are in use, take its latest report instead."""
+        """Return whether a server serves, by asking it.
+
+        If half of the streams that its connection allows are in use, return what its latest health report says instead:
+        the question would take one more.
+        """
         if replica.num_leases >= MAX_STREAMS_PER_CONNECTION // 2:
             return self.is_ready(replica)
         return await is_serving(replica.channel)
@@ -253,7 +264,10 @@ class Fleet:
             self._take(addresses)
 
     def _take(self, addresses: Addresses) -> None:
-        """Make the fleet consist of the servers at `addresses`; channels to others close once their requests end."""
+        """Make the fleet consist of the servers at `addresses`.
+
+        The channel to a server that is no longer in the fleet is closed once its requests have ended.
+        """
         for address in set(self._replicas) - set(addresses):
             self._background(_leave(self._replicas.pop(address)))
         for address, name in addresses.items():
@@ -300,9 +314,9 @@ async def _close(replica: Replica) -> None:
 
 @asynccontextmanager
 async def connected(connection: ConnectionConfig, headers: Headers = dict) -> AsyncGenerator[Fleet, None]:
-    """Yield the fleet of the servers that the settings `connection` name, once one of them answers.
+    """Yield the fleet of the servers that the settings `connection` name, once one of them is connected.
 
-    Each attempt opens a new fleet: before a server has started, its name may be unknown, or lead elsewhere.
+    Each attempt to connect opens a new fleet: before a server has started, its name may be unknown or lead elsewhere.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.

@@ -1,4 +1,4 @@
-"""Observer of requests: it counts each one in metrics, writes its audit line, and adds it to a profile or a trace."""
+"""Observer of requests: it counts each one in metrics, writes it to the audit log, and adds it to profile and trace."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from specdec.inference.observe.stats import RequestStats
 from specdec.inference.workers.calls.status import code_name
 
 CLOCK_MARGIN_S = 0.01
-"""Seconds by which gRPC may end a call before its deadline by the event loop's clock."""
+"""Seconds before its deadline, by the event loop's clock, at which gRPC may already end a call as late."""
 Annotate: TypeAlias = Callable[[RequestStats], None]
 """Function that writes a request's figures into its trace span; it is called in the request's task when that ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Record of one request: metrics, and statistics, which are None unless a profile or trace span needs them."""
+    """Record of one request, for metrics and statistics.
+
+    Attributes:
+        stats: figures of the request, such as times and acceptance; None if neither a profile nor a trace needs them.
+        metrics: counters and times of the request in the process's metrics.
+    """
 
     stats: RequestStats | None
     metrics: RequestMetrics
 
     def take(self, event: TextEvent | TokenEvent) -> None:
-        """Count an event that has just arrived."""
+        """Count an event of the request's answer, which has just arrived."""
         if self.stats is not None:
             self.stats.take(event)
         self.metrics.take(event)
@@ -51,13 +56,13 @@ class Observer:
     def request(
         self, deadline: float | None = None, annotate: Annotate | None = None
     ) -> Generator[Observation, None, None]:
-        """Yield the record of the current request, and complete it at the end of the block.
+        """Yield the record of the current request, for the block that answers it, and complete it when the block ends.
 
         A request that has neither finished nor failed by then counts as late if `deadline`, a time of the event loop,
         has passed, else as cancelled.
 
         Args:
-            annotate: function to call at the end; None: nothing is traced.
+            annotate: function to call at the end with the request's statistics, for its trace span; None: none.
         """
         stats = None if self.profile is None and annotate is None else RequestStats()
         observation = Observation(stats, self.metrics.request())
@@ -76,7 +81,7 @@ class Observer:
                 annotate(stats)
 
     def _account(self, request: RequestMetrics) -> None:
-        """Write the audit line of a request, and count it for its account."""
+        """Write a request that has ended to the audit log, and count it and its tokens for its caller's account."""
         model, num_tokens, seconds = request.cost
         audit(request.status, model=model, num_tokens=num_tokens, seconds=seconds)
         self.metrics.count_account(caller().account, request.status, request.num_prompt_tokens + num_tokens)

@@ -1,7 +1,7 @@
-"""Request scope: everything that a process does around the answer to a request, which may come by gRPC, HTTP or a call.
+"""Request scope: what a process does around the answer to a request that came by gRPC, by HTTP or from a program.
 
-The parts nest in this order, outermost first: the request's trace span; metrics, profile and audit line; the limits of
-its caller; its deadline, and the drain of the process. `SupervisedCompleter` alone determines this order.
+The parts nest in this order, outermost first: the request's trace span; metrics, profile and audit log; the limits of
+its caller; its deadline, and its end when the process stops. `SupervisedCompleter` alone determines this order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class RequestScope:
-    """Context manager around each wait for an event of one request's answer; it ends the wait at a deadline or a drain.
+    """Context manager around each wait for an event of one request's answer.
+
+    It ends the wait at the request's deadline, or when the process stops.
 
     Only these waits are interrupted, never what the reader of the events awaits between them. A single timer serves all
     waits, since `asyncio.timeout` around each would cost 3 us per token.
@@ -69,7 +71,7 @@ class RequestScope:
         self._timer = None if deadline is None else loop.call_at(deadline, self.end, late)
 
     def take(self, event: TextEvent) -> None:
-        """Count an event, before it is passed on to the reader."""
+        """Count an event of the answer, before it is passed on to whoever reads the answer."""
         self.has_started = self.has_started or isinstance(event, Started)
         if self._observation is not None:
             self._observation.take(event)
@@ -77,7 +79,7 @@ class RequestScope:
             self._span.finished(event.reason.value)
 
     def end(self, error: SpecDecError) -> None:
-        """End the request: raise `error` from the present wait and all later ones. A second call changes nothing."""
+        """End the request: the present wait and all later ones raise `error`. A second call changes nothing."""
         if self._error is not None:
             return
         self._error = error
@@ -113,15 +115,15 @@ class RequestScope:
 
 
 class SupervisedCompleter:
-    """Completer that puts a `RequestScope` around each request to another completer of the process.
+    """Completer that passes requests on to another one, with metrics, limits and a deadline around each.
 
-    In a gateway, where no engine runs, the process drains this object as its `Work` (inference/serving/host.py).
+    In a gateway, where no engine runs, the process's host (inference/serving/host.py) stops this object when it drains.
 
     Args:
-        completer: completer that answers.
+        completer: completer that answers the requests.
         observer: observer of every request.
         spans: source of a trace span for every request; None: nothing is traced.
-        model: name of the model, for spans.
+        model: name of the model, for the trace spans.
     """
 
     fault = broken = None
@@ -150,13 +152,14 @@ class SupervisedCompleter:
         return len(self._scopes) - self.num_running
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of the answer to a request; see `Completer.complete`. The caller's limits are checked first.
+        """Yield the events of the answer to a request, after a check of its caller's limits.
 
         Raises:
             CapacityError: the caller has as many requests in flight as it may.
             InvalidRequestError: a value is above the caller's limit.
             DeadlineError: the request is not finished at its deadline.
-            UnavailableError: the process is at the end of its drain.
+            UnavailableError: the process is stopping, and the time for running requests is over.
+            SpecDecError: the other completer failed; see `Completer.complete`.
         """
         with self._scope(request) as scope:
             async with aclosing(self._completer.complete(request)) as events:
@@ -214,7 +217,7 @@ class SupervisedCompleter:
 
 
 class InFlight:
-    """Number of requests in flight for each caller that has limits; an HTTP request counts once for each choice."""
+    """Counts of the requests in flight of each caller that has limits; an HTTP request counts once for each choice."""
 
     def __init__(self) -> None:
         self._num: Counter[str] = Counter()

@@ -40,13 +40,14 @@ _FAILED_WRITE = "Internal error from Core"  # what grpcio makes of a write that 
 _NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's message, which ends with OpenSSL's
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
-"""Least and greatest delay in seconds that a peer's refusal can ask for; a peer may send any number."""
+"""Least and greatest delay in seconds that is taken from the refusal of a full server; a number outside, which a server
+may send, is changed to the nearer of the two."""
 _TOO_LONG = "message larger than max"  # gRPC's own refusal; no retry makes the message shorter
 _ANSWER_TOO_LONG = "CLIENT: Received message larger than max"  # it names the side that refuses
 
 
 def to_status(error: Exception) -> Status | None:
-    """Return the status of an exception of this project or of grpc_comm; None for any other exception."""
+    """Return the gRPC status that an exception of this project becomes; None for any other exception."""
     if isinstance(error, StatusError):
         return error.status
     code = _CODES.get(type(error))  # type: ignore[arg-type]
@@ -70,14 +71,18 @@ def for_client(error: ErrorT) -> ErrorT | errors.UnavailableError:
 
 
 def code_name(error: Exception) -> str:
-    """Return the name of an exception's gRPC status, such as "UNAVAILABLE"; INTERNAL if it has none."""
+    """Return the name of the gRPC status that an exception becomes, such as UNAVAILABLE; INTERNAL if it is unknown."""
     status = to_status(error)
     return "INTERNAL" if status is None else status.code.name
 
 
 @contextmanager
 def calls_to(address: str) -> Generator[None, None, None]:
-    """Turn failures of the block's gRPC calls to the server at `address`, HOST:PORT, into this project's exceptions."""
+    """Raise failures of gRPC calls in the block, to the server at `address` (HOST:PORT), as this project's exceptions.
+
+    Raises:
+        SpecDecError: a call failed; its class depends on the gRPC status.
+    """
     try:
         yield
     except grpc.aio.AioRpcError as exc:

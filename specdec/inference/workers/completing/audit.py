@@ -25,7 +25,7 @@ Float32 logits differ by up to 3e-5 between passes over different numbers of tok
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Result of an audit.
+    """Result of an audit: a comparison of an output with the model's own choices.
 
     Attributes:
         tokens: comparison of each token of the output, up to a token that the grammar refuses.
@@ -50,7 +50,7 @@ class Audit:
 
     @property
     def first_other(self) -> int | None:
-        """Return the index of the first token that is neither the model's choice nor a near-tie; None without any."""
+        """Return the index of the first token that is neither the model's choice nor a near-tie; None if none is."""
         others = (i for i, each in enumerate(self.tokens) if not each.is_choice and each.margin > self.near_tie)
         return next(others, None)
 
@@ -60,7 +60,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """Return the result as a sentence."""
+        """Return the result as a sentence for people."""
         law = "at temperature 0" if self.seed is None else f"at seed {self.seed}"
         if (place := self.first_other) is not None:
             each, more = self.tokens[place], len(self.tokens) - self.num_choices - self.num_near_ties - 1

@@ -19,17 +19,18 @@ PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
 
 
 Complete: TypeAlias = Callable[[RemoteCompleter, Replica, CompletionRequest], AsyncGenerator[TextEvent, None]]
-"""Function that yields the completer's answer to a request, and drafts for it meanwhile at the same server."""
+"""Function of a server's completer, that server, and a request: it yields the events of the server's answer, and
+meanwhile drafts tokens for the request and sends them to the same server."""
 
 
 class FailoverCompleter:
-    """`Completer` and `Codec` that use any of a fleet's servers.
+    """`Completer` and `Codec` that use any of several servers of one model.
 
     Args:
         fleet: servers of one model.
         connection: settings with the longest time of a request, and its longest time without a server, in seconds.
-        drafted: function by which this process's draft worker drafts for each request; None leaves drafting to the
-            servers.
+        drafted: function that asks a server while this process's own draft worker drafts for the request; None leaves
+            drafting to the servers.
     """
 
     def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafted: Complete | None = None) -> None:
@@ -40,8 +41,8 @@ class FailoverCompleter:
     def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """Yield the events of an answer; see `Completer.complete`.
 
-        A request that has lost its server waits for another one. While no server is ready, a new request waits only if
-        this process drafts; otherwise it fails at once, as `Resuming` describes.
+        A request that has lost its server waits for another one. While no server is ready, a new request waits if this
+        process drafts; otherwise it fails at once, unless a server was ready a few seconds ago.
         """
         answer = Progress(request)
         waits = self._drafted is not None
@@ -60,12 +61,16 @@ class FailoverCompleter:
         return RemoteCompleter(replica.channel, replica.address, deadline_s=deadline_s, can_move=can_move)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text or a conversation, as one of the servers reads it."""
+        """Return the token ids of a text or a conversation, as one of the servers tokenizes it.
+
+        Args:
+            special: True to add the model's special tokens to a text.
+        """
         with self._fleet.lease() as replica:
             return await self._at(replica).encode(prompt, special=special)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, as one of the servers writes it."""
+        """Return the text of token ids, as one of the servers decodes them."""
         with self._fleet.lease() as replica:
             return await self._at(replica).decode(token_ids)
 

@@ -1,4 +1,4 @@
-"""GenerationService, the gRPC API for clients: completions, tokenization, and the server's load and shutdown."""
+"""GenerationService, the gRPC API for clients: completion, tokenization, and a server's model card, load and end."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Operation:
     """What clients can learn and change of a server's operation: they may read its load, and make it drain and end.
 
     Args:
-        load: load of the server.
-        may_drain: True if a gRPC call may make the server drain and end.
+        load: numbers of the server's slots, and of its running and waiting requests.
+        may_drain: True if a gRPC call may make the server finish its requests and end.
     """
 
     def __init__(self, load: Load, *, may_drain: bool) -> None:
@@ -41,7 +41,7 @@ class Operation:
         self._asked = asyncio.Event()
 
     def drain(self) -> None:
-        """Make the server drain and end, as SIGTERM does.
+        """Make the server drain (finish its requests, and take no new ones) and end, as SIGTERM does.
 
         Raises:
             ForbiddenError: calls may not drain this server, since without an auth file every client could end it.
@@ -51,7 +51,7 @@ class Operation:
         self._asked.set()
 
     async def until_drain(self) -> None:
-        """Wait until a call of `drain`."""
+        """Wait until `drain` has been called."""
         await self._asked.wait()
 
 
@@ -63,19 +63,19 @@ RETRY_AFTER_S = 5.0
 class ScoreWriter:
     """Writer of answers' messages, which limits how many log-probabilities of prompts ("scores") wait to be read.
 
-    The scores of 2000 prompt tokens, with the 20 best tokens at each, take 10 MB until the peer has read them. A call
-    for one output token holds no slot meanwhile, so slots do not limit the number of such calls.
+    The scores of 2000 prompt tokens, with the 20 best tokens at each, take 10 MB until the client has read them. The
+    engine's slots do not limit this: a request for one output token has freed its slot by then.
     """
 
     def __init__(self) -> None:
         self._num_unread = 0
 
     async def write(self, call: Call, event: TextEvent) -> None:
-        """Write an event as a message of a call; return once gRPC has taken it.
+        """Send an event of an answer as a message of the gRPC call; return once gRPC has taken the message.
 
         Raises:
-            CapacityError: with the event's scores, more than `MAX_UNREAD_SCORES` would wait. While no others wait, an
-                event may have any number.
+            CapacityError: with the event's log-probabilities of the prompt, more than `MAX_UNREAD_SCORES` would wait to
+                be read. While no others wait, an event may have any number.
         """
         if not (scores := getattr(event, "prompt_logprobs", ())):
             return await call.write(event_to_message(event))
@@ -91,7 +91,7 @@ class ScoreWriter:
 
 
 class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
-    """Implementation of GenerationService: it translates each call into one of a completer, and the answer back.
+    """Implementation of the gRPC GenerationService by a completer: it translates requests, and the answers' events.
 
     Args:
         completer: completer that answers.
@@ -121,7 +121,12 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         rpc.add_GenerationServiceServicer_to_server(self, server)
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:
-        """Stream one request's events."""
+        """Answer one request: send each event of the answer as a message of the call.
+
+        Raises:
+            InvalidRequestError: the request is not valid.
+            SpecDecError: the completer failed; see `Completer.complete`.
+        """
         completion = replace(completion_from_message(request), deadline=call.deadline)
         if completion.draft_session:
             completion = replace(completion, draft_session=private_scope(call.peer) + completion.draft_session)
@@ -130,27 +135,44 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
                 await self._writer.write(call, event)
 
     async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
-        """Return the card of the served model."""
+        """Return the served model's card, which describes the model."""
         return card_to_message(self.card)
 
     async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
-        """Return the token ids of a prompt."""
+        """Return the token ids of a text or a conversation.
+
+        Raises:
+            NotFoundError: this server does not tokenize for clients.
+        """
         prompt, special = tokenize_from_message(request), not request.without_special_tokens
         return pb.TokenizeResponse(token_ids=await self._codec().encode(prompt, special=special))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
-        """Return the text of token ids."""
+        """Return the text of token ids.
+
+        Raises:
+            NotFoundError: this server does not tokenize for clients.
+        """
         return pb.DetokenizeResponse(text=await self._codec().decode(request.token_ids))
 
     async def GetLoad(self, request: pb.GetLoadRequest, call: Call) -> pb.GetLoadResponse:
-        """Return the load of the server."""
+        """Return the server's numbers of slots, running and waiting requests, and whether it is draining.
+
+        Raises:
+            NotFoundError: this server does not report its load.
+        """
         operation = self._operated()
         load = operation.load
         counts = {name: getattr(load, name, 0) for name in ("num_slots", "num_running", "num_waiting")}
         return pb.GetLoadResponse(**counts, draining=operation.is_draining)
 
     async def Drain(self, request: pb.DrainRequest, call: Call) -> pb.DrainResponse:
-        """Make the server drain and end."""
+        """Make the server finish its requests, take no new ones, and end; return at once.
+
+        Raises:
+            ForbiddenError: gRPC calls may not end this server.
+            NotFoundError: this kind of server has no end that a call can begin.
+        """
         self._operated().drain()
         return pb.DrainResponse()
 

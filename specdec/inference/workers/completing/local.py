@@ -35,7 +35,8 @@ from specdec.inference.workers.completion import CompletionRequest
 logger = logging.getLogger(__name__)
 
 SCORED_TOKENS = 32
-"""Number of prompt tokens whose log-probabilities get their texts before other requests have a turn."""
+"""Number of prompt tokens whose log-probabilities are converted, with the texts of the tokens, before the event loop
+serves other requests."""
 
 
 MAX_NAME = 200
@@ -43,14 +44,15 @@ MAX_NAME = 200
 
 
 class LocalCompleter:
-    """`Completer` over a tokenizer, and a source of tokens such as an engine.
+    """`Completer` that answers by a source of tokens such as an engine, and a tokenizer, both in this process.
 
     Args:
         generator: source of tokens.
         tokenizer: tokenizer of the model that the generator runs.
         defaults: values for parameters that requests leave open.
-        model_id: id of the target; if it is empty (unknown), no other server can continue the answers.
-        adapters: digests of the model's adapters, by name.
+        model_id: hash of all that the model's tokens depend on; if it is empty (unknown), no other server can continue
+            the answers.
+        adapters: hashes of the model's adapters (LoRA), by name.
     """
 
     def __init__(
@@ -72,7 +74,10 @@ class LocalCompleter:
         self.codec = self._reader.codec
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yield one Started, one Delta per commit, and one Finished; closing the iterator cancels the request."""
+        """Yield the answer: one Started, one Delta for each target pass, and one Finished.
+
+        Closing the iterator cancels the request. Errors are those of `Completer.complete`.
+        """
         request, generation, started = await self._prepared(request)
         wants_tokens = request.max_new_tokens != 0
         if not wants_tokens and request.prompt_logprobs is None and request.audit is None:  # no pass is needed
@@ -97,10 +102,11 @@ class LocalCompleter:
                     return  # a stop string ends the text here; leaving the block cancels the generator
 
     async def _prepared(self, given: CompletionRequest) -> tuple[CompletionRequest, GenerationRequest, Started]:
-        """Return a request with its defaults filled in, its form for the generator, and the answer's first event.
+        """Return a request with its defaults filled in, the request to the engine, and the answer's first event.
 
         Raises:
-            InvalidRequestError, CapacityError: see `Reader.read`.
+            InvalidRequestError: the request is not valid for this model.
+            CapacityError: too many long prompts are being read.
             NotFoundError: the model has no adapter of the name that the request asks for.
             IncompatibleDraftError: this server would continue the answer with other tokens.
         """
@@ -146,10 +152,10 @@ class LocalCompleter:
         )
 
     def _rest(self, generation: GenerationRequest, request: CompletionRequest) -> GenerationRequest:
-        """Return what is left to generate of a request.
+        """Return the request to the engine for what is left to generate.
 
-        Of a new request that is all. Of a resumed one it is what follows the tokens that another server committed, and
-        of an audit what follows the audited output.
+        For a new request that is everything, and `generation` is returned. For a resumed one it is what follows the
+        tokens that another server committed, and for an audit what follows the output to be audited.
 
         Raises:
             IncompatibleDraftError: this server would continue the answer with other tokens.
@@ -167,13 +173,18 @@ class LocalCompleter:
         return generation.resumed(resume.token_ids)
 
     async def _opened(self, started: Started, generation: GenerationRequest, opened: Opened) -> Started:
-        """Return `started` with what the engine found: cached tokens, the prompt's log-probabilities, and audits."""
+        """Return `started` with what the engine found when it read the prompt.
+
+        That is the number of cached tokens, the prompt's log-probabilities, and the comparisons of an audited output.
+        """
         scores = () if generation.prompt_logprobs is None else await self._of_prompt(generation, opened)
         num_cached = opened.num_cached_tokens
         return replace(started, prompt_logprobs=scores, num_cached_tokens=num_cached, audits=opened.audits)
 
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
-        """Return the log-probabilities of all prompt tokens with texts; the first token, which follows none, gets 0.
+        """Return the log-probabilities at all prompt tokens, with the tokens' bytes.
+
+        The first token, which follows no other, gets 0.
 
         Other tasks run in between, since 2000 tokens with the 20 best ones at each take 0.1 s.
         """

@@ -18,11 +18,11 @@ _Out = TypeVar("_Out")
 
 
 class Output:
-    """Check of the events that one server sends for an answer, or for the rest of one.
+    """Check of the events that one server sends as an answer, or as the rest of an answer that another server began.
 
     Args:
         address: HOST:PORT of the server.
-        limit: most tokens of the whole output; None: the server's own default, which its Started event names.
+        limit: most tokens of the whole output; None: the server's own default, which its first event names.
         num_committed: number of output tokens that came from other servers before, and count toward `limit`.
     """
 
@@ -35,7 +35,7 @@ class Output:
         self._ended = False
 
     async def converted(self, convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-        """Return `convert(item)` for a message of the server; see `converted` in calls/convert.py.
+        """Return `convert(item)` for a message of the server; it is called in a thread if `scores` is not empty.
 
         Raises:
             UnavailableError: the message is not valid or too large, which is the fault of the server.
@@ -72,7 +72,7 @@ class Output:
             self._limit = (started.defaults or NO_DEFAULTS).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
     def take(self, piece: Commit) -> None:
-        """Check and count the tokens of the next commit.
+        """Check and count the tokens of the server's next commit (the tokens that became final in one target pass).
 
         A commit without tokens counts as one token, so that no server can send them without end; but the last one may
         be empty although the limit is reached.

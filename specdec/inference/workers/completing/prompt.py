@@ -16,10 +16,12 @@ MAX_INLINE_CHARACTERS = 20_000
 MAX_INLINE_IDS = 4096
 """Most token ids that the event loop decodes; more go to a thread."""
 MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
-"""Lengths up to which a prompt is read even if it exceeds the model's context: a draft's may be below its target's."""
+"""Numbers of characters and of token ids up to which a prompt is read even if it is longer than this model's context,
+since a draft model's context may be shorter than its target's."""
 NUM_THREADS = 2
 MAX_READING = 16
-"""Most long prompts that a thread reads or is about to, since each takes up to 150 times its length in memory."""
+"""Most long prompts that are being tokenized in threads or wait for a thread, since each takes up to 150 times its
+length in memory."""
 Ids = TypeVar("Ids", bound=Sequence[int])
 
 
@@ -28,9 +30,9 @@ class LocalCodec:
 
     Args:
         tokenizer: tokenizer of the model.
-        vocab_size: number of token ids; greater ids are refused.
-        max_length: tokens of the model's context. A text that is longer than `MIN_CHARACTERS`, and than `max_length`
-            times the longest token, is refused unread.
+        vocab_size: number of token ids; ids from this number on are refused.
+        max_length: number of tokens of the model's context. A text of more than `MIN_CHARACTERS` characters is refused
+            without tokenizing if it is also longer than `max_length` times the longest token.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
@@ -63,7 +65,11 @@ class LocalCodec:
             return self._read(prompt, special)
 
     def checked(self, token_ids: Ids) -> Ids:
-        """Return the token ids; raise ContextLengthError if they are more than `MIN_IDS` and more than the context."""
+        """Return `token_ids` unchanged, after a check of their number.
+
+        Raises:
+            ContextLengthError: there are more than `MIN_IDS`, and more than fit into the model's context.
+        """
         if len(token_ids) > self._max_ids:
             message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"
             raise ContextLengthError(message, field="prompt")
@@ -75,7 +81,12 @@ class LocalCodec:
         return self.tokenizer.encode(prompt, special=special)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, with special tokens by their names."""
+        """Return the text of token ids, with special tokens by their names.
+
+        Raises:
+            InvalidRequestError: there are too many ids for any context here, or one is outside the vocabulary.
+            CapacityError: too many long prompts or lists of ids are being converted.
+        """
         if len(self.checked(token_ids)) > MAX_INLINE_IDS:
             return await self._threads.run(self._write, token_ids)
         async with self._inline:

@@ -1,4 +1,4 @@
-"""Completion of one prompt of a program or a command, which is sent again while the server is full."""
+"""Completion of one prompt from a program or the command line; it is sent again while the server is full."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ async def run_prompt(
 
     Args:
         places: semaphore of which each request holds one unit while it runs, which limits how many run at once.
-        queue: queue that gets each part of the answer, and None at its end; None if nobody reads the parts.
+        result: record of the answer, to which each event is added.
+        queue: queue that gets each part of the answer as it comes, and then None; None if nobody reads the parts.
         deadline_s: seconds for which the request is sent again while the server refuses it because it is full.
     """
     queue = asyncio.Queue() if queue is None else queue

@@ -1,4 +1,4 @@
-"""Translation of a client's request, whose prompt may be text, to an engine's, which has token ids and a seed."""
+"""Translation of a client's request, whose prompt may be a text, into an engine's, which has token ids and a seed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from specdec.inference.workers.completing.prompt import LocalCodec
 from specdec.inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 
 _END_TOKENS = 16
-"""Number of tokens at a prompt's end in which a mark is looked for that begins or ends reasoning, such as <think>."""
+"""Number of tokens at a prompt's end that are searched for <think> or </think>, which begin or end reasoning."""
 
 
 class Reader:
-    """Reader of requests for one model. A draft worker in a client's process reads them as the answering server does.
+    """Reader of clients' requests for one model, which translates them into requests to an engine.
+
+    A draft worker in a client's process reads a request with the same result as the server that answers it.
 
     Args:
         tokenizer: tokenizer of the model, with its chat template.
@@ -48,7 +50,7 @@ class Reader:
         self.codec = LocalCodec(tokenizer, vocab_size=vocab_size, max_length=max_length)
 
     async def read(self, request: CompletionRequest) -> GenerationRequest:
-        """Return the engine's form of the whole request, even if another server has computed a part of its answer.
+        """Return the request to the engine for a client's whole request, as if no server had begun its answer.
 
         Args:
             request: request that leaves no parameter open, as `CompletionRequest.resolved` returns it. Only its seed
@@ -88,7 +90,7 @@ class Reader:
             raise InvalidRequestError(f"prediction: {exc.message}", field="prediction") from exc
 
     def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
-        """Return the grammar for what follows the prompt, which may have begun a reasoning already, or ended it.
+        """Return the grammar for the text after the prompt, whose end may have begun a reasoning already, or ended it.
 
         The result depends on nothing but the grammar and the prompt, so that every process gets the same.
         """
@@ -106,9 +108,10 @@ def digest(token_ids: Sequence[int]) -> str:
 
 
 def seed_of(request: CompletionRequest) -> int:
-    """Return a request's seed, or one made from the name of its draft session, or else a random one.
+    """Return a request's seed; without one, a seed made from `draft_session`; without that, a random seed.
 
-    The name gives the same seed in every process.
+    `draft_session` is the name under which a client's own draft worker drafts for the request. It gives the same seed
+    in every process.
     """
     if request.seed is not None:
         return request.seed

@@ -1,4 +1,4 @@
-"""Completer that asks one server by gRPC, and calls that get a server's model card. Needs neither a model nor torch."""
+"""Completer that asks one server by gRPC, and functions that get a server's model card; neither needs a model here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 CARD_TIMEOUT_S = 5.0
 TARGET, FUSED, DISTRIBUTED, GATEWAY = "target", "fused", "distributed", "gateway"
-"""Values of `ModelCard.topology`: a target that draft workers can help, a server with target and draft, a draft worker
-that serves clients, and a process that passes requests on."""
+"""Kinds of servers, as values of `ModelCard.topology`: a target to which draft workers can attach, a server with target
+and draft model, a draft worker that serves clients, and a process that passes requests on to other servers."""
 MAX_DEADLINE_S = 1e8
-"""Longest time limit of a call in seconds; of a much longer one, gRPC computes a deadline that is in the past."""
+"""Longest time limit of a gRPC call in seconds. From a much longer one, gRPC computes a deadline in the past."""
 
 
 class RemoteCompleter:
@@ -37,7 +37,7 @@ class RemoteCompleter:
 
     Args:
         channel: channel to the server; its owner closes it.
-        address: HOST:PORT, for messages.
+        address: HOST:PORT of the server, for error messages.
         deadline_s: seconds that a request may take.
         can_move: True to let a server that drains end the call, because the caller can continue the answer elsewhere.
     """
@@ -73,11 +73,13 @@ class RemoteCompleter:
             call.cancel()
 
     def _check_started(self, request: CompletionRequest, started: Started) -> None:
-        """Check that the server keeps to the request's grammar and adapter, and resumes the answer of the same model.
+        """Check by an answer's first event that the server obeys the request's grammar and adapter.
+
+        For the rest of an answer that another server began, check too that this server has the same model.
 
         Raises:
-            InvalidRequestError: the server knows no grammars, or no adapters.
-            IncompatibleDraftError: it would continue the answer with other tokens.
+            InvalidRequestError: the server would ignore the grammar or the adapter.
+            IncompatibleDraftError: the server would continue the answer with other tokens than the first one.
         """
         ignored = "grammar" if request.grammar is not None and not started.has_grammar else ""
         if ignored or started.adapter != request.adapter:
@@ -88,7 +90,7 @@ class RemoteCompleter:
             request.resume.provenance.require_same(started.provenance)
 
     def take_bytes(self) -> int:
-        """Return the bytes of messages received since the last call of this method, without HTTP/2's framing."""
+        """Return how many bytes of messages have come since the last call of this method, without HTTP/2's framing."""
         num_bytes, self._num_bytes = self._num_bytes, 0
         return num_bytes
 
@@ -98,7 +100,10 @@ class RemoteCompleter:
         return min(self._deadline_s, max(0.0, request.deadline - asyncio.get_running_loop().time()))
 
     async def model(self, *, timeout_s: float | None = None) -> ModelCard:
-        """Return the card of the served model.
+        """Return the card (description) of the model that the server serves.
+
+        Args:
+            timeout_s: longest time of the call in seconds; None: that of a request.
 
         Raises:
             SpecDecError: the call failed.
@@ -108,20 +113,24 @@ class RemoteCompleter:
         return card_from_message(message)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text or a conversation, as the server reads it."""
+        """Return the token ids of a text or a conversation, as the server tokenizes it.
+
+        Args:
+            special: True to add the model's special tokens to a text.
+        """
         message = tokenize_to_message(prompt, special=special)
         with calls_to(self._address):
             return tuple((await self._stub.Tokenize(message, timeout=self._deadline_s)).token_ids)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, as the server writes it."""
+        """Return the text of token ids, as the server decodes them."""
         message = pb.DetokenizeRequest(token_ids=token_ids)
         with calls_to(self._address):
             return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)
 
 
 async def card_of(fleet: Fleet) -> ModelCard:
-    """Return the card of a fleet's model, as one of its servers describes it.
+    """Return the card (description) of the model that the servers of `fleet` serve, as one of them gives it.
 
     Raises:
         SpecDecError: the call failed.
@@ -131,11 +140,11 @@ async def card_of(fleet: Fleet) -> ModelCard:
 
 
 async def card_of_target(fleet: Fleet) -> ModelCard:
-    """Return the card of a fleet's model, and check that the server that describes it is a target.
+    """Return the card (description) of a fleet's model, after a check that the server that gives it is a target.
 
     Raises:
         SpecDecError: the call failed.
-        IncompatibleDraftError: draft workers cannot help the server: it has a draft already, or is a gateway.
+        IncompatibleDraftError: draft workers cannot attach to the server: it has a draft model, or is a gateway.
     """
     card = await card_of(fleet)
     if card.topology != TARGET:

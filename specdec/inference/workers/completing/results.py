@@ -1,4 +1,4 @@
-"""Result of one prompt, and comparison of results with and without a draft; notebooks show both with colours."""
+"""Result of one prompt, and comparison of results with and without a draft model; notebooks show both in colour."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Result:
     """Result of one completion, which grows as its events arrive.
 
     Attributes:
-        prompt: text; from a program also token ids, or a `Chat`.
-        stats: figures of the completion: times, tokens, acceptance.
+        prompt: text of the prompt; if a program gave it, also token ids or a `Chat`.
+        stats: figures of the completion, such as times, numbers of tokens, and acceptance.
         error: error that ended the completion; None if there was none.
         pieces: parts of the text, each with True if it comes from an accepted draft token.
     """
@@ -80,7 +80,7 @@ class Result:
         return f"Result({shown}, {len(self.token_ids)} tokens, {', '.join(self._figures())}, {reason})"
 
     def _repr_html_(self) -> str:
-        """Return the text with accepted draft tokens in colour, and a few figures, for notebooks."""
+        """Return HTML for notebooks: the text, with accepted draft tokens in colour, and a few figures."""
         prompt = escape(self.prompt) if isinstance(self.prompt, str) else ""
         parts = (f'<span style="{DRAFTED}">{escape(text)}</span>' if own else escape(text) for text, own in self.pieces)
         text = f'<span style="opacity: 0.6">{prompt}</span>{"".join(parts)}'
@@ -97,11 +97,11 @@ class Result:
 
 @dataclass(slots=True, repr=False)
 class Comparison:
-    """Results of one prompt with a draft and by the target alone, made in pairs, one run after the other.
+    """Results of one prompt with a draft model and by the target alone, made in pairs, one run after the other.
 
     Attributes:
-        drafted, alone: results with the draft and without it; those at the same index are a pair.
-        load: load of this machine during the runs; None if it was not measured.
+        drafted, alone: results with the draft model and without it; those at the same index are a pair.
+        load: how busy other programs kept this machine during the runs; None if it was not measured.
     """
 
     drafted: list[Result] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """True if all runs have the same tokens."""
+        """Return whether all runs, with the draft model and without it, gave the same output tokens."""
         return len({tuple(result.token_ids) for result in (*self.drafted, *self.alone)}) == 1
 
     @property
@@ -136,14 +136,17 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """Return the median of `speed_ups`, which says little if `load` was high."""
+        """Return the median over pairs of how many times as fast the run with the draft model was.
+
+        It says little if other programs kept the machine busy (`load`).
+        """
         return statistics.median(self.speed_ups)
 
     def __repr__(self) -> str:
         return f"Comparison({self._summary()}: {self.drafted[0]!r})"
 
     def _repr_html_(self) -> str:
-        """Return the texts side by side, for notebooks."""
+        """Return HTML for notebooks: the texts with the draft model and by the target alone, side by side."""
         shown: Sequence[tuple[str, Result]] = (("with the draft", self.drafted[0]), ("target alone", self.alone[0]))
         cells = "".join(
             f'<td style="text-align: left; vertical-align: top; width: 50%"><b>{name}</b>{result._repr_html_()}</td>'

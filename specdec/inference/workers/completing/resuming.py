@@ -1,4 +1,4 @@
-"""Resume of an answer: the loop that asks one server after another until a request is answered.
+"""Loop that asks one server after another until a request is answered, and resumes an answer that a server began.
 
 Every process that sends requests to several servers of a model runs this loop. After the loss of a server it decides
 whether to request the rest of the answer, when, and from which server. A function that the caller gives, `attempt`,
@@ -38,12 +38,14 @@ logger = logging.getLogger(__name__)
 
 REDIAL_S = 0.25
 MAX_REDIAL_S = 2.0
-"""First and last upper bound, in seconds, of the random wait before the next attempt; each attempt doubles the bound.
+"""Upper bounds, in seconds, of the random wait before the next attempt: `REDIAL_S` for the first wait, then twice the
+bound before, but at most `MAX_REDIAL_S`.
 
-The wait is random so that the requests of a lost server do not all dial at the same moment.
+The wait is random so that the requests of a lost server do not all connect at the same moment.
 """
 MAX_BARREN_RESUMES = 3
-"""Number of attempts in a row that fail without a token, after which the request fails: it may crash its servers."""
+"""Number of attempts in a row that fail without giving a token, after which the request fails, since it may be the
+request that crashes the servers."""
 
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
@@ -72,9 +74,10 @@ class Progress:
         return self._started is not None
 
     def take(self, event: TextEvent) -> bool:
-        """Record an event of a server; return whether the client gets it.
+        """Record an event that a server has sent; return whether the event is passed on to the client.
 
-        It gets neither the Started of a second server, nor a Finished, which the loop yields itself at the end.
+        Two are not: the first event (Started) of a second server, and a last event (Finished), which the loop yields
+        itself at the end.
         """
         if isinstance(event, Started):
             is_news, self._started = self._started is None, self._started or event
@@ -87,7 +90,7 @@ class Progress:
         return True
 
     def lost(self, exc: SpecDecError) -> None:
-        """Check that another server can go on, after the latest one was lost by the error `exc`.
+        """Check that another server can continue the answer, after an attempt has failed by `exc`.
 
         Raises:
             UnavailableError: the answer has begun, and no other server can continue it.
@@ -97,7 +100,11 @@ class Progress:
             raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
 
     def rest(self) -> CompletionRequest:
-        """Return the request to send next: for the rest of the answer, with the first server's values of parameters."""
+        """Return the request to send next, which asks for what is missing of the answer.
+
+        Parameters that the client left open get the values that the first server used. If no server has begun, return
+        the client's request.
+        """
         if self._started is None:
             return self._request
         defaults = self._started.defaults
@@ -143,20 +150,20 @@ class Resuming:
 
     @property
     def _other_is_ready(self) -> bool:
-        """Return whether there is a ready server at which no attempt has failed since the latest token."""
+        """Return whether there is a ready server at which no attempt has failed since the latest token came."""
         return self._fleet.has_other(*self._failed, *self._unfit)
 
     async def events(
         self, attempt: Callable[[Replica], AsyncGenerator[TextEvent, None]], prefix: str
     ) -> AsyncGenerator[TextEvent, None]:
-        """Yield all events of the answer, from one server after another if need be.
+        """Yield all events of the answer; if a server is lost, another one continues it.
 
         Args:
             attempt: function that requests the rest of the answer from one server, and yields its events.
             prefix: hash of the prompt's beginning; a server that got an equal one before is preferred.
 
         Raises:
-            SpecDecError: a server refuses the request, none can go on, or the time is over.
+            SpecDecError: a server refuses the request, no server can continue it, or its time is over.
         """
         while self._progress.reason is None:
             try:
@@ -176,10 +183,11 @@ class Resuming:
 
     @contextmanager
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
-        """Choose a server for the next attempt, and count the request there during the block.
+        """Yield the server for the next attempt, and count the request there until the block ends.
 
         Raises:
-            SpecDecError: the error of the block; it is one of RESUMABLE if another attempt may succeed.
+            SpecDecError: the block failed, or no server can take the request. The error is of a class in `RESUMABLE`
+                if another attempt may succeed.
         """
         replica: Replica | None = None
         self._latest = None
@@ -208,7 +216,7 @@ class Resuming:
         self._failed.clear()
 
     async def _pause(self, exc: SpecDecError) -> None:
-        """Wait before the next attempt, after one has failed by `exc`.
+        """Wait before the next attempt, after one has failed with the error `exc`.
 
         The wait is random and grows with each attempt; if another server is ready, it lasts only until the retry budget
         allows an attempt.
@@ -234,7 +242,11 @@ class Resuming:
             await asyncio.sleep(random.uniform(0.0, 4 * REDIAL_S))
 
     def _check_can_resume(self, exc: SpecDecError) -> None:
-        """Record that an attempt failed by `exc`; raise the error for the client if no other attempt is to be made."""
+        """Record that an attempt has failed with the error `exc`, and decide whether to make another one.
+
+        Raises:
+            SpecDecError: no other attempt is made; this is the error that the client gets.
+        """
         if isinstance(exc, DeadlineError) and not self.left_s:
             raise exc
         if self._lost_at is None:
@@ -268,13 +280,17 @@ class Resuming:
             self._exclude(self._latest, fault)
 
     def _exclude(self, replica: Replica, exc: SpecDecError) -> None:
-        """Make no further attempt at this server; raise `exc` if no other one is left."""
+        """Make no further attempt at the server `replica`; raise `exc` if no other server is left."""
         self._unfit.add(replica.address)
         if self._unfit.issuperset(self._fleet.addresses):
             raise exc
 
     def _check_patience(self, exc: SpecDecError) -> None:
-        """Raise the error for the client if the request has been without a server for too long."""
+        """Check how long the request has been without a server.
+
+        Raises:
+            SpecDecError: longer than the settings allow; this is the error for the client, made from `exc`.
+        """
         if self._lost_at is not None and time.monotonic() - self._lost_at > self._patience_s:
             raise _last(exc, f"; no server went on within {self._patience_s:g} s")
 

@@ -1,4 +1,4 @@
-"""Text of an answer's tokens, made by the model's server, or by a draft worker in the client's process."""
+"""Detokenization of an answer, in the server with the model or in the process of a client that has a tokenizer."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completion import Completer, CompletionRequest, Resume
 
 REPLAY_TOKENS = 256
-"""Tokens of a resumed output that are detokenized before other tasks have a turn: a few milliseconds' work."""
+"""Number of tokens of a resumed output that are detokenized in a few milliseconds, before the event loop's other tasks
+have a turn."""
 _fields_of = attrgetter(*(each.name for each in fields(Commit)))  # with which a Delta begins, too
 
 
 class TextCompleter:
-    """`Completer` that asks another completer for token ids alone, and makes their text, so that the target need not.
+    """`Completer` that asks another completer for token ids, and detokenizes them, so that the target need not.
 
-    The target makes the text if this process has no tokenizer that would make the same text.
+    If this process has no tokenizer that makes the same text as the target's, the target detokenizes.
 
     Args:
         completer: completer that gives the token ids.
-        tokenizer: function that returns a tokenizer that makes the same text of token ids as that of the model that is
-            served now; it returns None if there is no such tokenizer.
+        tokenizer: function that returns a tokenizer which makes the same text from token ids as the tokenizer of the
+            model that is served now; it returns None if this process has none.
     """
 
     def __init__(self, completer: Completer, tokenizer: Callable[[], Tokenizer | None]) -> None:
@@ -63,7 +64,7 @@ class TextCompleter:
 class Text:
     """Detokenizer of one request's output, which cuts the text at the first stop string.
 
-    A request that wants token ids alone gets no text.
+    For a request with `ids_only`, the text stays empty.
     """
 
     def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
@@ -74,7 +75,9 @@ class Text:
         self._is_empty = request.ids_only
 
     async def replay(self, resume: Resume | None) -> None:
-        """Detokenize the tokens that another server committed, so that the text can go on; other tasks run in between.
+        """Detokenize the output tokens that another server committed, so that the text can continue after them.
+
+        Other tasks of the event loop run in between. If `resume` is None, do nothing.
 
         Raises:
             InvalidRequestError: a stop string is among these tokens, so that nothing can follow.
@@ -87,7 +90,7 @@ class Text:
         check_rest(resume, "a stop string is among them" if self._stops.found else "")
 
     def delta(self, commit: Commit) -> Delta:
-        """Return a commit with the text of its tokens.
+        """Return a commit (the tokens that became final in one target pass) with the text of its tokens.
 
         If a stop string is completed, the tokens after it are dropped, and the text ends before it.
         """
@@ -113,8 +116,8 @@ class Text:
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
         """Return the text that each token adds, and the number of characters that each token adds.
 
-        Both lists end with the token that completes a stop string. The numbers include characters that are held back,
-        since they may begin a stop string; the texts have these characters later, once that is decided.
+        If a token completes a stop string, both lists end with this token. The numbers include characters that may
+        begin a stop string; the texts get these characters only with a later token, which decides it.
         """
         pieces: list[str] = []
         lengths: list[int] = []
@@ -127,12 +130,12 @@ class Text:
         return pieces, lengths
 
     def _rest(self) -> str:
-        """Return the text still held back at the end of the output, where it can no longer become a stop string."""
+        """Return, at the end of the output, the text that was kept since it might have begun a stop string."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
 
 
 def _first(commit: Commit, num_tokens: int) -> Commit:
-    """Return a commit cut to its first `num_tokens` tokens.
+    """Return a commit (the tokens that became final in one target pass), cut to its first `num_tokens` tokens.
 
     Draft tokens behind the cut count neither as accepted nor as rejected, like those behind a stop token.
     """
@@ -147,12 +150,16 @@ def _first(commit: Commit, num_tokens: int) -> Commit:
 
 
 def with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
-    """Return the log-probabilities of a position with its tokens' bytes, and with the text's number of characters."""
+    """Return a position's log-probabilities with two additions: the bytes of the tokens, and `num_characters`."""
     return replace(logprobs, texts=tuple(map(tokenizer.token_bytes, logprobs.token_ids)), num_characters=num_characters)
 
 
 def check_rest(resume: Resume, why_none: str) -> None:
-    """Raise InvalidRequestError if nothing can follow a resumed output; `why_none` is the reason, empty if it can."""
+    """Check that a resumed output can go on.
+
+    Raises:
+        InvalidRequestError: nothing can follow, for the reason `why_none`; if that is empty, nothing is raised.
+    """
     if why_none:
         message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
         raise InvalidRequestError(message, field="committed_token_ids")

@@ -1,6 +1,6 @@
-"""Both ends of the gRPC stream Assist: draft workers, which help any target or their own process; the target's service.
+"""Both ends of the gRPC stream Assist, over which draft workers send draft tokens to a target.
 
-Does not know: how chains and branches are made (engine/draft_session.py), when they pay (scheduling/pacing.py), or
-which worker helps a session (engine/pool.py).
+Does not know: how draft tokens are made (engine/draft_session.py), how many pay (scheduling/pacing.py), or which worker
+drafts for a request (engine/pool.py).
 Start reading: `session.py` for the draft worker's end, `service.py` for the target's.
 """

@@ -1,4 +1,4 @@
-"""Draft worker that targets have in their pools: it drafts for the sessions (requests) that they assign to it."""
+"""Draft worker that attaches to targets, and drafts for those of their requests that they assign to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class DraftWork:
-    """Base class of draft workers as a process's `Work` (inference/serving/host.py); it reports the engine's state."""
+    """Base class of draft workers that reports to the process's host whether the draft engine works.
+
+    It has the properties of the interface `Work` (inference/serving/host.py).
+    """
 
     def __init__(self, engine: DraftEngine) -> None:
         self._engine = engine
@@ -38,12 +41,12 @@ class DraftWork:
 
     @property
     def broken(self) -> str | None:
-        """Return why no draft will ever be served again; None if the engine is not broken."""
+        """Return why this process can never draft again; None if the engine is not broken."""
         return self._engine.broken
 
 
 class PoolWorker(DraftWork):
-    """Draft worker of several targets, each of which gets an equal share of the draft's slots.
+    """Draft worker of several targets, each of which gets an equal share of the draft engine's slots.
 
     It begins to dial as soon as it is made, inside a running event loop.
 
@@ -63,7 +66,7 @@ class PoolWorker(DraftWork):
 
     @property
     def fault(self) -> str | None:
-        """Return why no drafts are served at the moment, such as that no target uses this worker; None if they are."""
+        """Return why no drafts are made now, such as that no target uses this worker; None if they are made."""
         is_attached = any(stream.is_attached for stream, _ in self._streams.values())
         return super().fault or (None if is_attached else "no target has this worker in its pool")
 
@@ -73,7 +76,7 @@ class PoolWorker(DraftWork):
         return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
 
     async def refused(self) -> None:
-        """Wait until every target has refused this worker, and then raise the last refusal; never return.
+        """Wait until every target has refused this worker, and then raise the last refusal; never return normally.
 
         Raises:
             RequestError: a target refused the worker.
@@ -96,7 +99,10 @@ class PoolWorker(DraftWork):
             raise failures.exceptions[0] from None  # the first failure cancels the other streams
 
     def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
-        """Draft from now on for the targets at `addresses` alone, each with an equal share of the slots."""
+        """Draft from now on only for the targets at `addresses`, each with an equal share of the slots.
+
+        The streams to new targets run as tasks of `group`; those to targets that are no longer named are cancelled.
+        """
         for address in self._streams.keys() - addresses.keys():
             self._streams.pop(address)[1].cancel()
         share = max(1, self._offer.num_slots // max(1, len(addresses)))
@@ -109,7 +115,11 @@ class PoolWorker(DraftWork):
             self._streams[address] = stream, group.create_task(self._run(stream, security))
 
     async def _run(self, stream: AssistStream, security: DialSecurity) -> None:
-        """Draft for a target over its stream; raise the target's refusal once all targets have refused this worker."""
+        """Draft for a target over its stream, without end.
+
+        Raises:
+            RequestError, HandshakeError: the target's refusal, once all targets have refused this worker.
+        """
         await stream.serve(
             lambda: open_channel(stream.address, credentials_of(security), options=WORKER_OPTIONS),
             lambda: not all(each.is_refused for each, _ in self._streams.values()),

@@ -1,7 +1,7 @@
-"""Private draft worker: a draft worker that drafts for the requests of its own process, on the same connections.
+"""Private draft worker: it drafts for the requests that its own process sends to targets, on the same connections.
 
-It begins to draft before a request has reached the target. The target knows by a name, `draft_session`, which draft
-tokens are for which request. The worker learns from the request's answer which tokens the target committed.
+It begins to draft before a request has reached the target. The request carries a name, `draft_session`, by which the
+target finds its draft tokens. The worker learns from the request's answer which tokens the target committed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from specdec.inference.workers.drafting.stream import AssistStream, Offer
 logger = logging.getLogger(__name__)
 
 ATTACH_S = 2.0
-"""Longest wait at start, in seconds, for a target to accept the worker."""
+"""Longest wait at the process's start, in seconds, for a target to accept this draft worker."""
 
 
 class PrivateWorker:
-    """Draft worker for the requests of a `FailoverCompleter`, with an Assist stream to each of its servers.
+    """Draft worker for the requests that its own process sends to targets, with an Assist stream to each target.
 
     It begins to attach as soon as it is made, inside a running event loop.
 
     Args:
         engine: engine of the draft model.
         fleet: targets; drafts and requests use the same channels.
-        config: settings with the schedule and gamma of requests that set none.
+        config: settings, with the schedule and gamma for requests that set none.
         vocabulary: vocabulary of the draft.
 
     Attributes:
-        reader: reader of requests that reads them as the targets do; its owner replaces it when their model changes.
+        reader: reader that translates requests as the targets do; its owner replaces it when their model changes.
         num_undrafted: number of requests that asked for drafts, but for which no draft token reached the target.
     """
 
@@ -105,7 +105,13 @@ class PrivateWorker:
     async def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
     ) -> AsyncGenerator[TextEvent, None]:
-        """Yield the events of `remote`'s answer to a request, and draft for it meanwhile."""
+        """Yield the events of a target's answer to a request, and draft for the request meanwhile.
+
+        Args:
+            remote: completer that asks the target.
+            replica: the target, to which the draft tokens are sent.
+            request: request to answer. It goes on without drafts if the target has not accepted this worker.
+        """
         stream, name = self._stream(replica), secrets.token_hex(DRAFT_SESSION_BYTES)
         schedule = request.schedule or self._config.schedule
         request = replace(
@@ -135,7 +141,10 @@ class PrivateWorker:
                 await asyncio.wait([first])
 
     async def _begun(self, stream: AssistStream, request: CompletionRequest) -> DraftingSession | None:
-        """Begin to draft for a request; return its session. If that fails, tell the target, and return None."""
+        """Begin to draft for a request; return the session that drafts.
+
+        If that fails, tell the target not to wait for draft tokens, and return None.
+        """
         try:
             generation = await self.reader.read(request.resolved(self.reader.defaults))
             if request.resume is not None:
@@ -146,7 +155,10 @@ class PrivateWorker:
             return None
 
     def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
-        """Tell a session which tokens the target committed; return their event with the time and bytes of drafting."""
+        """Tell the session that drafts for a request which tokens the target committed.
+
+        Return `delta`, the event with these tokens, with the time and bytes that drafting took.
+        """
         try:
             delta = session.commit(delta)
         except InvalidRequestError as exc:  # the target reads the prompt as other tokens

@@ -1,4 +1,4 @@
-"""gRPC service of a target to which draft workers attach, each by one call of Assist for all of its sessions."""
+"""gRPC service of a target to which draft workers attach, each by one Assist stream for all requests it drafts for."""
 
 from __future__ import annotations
 
@@ -41,31 +41,33 @@ _numbers = itertools.count(1)
 _PRIVATE_NAME = re.compile(f"[0-9a-f]{{{2 * DRAFT_SESSION_BYTES}}}")
 MAX_OUTBOX = 1000
 MAX_OUTBOX_BYTES = 16 * 1024 * 1024
-"""Most bytes of messages, some with whole prompts, that wait for one worker; with more, the worker is detached."""
+"""Most bytes of messages, some with whole prompts, that may wait to be sent to one draft worker; if more wait, the
+worker's stream ends."""
 PRIVATE_SHARE = 8
-"""A client with n private workers may attach another one while more than n * `PRIVATE_SHARE` can still be attached."""
+"""Limit of a client's private draft workers, which draft for its own requests alone: while n of them are attached, it
+may attach another one only if more than n * `PRIVATE_SHARE` private workers of all clients can still be attached."""
 MAX_WORKER_SLOTS = 4096
-"""Most sessions that one worker of the pool may offer to draft for."""
+"""Most requests for which one draft worker may offer to draft at a time."""
 HEARTBEAT_S = 20.0
 """Seconds between messages on an idle stream: some proxies end a stream without messages after 30 s, despite PINGs."""
 
 
 class StreamWorker:
-    """Draft worker at the other end of an Assist stream, as the pool of this target sees it.
+    """Draft worker at the other end of an Assist stream, for the pool that assigns workers to a target's requests.
 
     Messages to it are queued, so that the engine never waits for the network.
 
     Args:
         attach: the worker's first message.
         vocabulary: vocabulary of the target.
-        scope: prefix of the names of sessions that a private worker drafts for; empty for a worker of the pool, which
-            may help any request.
+        scope: for a private worker, which drafts for its own client's requests alone, the prefix of their names; empty
+            for a worker that may draft for any request.
 
     Attributes:
         does_rounds: True if the worker can draft in rounds (`Schedule.SYNC`), waiting for each verification.
-        takes_hold: True if the worker can be asked to stop drafting for a while.
-        num_slots: number of sessions that the worker can draft for at a time.
-        overflowed: event that is set when too many messages wait for the worker.
+        takes_hold: True if the worker knows the message that asks it to stop drafting for a while.
+        num_slots: number of requests for which the worker can draft at a time.
+        overflowed: event that is set when too many messages wait to be sent to the worker.
     """
 
     def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
@@ -80,9 +82,9 @@ class StreamWorker:
         self._vocabulary = vocabulary
 
     def open(self, session: VerificationSession) -> None:
-        """Ask a worker of the pool to draft for a session from its present tokens on; do nothing for a private worker.
+        """Ask the worker to draft for a session (a request at the target), from the session's present tokens on.
 
-        A private worker drafts for the requests of its own process, so it knows the request already.
+        Do nothing for a private worker: it drafts for the requests of its own process, so it knows the request already.
         """
         if self.scope:
             return
@@ -96,19 +98,22 @@ class StreamWorker:
         self._put(pb.AssistResponse(open=opened))
 
     def commit(self, session: VerificationSession, commit: Commit) -> None:
-        """Tell a worker of the pool which tokens are committed; a private worker reads them in its request's answer."""
+        """Tell the worker which tokens of a session (a request at the target) are now committed.
+
+        Do nothing for a private worker, which reads them from the answer to its own process's request.
+        """
         if self.scope:
             return
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
         self._put(padded(pb.AssistResponse(commit=message)))
 
     def close(self, session: VerificationSession) -> None:
-        """Ask the worker to stop drafting for a session."""
+        """Ask the worker to stop drafting for a session (a request at the target), which has ended or moved."""
         session_id = session.request.draft_session.removeprefix(self.scope) if self.scope else session.help_id
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
 
     def hold(self, number: int, *, is_on: bool) -> None:
-        """Ask the worker to stop drafting for all sessions, or to go on; do nothing if it does not know that message.
+        """Ask the worker to stop drafting for all requests, or to go on; do nothing if it does not know this message.
 
         Args:
             number: number by which the worker acknowledges that it has stopped.
@@ -132,7 +137,7 @@ class StreamWorker:
         self.outbox.put_nowait(message)
 
     async def write(self, call: Call) -> None:
-        """Send the queued messages over the worker's stream, until cancelled."""
+        """Send queued messages to the worker over its stream `call`, until cancelled."""
         while True:
             message = await self.outbox.get()
             self._num_bytes -= message.ByteSize()
@@ -140,14 +145,24 @@ class StreamWorker:
 
 
 def checked_slots(num_slots: int) -> int:
-    """Return the number of slots that a worker offers; raise InvalidRequestError if it is out of range."""
+    """Return `num_slots`, the number of requests for which a worker offers to draft at a time.
+
+    Raises:
+        InvalidRequestError: the number is below 1 or above `MAX_WORKER_SLOTS`.
+    """
     if not 1 <= num_slots <= MAX_WORKER_SLOTS:
         raise InvalidRequestError(f"num_slots {num_slots} is outside 1..{MAX_WORKER_SLOTS}")
     return num_slots
 
 
 async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, attached: pb.Attached) -> None:
-    """Let the pool use a worker until its stream `call` ends. The worker first gets the message `attached`.
+    """Let the pool use a draft worker until its stream ends.
+
+    Args:
+        worker: worker at the other end of the stream.
+        pool: pool that assigns workers to the target's requests.
+        call: the worker's Assist stream.
+        attached: message that the worker gets first.
 
     Raises:
         InvalidRequestError: the worker sent a message that is not valid.
@@ -190,7 +205,7 @@ async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
 
 
 def _session(worker: StreamWorker, name: str) -> str:
-    """Return `name`, by which a worker's message names a session, after a check if the worker is private.
+    """Return `name`, by which a worker's message names the request that it is about; for a private worker, check it.
 
     A private worker's name must have the form of `draft_session`: it is kept until the request arrives, so its length
     must have a limit.
@@ -210,15 +225,15 @@ async def _overflow(worker: StreamWorker) -> None:
 
 
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Implementation of VerificationService: it translates between the messages of draft workers and calls of the pool.
+    """Implementation of the gRPC VerificationService, which connects draft workers with the pool of a target.
 
     Args:
-        pool: pool of the draft workers that attach.
+        pool: pool that assigns the attached draft workers to the target's requests.
         vocabulary: vocabulary of the target; draft workers draft in its ids.
         tokenizer: tokenizer of the target, for draft workers that have another one; None: these are refused.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md); draft and
             target must have the same.
-        num_threads: threads of the target model; 0: not known.
+        num_threads: number of CPU threads of the target model; 0: not known.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
@@ -246,7 +261,15 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
     async def Assist(self, _: object, call: Call) -> None:
-        """Serve one draft worker until it leaves."""
+        """Attach one draft worker to the target, and exchange messages with it until its stream ends.
+
+        Raises:
+            InvalidRequestError: the first message is not Attach, or a later one is not valid.
+            ForbiddenError: the caller may draft only for its own requests, and wants to draft for others.
+            CapacityError: the client has as many private workers as it may.
+            IncompatibleDraftError: the worker's protocol version or vocabulary does not fit.
+            UnavailableError: the worker does not read its messages.
+        """
         message = await call.read()
         if message == grpc.aio.EOF or message.WhichOneof("message") != "attach":
             raise InvalidRequestError("the first message of a draft worker must be Attach")
@@ -260,7 +283,10 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await serve_worker(worker, self._pool, call, await self._attached(attach))
 
     def _shares_cores(self, attach: pb.Attach, peer: str) -> bool:
-        """Return whether a worker runs on CPU cores of this target, and both together have more threads than cores."""
+        """Return whether a worker runs on this machine, shares CPU cores with the target, and has too many threads.
+
+        It has too many if both models together have more threads than the cores that they may use.
+        """
         own, theirs = set(usable_core_ids()), set(attach.cpu_ids)
         num_threads = self._num_threads + attach.num_threads
         is_here = peer.startswith(("127.", "[::1]")) or peer == "-"  # a unix socket has no address
@@ -268,10 +294,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     @contextmanager
     def _place(self, peer: str) -> Generator[None, None, None]:
-        """Count a private draft worker among the `MAX_WORKERS` that may be attached, during the block.
+        """Count a private draft worker, which drafts for its own client's requests, while the block serves it.
 
-        A client may attach one more while it has fewer than an eighth of the number that may still be attached, so that
-        there is room for many clients. A client is a caller of the auth file, or without such a file an IP address.
+        At most `MAX_WORKERS` may be attached. So that many clients can attach some, a client may attach one more only
+        while it has fewer than an eighth of the number that may still be attached. A client is a caller of the auth
+        file, or without such a file an IP address.
 
         Raises:
             CapacityError: the client has as many workers as it may.

@@ -1,4 +1,4 @@
-"""Session of a draft worker: it drafts for one request of a target, in rounds or ahead.
+"""Session of a draft worker, which drafts for one request of a target, either in rounds or ahead of verification.
 
 A round drafts gamma tokens, sends them and waits until the target has verified them. A draft that runs ahead never
 waits: while the target verifies, the draft extends its chain of tokens, up to a limit (the window) past the tokens of
@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 CommitT = TypeVar("CommitT", bound=Commit)
 
 PROBE_AFTER = 16
-"""Number of commits in a row without a draft token that the target received, after which the worker sends some to
-measure the round trip."""
+"""Number of commits in a row for which the target had received no new draft token; after so many, the worker sends
+draft tokens to measure the round trip, even if they do not pay."""
 
 
 class ProposalSender:
     """Sender of one session's draft tokens to its target, as branches of the draft tree.
 
-    Worker and target number these tokens in the order in which they are sent; a branch names its parent by this number.
+    Draft tokens are numbered in the order in which they are sent; a branch names the token before it by this number.
 
     Args:
         send: function that sends one message to the target.
-        link: measured times of the link to the target, which each commit updates.
+        link: measured times of messages to the target and back, which each commit updates.
 
     Attributes:
         num_bytes: bytes of the messages sent since this count was last set to 0.
@@ -60,10 +60,12 @@ class ProposalSender:
         self.num_nodes = 0
 
     async def propose(self, branches: list[Branch], step_s: float = 0.0) -> None:
-        """Send branches, and the time of one step of the draft model; an empty list lets the target decode alone.
+        """Send branches of draft tokens to the target, and the time of one step of the draft model.
+
+        An empty list makes the target decode a token without waiting for drafts.
 
         Args:
-            branches: branches of draft tokens, each after its parent.
+            branches: branches, each behind the one that it continues.
             step_s: seconds of a step; 0 if unknown.
         """
         num_tokens = sum(len(branch.token_ids) for branch in branches)
@@ -75,12 +77,12 @@ class ProposalSender:
         await self._send(message)
 
     def answered(self, commit: Commit) -> None:
-        """Record that a commit has arrived; if it answers tokens sent before, this measures the round trip."""
+        """Record that a commit has arrived; if the target got new draft tokens before it, measure the round trip."""
         self.link.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
 
 
 class DraftingSession:
-    """Session of a draft worker, which drafts for one request of a target from the moment when it is made.
+    """Session of a draft worker, which drafts for one request of a target as soon as this object is made.
 
     Args:
         engine: engine of the draft model.
@@ -139,7 +141,10 @@ class DraftingSession:
 
     @property
     def is_heard(self) -> bool | None:
-        """Return whether a commit shows that the target got a draft token of this session; None while unknown."""
+        """Return True if a commit has shown that the target gets this session's draft tokens.
+
+        Return False if many commits in a row show that it got none although some were sent, and None while unknown.
+        """
         if self._is_heard:
             return True
         return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None
@@ -152,14 +157,19 @@ class DraftingSession:
             logger.warning("a session is drafted for without its grammar: %s", exc)
 
     async def _run_ahead(self) -> None:
-        """Send draft tokens whenever they are worth a message, until cancelled."""
+        """Send draft tokens to the target whenever the draft has some that are worth a message, until cancelled."""
         self._pace()
         while True:
             await self._draft.has_unsent()
             await self._proposals.propose(self._draft.take_unsent(self._proposals.num_nodes), self._engine.step_s)
 
     def hold(self, *, is_on: bool) -> None:
-        """Stop drafting after the running step, and only apply commits; or if `is_on` is False, draft again."""
+        """Stop drafting, or draft again.
+
+        Args:
+            is_on: True to stop after the running step of the draft model, and only follow the target's commits; False
+                to draft again.
+        """
         if not is_on:
             self._may_draft.set()
         else:
@@ -170,7 +180,10 @@ class DraftingSession:
             self._engine.pace(self._draft, Pacing())
 
     def _pace(self) -> None:
-        """Set from measured times how far the draft runs ahead and with how many branches; stop it after `hold`."""
+        """Set how many tokens the draft runs ahead, and how many branches it makes, by the measured times.
+
+        While `hold` has stopped drafting, set both to none.
+        """
         link = self._proposals.link
         measured = Measured(self._engine.step_s, link.pass_s, link.round_trip_s)
         pacing = choose_pacing(self._gamma, self._engine.num_branches, measured)
@@ -179,7 +192,7 @@ class DraftingSession:
         self._engine.pace(self._draft, pacing if self._may_draft.is_set() else Pacing())
 
     async def _rounds(self) -> None:
-        """Draft gamma tokens, send them and wait for the commit that answers them; repeat this until cancelled."""
+        """Draft gamma tokens, send them, and wait for the commit that answers them; repeat this until cancelled."""
         draft = self._draft
         while True:
             await self._may_draft.wait()
@@ -195,9 +208,10 @@ class DraftingSession:
             await self._committed.wait()
 
     def commit(self, commit: CommitT) -> CommitT:
-        """Let the draft continue after the tokens of a commit; return the commit with the time and bytes of drafting.
+        """Let the draft continue after the tokens that the target has committed in one pass.
 
-        The session may have got the commit's first tokens already, in the message that opened the session.
+        Return the commit with the time and bytes that drafting took. The session may have got the commit's first tokens
+        already, in the message that opened the session.
 
         Raises:
             InvalidRequestError: tokens before the commit are missing, or it goes beyond the request's last token.

@@ -1,4 +1,4 @@
-"""Draft worker's end of the gRPC stream Assist to one target: it carries all sessions, and is reopened when lost."""
+"""Draft worker's end of the gRPC stream Assist to one target, which serves all requests that the worker drafts for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ REDIAL_S = 1.0
 REFUSED_S = 60.0
 """Mean wait in seconds before a target that refused the worker is dialled again."""
 MAX_OUTBOX = 256
-"""Most messages that wait to be sent to a target. If there are more, proposals wait for room; others are dropped."""
+"""Most messages that may wait to be sent to a target. While so many wait, a message with draft tokens waits to be
+queued, and any other message is dropped."""
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
@@ -66,10 +67,10 @@ class Offer:
     Attributes:
         vocabulary: vocabulary of the token ids in which the engine drafts.
         gamma: most draft tokens of one pass, for requests that set no gamma.
-        num_slots: number of sessions that the worker can draft for at a time.
+        num_slots: number of requests for which the worker can draft at a time.
         security: credentials of the worker, and the certificate authorities that it trusts.
         learn: function that prepares drafting for a target with another tokenizer; None: such targets are refused.
-        num_threads: threads of the draft model; 0: not known.
+        num_threads: number of CPU threads of the draft model; 0: not known.
     """
 
     vocabulary: Vocabulary
@@ -81,7 +82,7 @@ class Offer:
 
 
 class AssistStream:
-    """Assist stream of a draft worker to one target, and the sessions in which it drafts for this target.
+    """Assist stream of a draft worker to one target, with a session for each request of the target that it drafts for.
 
     Args:
         engine: engine of the draft model, which the streams to all targets share.
@@ -117,14 +118,15 @@ class AssistStream:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, connect: Connect, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Draft for the target's sessions without end; if the target refuses this worker, ask again later.
+        """Draft for the target's requests without end; if the target refuses this worker, ask again later.
 
         Args:
             connect: function that opens a channel, which is used until the next refusal.
             goes_on: function that is asked after each refusal; if it returns False, the refusal is raised.
 
         Raises:
-            RequestError, HandshakeError: the errors of `run`, if `goes_on` returned False.
+            RequestError: the target refused this worker, and `goes_on` returned False.
+            HandshakeError: the target can be reached but not trusted, and `goes_on` returned False.
         """
         while True:
             try:
@@ -138,7 +140,7 @@ class AssistStream:
             await asyncio.sleep(REFUSED_S * random.uniform(0.5, 1.5))
 
     async def run(self, channel: grpc.aio.Channel) -> None:
-        """Draft for the target's sessions without end; when the target fails or cannot be reached, dial again.
+        """Draft for the target's requests without end; when the target fails or cannot be reached, connect again.
 
         Raises:
             RequestError: the target refuses this worker.
@@ -162,7 +164,7 @@ class AssistStream:
                     await self._dial_now.wait()
 
     def dial_now(self) -> None:
-        """End a wait before the next attempt to reach the target, because it is known to serve again."""
+        """End the present wait before the next attempt to reach the target, because the target serves again."""
         self._dial_now.set()
 
     @property
@@ -170,7 +172,7 @@ class AssistStream:
         return self.attached.is_set()
 
     def resize(self, num_slots: int) -> None:
-        """Offer the target another number of slots from now on."""
+        """Offer the target from now on to draft for `num_slots` of its requests at a time."""
         if num_slots != self._offer.num_slots:
             self._offer = replace(self._offer, num_slots=num_slots)
             self._notify(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
@@ -181,7 +183,11 @@ class AssistStream:
             self._outbox.put_nowait(message)
 
     async def _attach(self, channel: grpc.aio.Channel) -> None:
-        """Attach to the target, and draft for its sessions until the stream ends."""
+        """Attach to the target over `channel`, and draft for its requests until the stream ends.
+
+        Raises:
+            SpecDecError: the target refuses this worker, fails, or cannot be reached.
+        """
         call, words = rpc.VerificationServiceStub(channel).Assist(), self.vocabulary
         self._outbox = asyncio.Queue(MAX_OUTBOX)
         attach = pb.Attach(
@@ -220,10 +226,10 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Keep what the target's answer says about drafting: a rule for random numbers, and perhaps a tokenizer.
+        """Keep what the target's answer to this worker says: its rule for random numbers, and perhaps its tokenizer.
 
         Raises:
-            IncompatibleDraftError: the draft has too few of the target's tokens.
+            IncompatibleDraftError: the tokenizer cannot be read, or the draft has too few of the target's tokens.
         """
         self._noise = noise_from_message(attached.noise)
         if attached.tokenizer and self._offer.learn is not None:
@@ -232,7 +238,7 @@ class AssistStream:
             self._words = await asyncio.to_thread(self._offer.learn, tokenizer)
 
     async def _draft(self, call: AssistCall, channel: grpc.aio.Channel) -> None:
-        """Handle the target's messages until the stream ends; then close all sessions."""
+        """Handle the target's messages until the stream ends; then stop drafting for all of the target's requests."""
         writer, following = asyncio.create_task(self._write(call)), asyncio.create_task(self._follow(channel))
         self._tasks = {writer, following}
         try:
@@ -245,10 +251,10 @@ class AssistStream:
                 self._sessions.popitem()[1].close()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        """Wait until the channel leaves its connection; then open a private worker's stream anew on the next one.
+        """For a private worker, open the stream anew once the channel has left its connection for another one.
 
-        Drafts must use the same connection as the requests. The requests get a new one when the server takes no more
-        calls on the old one, or when certificates change; but a running stream would stay on the old connection.
+        A private worker's draft tokens must use the same connection as its process's requests. These get a new one when
+        the server takes no more calls on the old one, or when certificates change; a running stream would stay there.
         """
         if self._is_private:
             with suppress(grpc.aio.UsageError):  # the channel is closed, and the stream ends with it
@@ -260,7 +266,10 @@ class AssistStream:
         self.dial_now()
 
     async def _write(self, call: AssistCall) -> None:
-        """Send queued messages. Only this task writes to the stream, since cancelling a write ends the whole stream."""
+        """Send queued messages to the target, until the queue gives None, and then end this side of the stream.
+
+        Only this task writes to the stream, since cancelling a write would end the whole stream.
+        """
         while (message := await self._outbox.get()) is not None:
             await call.write(message)
         await call.done_writing()
@@ -283,9 +292,9 @@ class AssistStream:
             self._hold(message.hold)
 
     def _hold(self, message: pb.AssistHold) -> None:
-        """Stop drafting for all sessions, and tell the target once the running step has ended; or draft again.
+        """Stop drafting for all of the target's requests if `is_on` of the message is True, else draft again.
 
-        Which of both is done depends on `is_on` of the message.
+        After stopping, tell the target once the running step of the draft model has ended.
         """
         self._is_held = message.is_on
         for session in self._sessions.values():
@@ -299,34 +308,37 @@ class AssistStream:
         self._notify(pb.AssistRequest(held=pb.AssistHeld(number=number)))
 
     def _try(self, session_id: str, action: Callable[[], None]) -> None:
-        """Run `action`, which is about one session; if it fails, decline this session, and leave the others alone."""
+        """Run `action`, which is about one session; if it fails, stop drafting for it, and tell the target."""
         try:
             action()
         except (CapacityError, RequestError, UnavailableError) as exc:
             self.decline(session_id, exc)
 
     def close(self, session_id: str) -> None:
-        """Stop drafting for a session, if this stream has it."""
+        """Stop drafting for the session of this name; do nothing if this stream has no such session."""
         if (session := self._sessions.pop(session_id, None)) is not None:
             session.close()
 
     def decline(self, session_id: str, reason: BaseException) -> None:
-        """Stop drafting for a session, log why, and tell the target not to wait for drafts."""
+        """Stop drafting for a session, log the reason, and tell the target not to wait for its draft tokens."""
         context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
         context.run(logger.warning, "session %s gets no draft: %s", session_id, reason)
         self.close(session_id)
         self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
-        """Decline a session whose task `drafting` has failed; if the session was closed, the task is only cancelled."""
+        """Stop drafting for a session whose task `drafting` has failed, and tell the target.
+
+        Do nothing if the task was cancelled, which means that the session was closed.
+        """
         if not drafting.cancelled() and (error := drafting.exception()) is not None:
             self.decline(session_id, error)
 
     def judge(self, session: DraftingSession) -> None:
-        """Open the stream again if a request that has ended got none of its draft tokens to the target.
+        """Check, after a request has ended, whether its draft tokens reached the target; if not, open the stream anew.
 
-        If that happens to the next request too, log a warning: a proxy may take stream and requests to different
-        servers.
+        If none reached it for the next request either, log a warning: a proxy may connect the stream and the requests
+        to different servers.
         """
         if session not in self._sessions.values() or session.is_heard is None:
             return
