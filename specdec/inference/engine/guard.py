@@ -29,10 +29,10 @@ classes of their own, and ONNX Runtime and torch raise RuntimeError when a CPU's
 
 
 class EngineSession(Holder, Protocol):
-    """Session of an engine, with the methods that the loop needs."""
+    """Session of an engine: what the engine's loop needs to recover after a failed step."""
 
     def replay(self) -> None:
-        """Mark the session as a suspect, and let it be computed again: a failed step may have spoilt its slot."""
+        """Let the session be computed again after a failed step that it may have caused: `is_suspect` is then True."""
 
     @property
     def is_suspect(self) -> bool:
@@ -46,7 +46,7 @@ Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT
 
 
 class ModelThread:
-    """Thread of an engine on which its model runs. A function that runs cannot be interrupted, but can be ignored."""
+    """Thread of an engine on which its model runs, one function after another; a running one cannot be interrupted."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -69,7 +69,7 @@ class ModelThread:
 
 
 class StepGuard(Generic[SessionT, WorkT]):
-    """Choice of the sessions for each step, such that a session whose steps fail does not fail the others.
+    """Choice of the sessions for each step, so that a session that makes its steps fail does not end the others.
 
     A session that was in a failed step is a suspect: it gets a step alone, before all other sessions.
 
@@ -97,7 +97,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return self._together(self._schedule(running))
 
     def _together(self, scheduled: list[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT]]:
-        """Return the work of as many sessions as one step may have since memory ran out; sessions take turns."""
+        """Return the sessions and work of one step: all, or some in turn while a lack of memory limits their number."""
         self._num_steps += 1
         if self._num_steps > self._shrunk_until or len(scheduled) <= self._num_together:
             return scheduled
