@@ -34,7 +34,10 @@ class Allowed:
     error: SpecDecError | None = None
 
     def cut(self, verdict: Verdict) -> Verdict:
-        """Return the verdict without the tokens of rows beyond the last mask; the next pass chooses them, or fails."""
+        """Return the verdict without the tokens of rows beyond the last mask.
+
+        The next pass chooses them again, or fails by the grammar's error.
+        """
         if self.masks is None or len(verdict.token_ids) <= len(self.masks):
             return verdict
         num_tokens = len(self.masks)
@@ -86,7 +89,11 @@ class Fitted:
 
 
 def fit(turn: Turn) -> Fitted:
-    """Return a turn with its final proposal: the looked-up one if it has none, cut and extended by the grammar."""
+    """Return a turn with the proposal that its pass verifies.
+
+    It is the turn's own proposal, or the one from prompt lookup if that is empty. Tokens that the grammar refuses are
+    cut off, and tokens that the grammar forces are appended.
+    """
     is_lookup = turn.chooses and not turn.proposal and bool(turn.lookup)
     turn = replace(turn, proposal=turn.lookup) if is_lookup else turn
     if turn.grammar is None or not turn.chooses or turn.audits:
