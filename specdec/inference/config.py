@@ -40,7 +40,8 @@ With vLLM as the engine there are fused, eagle, eagle3 and mtp; only vLLM has mt
 
 DEFAULT_BRANCHES = 3
 DEFAULT_GAMMA = 8
-"""Default number of draft tokens: of a round in schedule sync, at most of a pass in async, and of a compiled graph."""
+"""Default number of draft tokens: per round in synchronous drafting, at most per pass if the draft runs ahead, and
+always per pass of a compiled graph that has both models."""
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
@@ -365,7 +366,7 @@ class DraftConfig(Checked):
 
 @dataclass(frozen=True, slots=True)
 class FusedConfig(Checked):
-    """Settings of both models in one process.
+    """Settings of a process that runs target and draft model together.
 
     Attributes:
         gamma: most draft tokens of one session in one pass.

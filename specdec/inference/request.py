@@ -247,8 +247,8 @@ class Provenance:
     """Origin of an output. A server that is to continue the output must agree in each field, or its text would differ.
 
     Attributes:
-        model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws the
-            noise, so that no other server can resume.
+        model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws
+            random numbers of its own, so that no other server can resume.
         grammar_version: version of what compiles a grammar into masks of the allowed tokens; empty without a grammar.
         prompt_digest: digest of the prompt's token ids.
     """

@@ -1,5 +1,4 @@
-"""Choice of each target pass: which sessions take part, how long the pass waits for draft tokens, and how many of
-these tokens it verifies.
+"""Choice of each target pass: its sessions, its wait for draft tokens, and how many draft tokens it verifies.
 
 The choice depends on the times of earlier passes, which are recorded here. The module knows neither the decoder, nor
 slots, nor the event loop, and reads no clock.
