@@ -163,7 +163,10 @@ class Admission(Generic[HolderT]):
         return entered
 
     def _next(self) -> HolderT:
-        """Return the first waiting session of the account with fewest slots; of equals, the one served longest ago."""
+        """Return the first waiting session of the account with fewest slots.
+
+        Of several such accounts, the one that got a slot longest ago is taken.
+        """
         held = Counter(self.running.values())
 
         def standing(holder: HolderT) -> tuple[int, int]:

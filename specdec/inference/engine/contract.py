@@ -40,7 +40,7 @@ class VerificationSession(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether a draft worker proposes for this session without waiting for verdicts."""
+        """Return whether a draft worker goes on drafting before the target has verified its earlier draft tokens."""
 
     @property
     def idle_s(self) -> float:
@@ -99,7 +99,7 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
         """Free the session's slot, or remove it from the queue; a second call has no effect."""
 
     def propose(self, session: SessionT, branches: Sequence[Branch]) -> None:
-        """Add branches to the session's draft tree, a tree of draft tokens to be verified.
+        """Add branches, each a chain of draft tokens, to the session's draft tree, from which passes verify tokens.
 
         If `branches` is empty, the next pass decodes one token of the session without verifying any.
 

@@ -311,7 +311,8 @@ class DraftSession:
     def _go_on(self, path: DraftPath) -> None:
         """Make `path` the chain from the latest commit on.
 
-        Branches that begin before it are dropped; all of them are if `path` was not the chain.
+        Branches that begin at tokens which are committed by now are dropped; all branches are if `path` was not the
+        chain before.
         """
         start = len(self.committed)
         if path is not self._path and len(path.tokens) == 1:  # the draft model has not used its slot yet

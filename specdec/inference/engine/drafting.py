@@ -120,7 +120,7 @@ class Drafting:
             self.measured(replace(done, seconds=now - since), is_quiet=was_quiet and self._began[1], now=now)
 
     def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
-        """Record a measured pass, and decide anew whether workers draft.
+        """Record a measured pass, and decide anew whether drafting is on; do nothing if the mode is not MEASURED.
 
         Args:
             each: the pass; its `seconds` are its period, the time from its start to the start of the next pass.
@@ -138,7 +138,7 @@ class Drafting:
                 _log(change)
 
     def switch(self, *, is_on: bool) -> None:
-        """Turn drafting on or off, and tell the draft workers; do nothing if it is on or off already, as asked."""
+        """Turn drafting on or off, and tell the draft workers; do nothing if this changes nothing."""
         if is_on != self.is_on:
             self.is_on = is_on
             self.num_switches += 1

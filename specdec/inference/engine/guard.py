@@ -19,7 +19,7 @@ from specdec.inference.engine.admission import Holder
 from specdec.inference.errors import InternalError
 
 MAX_FAILED_STEPS = 8
-"""Failed steps in a row after which the engine is broken."""
+"""Failed steps in a row after which the engine refuses all further requests."""
 SHRUNK_STEPS = 100
 """Number of steps for which fewer sessions share a step, after memory ran out."""
 
@@ -88,7 +88,10 @@ class StepGuard(Generic[SessionT, WorkT]):
         """Failed steps since the last one that succeeded."""
 
     def next_step(self, running: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
-        """Return the sessions of the next step, each with its work; while there are suspects, one of these alone."""
+        """Return the sessions of the next step, each with its work.
+
+        While there are sessions whose latest step failed, it is one of these alone.
+        """
         while self._suspects:
             suspect = self._suspects[0]
             if suspect.slot is not None and suspect.is_suspect and (work := self._schedule((suspect,))):
@@ -105,7 +108,13 @@ class StepGuard(Generic[SessionT, WorkT]):
         return [*scheduled[first:], *scheduled[:first]][: self._num_together]
 
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
-        """Make the sessions of a failed step suspects; return the sessions that must end, each with its error."""
+        """Let each session of a failed step take its next step alone, except those that must end.
+
+        A session must end if it was alone in the failed step, or if its tokens would be others when computed again.
+
+        Returns:
+            The sessions that must end, each with its error.
+        """
         self.num_failed_steps += 1
         if isinstance(exc, MemoryError) or NO_MEMORY.search(f"{type(exc).__name__}: {exc}"):
             self._num_together = max(1, len(sessions) // 2)

@@ -91,7 +91,7 @@ class Helper:
         trust: most sessions that the worker may have now; grows while its draft tokens are accepted.
         early: messages about requests that have not arrived, by session name, oldest first; only from a private worker,
             which drafts for one client alone.
-        sweep: timer that drops such messages once they are too old; None while nothing is kept.
+        sweep: timer that drops the messages in `early` once they are too old; None while there are none.
     """
 
     worker: Worker

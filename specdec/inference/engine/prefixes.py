@@ -1,4 +1,4 @@
-"""Prefixes whose keys and values the slots of a model have, and the choice of a slot for a new sequence. No model.
+"""Prefixes whose keys and values are in a model's slots, and the choice of a slot for a new sequence.
 
 A sequence reuses the longest prefix that any slot has. If it overwrites nothing useful in the slot of that prefix, it
 takes that slot; otherwise the prefix is copied to an empty slot, or to the one that was left longest ago. If the
@@ -59,7 +59,7 @@ def choose_slot(
         free: slots that may be taken, the one that was left longest ago first; at least one.
         left: by free slot, the number of tokens that an earlier sequence left in it; a slot without an entry holds
             none.
-        shared: by slot, free or held, the number of the new sequence's first tokens that the slot has; a slot without
+        shared: by slot, free or in use, the number of the new sequence's first tokens that the slot has; a slot without
             an entry has none.
         can_copy: True if the backend can copy the content of one slot to another.
     """

@@ -131,7 +131,9 @@ class PrivateMatch:
 
 
 def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_declined: bool = False) -> None:
-    """Keep a private worker's message about a request that has not arrived; drop the oldest beyond the limit.
+    """Keep a private worker's message about a request that has not arrived.
+
+    The messages about at most `MAX_EARLY_SESSIONS` requests are kept; those about the oldest one are dropped first.
 
     Args:
         helper: record of the worker.
@@ -151,7 +153,10 @@ def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_decl
 
 
 def _sweep(helper: Helper) -> None:
-    """Drop a worker's early messages that are older than `EARLY_S`, and do so again when the next one will be."""
+    """Drop messages about requests that have not arrived for `EARLY_S` seconds.
+
+    A timer calls this function again when the next messages of the worker become so old.
+    """
     now = time.monotonic()
     helper.early = {name: early for name, early in helper.early.items() if early.since + EARLY_S > now}
     # Between two times of the clock, so that the timer never lasts less than the clock can tell apart.

@@ -169,7 +169,11 @@ class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
         return session
 
     def propose(self, session: TargetSession, branches: Sequence[Branch]) -> None:
-        """Add a draft worker's branches to the session's draft tree; see `TargetSession.propose`."""
+        """Add a draft worker's branches to the session's draft tree; see `TargetSession.propose`.
+
+        Raises:
+            InvalidRequestError: a branch is not valid, or a token id is outside the vocabulary.
+        """
         for branch in branches:
             check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
         session.propose(branches)
@@ -305,7 +309,7 @@ def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) 
 
 
 def check_token_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
-    """Raise InvalidRequestError for ids outside the vocabulary."""
+    """Raise InvalidRequestError if any of `token_ids` is outside the vocabulary, that is not in 0..vocab_size - 1."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         outside = min(token_ids) if min(token_ids) < 0 else max(token_ids)
         raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {vocab_size}", field="prompt")

@@ -34,7 +34,7 @@ class CommitQueue:
         self.num_bytes = 0
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event."""
+        """Add an event of the answer, after those that are in the queue."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
         self._queue.put_nowait((event, num_bytes))
@@ -307,7 +307,10 @@ class TargetSession:
 
     @property
     def num_unread(self) -> int:
-        """Return how many of the session's tokens are not in its slot yet: 1 while decoding, more in a prompt."""
+        """Return how many of the session's tokens are not cached in its slot yet.
+
+        That is 1 while it decodes, and more while it reads its prompt.
+        """
         return len(self.token_ids) - self._num_cached
 
     def next_turn(self, part: int = MAX_PART_TOKENS) -> Turn | None:
@@ -368,13 +371,13 @@ class TargetSession:
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
         """Apply the result of a pass to the session, and queue the commit of its tokens for the reader.
 
-        Returns:
-            Why the session ends with this commit; None if it goes on.
-
         Args:
             turn: what the pass did for this session.
             verdict: the result of the pass for this session.
             started, ended: start and end of the pass, in monotonic seconds.
+
+        Returns:
+            Why the session ends with this commit; None if it goes on.
         """
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
         self._clock.computed(started, ended)

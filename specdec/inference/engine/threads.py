@@ -63,7 +63,7 @@ class Threads:
         )
 
     def is_awaited(self) -> bool:
-        """Return whether a job waits of a client's account that has no running job; any thread may call this."""
+        """Return whether a job waits whose client account has no running job; any thread may call this."""
         return self._admission.is_awaited
 
     async def run(self, work: Callable[..., _Out], *arguments: object) -> _Out:
