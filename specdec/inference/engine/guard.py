@@ -110,7 +110,8 @@ class StepGuard(Generic[SessionT, WorkT]):
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
         """Let each session of a failed step take its next step alone, except those that must end.
 
-        A session must end if it was alone in the failed step, or if its tokens would be others when computed again.
+        A session must end if the step was the one that it took alone after an earlier failure, or if it would get other
+        tokens when computed again.
 
         Returns:
             The sessions that must end, each with its error.
@@ -135,7 +136,7 @@ def _failure(exc: Exception, *, tried: bool) -> Exception:
 
     Args:
         exc: the step's error.
-        tried: True if the session was a suspect, and the step ran for it alone.
+        tried: True if the step ran for this session alone, since an earlier step with it had failed.
     """
     if isinstance(exc, InternalError):
         return exc

@@ -93,9 +93,10 @@ NONE_BEFORE = TokensBefore.of((), 0)
 
 
 def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
-    """Return a record for the row of logits after a turn's or draft's tokens, and for the row after each proposed one.
+    """Return, for each row of logits, the record of the tokens before it.
 
-    Without penalties, the records are empty.
+    The first row follows the tokens of `span`, and each further row one more token of `proposal`. Without penalties,
+    the records are empty.
     """
     if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)

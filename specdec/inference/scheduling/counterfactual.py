@@ -22,11 +22,14 @@ from dataclasses import dataclass, field
 from specdec.inference.scheduling.quiet import NUM_QUIET, Pass, Quiet
 
 MIN_TRY, MAX_TRY = 4, 16
-"""Fewest and most passes with drafts in a try of drafting; a large loss ends the try sooner."""
+"""Fewest and most passes with drafts in a try, which shows whether drafting, now off, would pay.
+
+A large loss ends the try sooner.
+"""
 RECENT = 48
-"""Number of the latest passes with drafts that are kept to compute a gain."""
+"""Number of the latest passes with drafts that are kept, to compare their speed with that of passes without drafts."""
 FIRST_CHECK = 12
-"""Number of passes with drafts before their gain is first computed."""
+"""Number of passes with drafts before their speed is first compared with that of passes without drafts."""
 MAX_CATCH_UP = 12
 """Most passes without a draft token, after drafting is switched on, that are not counted as passes with drafts."""
 HOLD_PASSES, LEAVE_PASSES = 8, 1
@@ -37,7 +40,7 @@ HOLD_PASSES is for turning drafting on, LEAVE_PASSES for turning it off.
 MARGIN = 0.01
 """Least difference from 1 of a gain, the speed with drafts over the speed without, that changes a decision."""
 TRY_BUDGET = 0.015
-"""Share of the time of all passes that tries of drafting, where it did not pay before, may lose."""
+"""Largest share of the time of all passes that may be lost by trying drafting again where it did not pay before."""
 CREDIT_S = 5.0
 """Seconds that are added to the time of all passes for `TRY_BUDGET`, so that the first tries need not wait."""
 QUIET_SHARE = 0.02
@@ -83,7 +86,7 @@ class _Probe(enum.Enum):
 
 @dataclass(slots=True)
 class _Decision:
-    """Decision for all numbers of sessions that round to the same power of two.
+    """Decision whether drafting is on, for all numbers of sessions that round to the same power of two.
 
     Attributes:
         is_on: whether drafting may go on.
