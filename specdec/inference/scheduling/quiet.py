@@ -13,9 +13,9 @@ from collections import deque
 from dataclasses import dataclass
 
 NUM_QUIET = 8
-"""Number of latest quiet passes whose median is the period for a number of sessions."""
+"""Number of latest passes without drafting, for each number of sessions, of whose times the median counts."""
 MIN_QUIET = 4
-"""Fewest quiet passes that have a median worth using."""
+"""Fewest passes without drafting whose median time is used."""
 
 
 @dataclass(frozen=True, slots=True)

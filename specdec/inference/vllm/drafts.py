@@ -215,7 +215,7 @@ class Drafts:
         """Return the draft tokens that the next pass verifies, per request, as many as pay.
 
         Args:
-            rooms: numbers of draft tokens before the ends of the requests that decode in the pass, by name.
+            rooms: by name of each request that decodes in the pass, how many draft tokens fit before its end.
             may_wait: True if the core has no other work, so that the pass may wait for draft tokens while that pays.
         """
         with self._news:

@@ -117,7 +117,7 @@ class VllmEngine(Sessions):
     async def stop(self, *, grace_s: float) -> None:
         """Take no new requests, let running ones finish for `grace_s` seconds, and fail the remaining ones.
 
-        The context that started vLLM stops it.
+        vLLM itself goes on: the context manager that started it stops it.
         """
         self._is_stopping = True
         if self._sessions:

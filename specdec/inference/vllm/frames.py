@@ -18,9 +18,9 @@ from specdec.inference.request import Noise
 from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch
 
 VERSION = 5
-"""Version of these frames; the two ends of a link must have the same."""
+"""Version of the message format between vLLM's engine cores and this project; both ends must have the same."""
 MAX_FRAME_BYTES = 1 << 25
-"""Longest frame: a tokenizer has up to 16 MiB, and a prompt 5 bytes a token."""
+"""Most bytes of a message: one with a tokenizer has up to 16 MiB, and one with a prompt 5 bytes per token."""
 LENGTH = struct.Struct("<I")
 MAX_ROWS = 65536
 _CREDENTIALS = struct.Struct("3i")  # of the kernel: process, user and group of a socket's other end
@@ -59,7 +59,10 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First frame of a core: the version of its frames, and its model's id; a pool gets the model's description too."""
+    """First message of an engine core: the version of its messages, and its model's id.
+
+    In a message to a pool, `served` describes the model; to this project's server it is None.
+    """
 
     version: Count
     model_id: Name
