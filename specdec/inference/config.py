@@ -85,7 +85,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """Times of which the time of an emulated pass is made, by the roofline model (Williams, Waterman, Patterson, 2009).
+    """Parts of the time of an emulated pass, by the roofline model (Williams, Waterman, Patterson, 2009).
 
     A device reads the weights while it computes, so only the longer of these two times counts; then it reads keys and
     values.
@@ -118,7 +118,7 @@ _PASS_TIME = re.compile(rf"(target|draft):{_MS}(?:\+{_MS}/session)?(?:\+{_MS}/to
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Emulation of other devices: a pass of target or draft sleeps until it has taken this time."""
+    """Emulation of slower devices: each pass of target or draft sleeps until it has taken the time set for it here."""
 
     target: PassTime = NO_TIME
     draft: PassTime = NO_TIME
