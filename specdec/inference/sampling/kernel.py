@@ -69,7 +69,7 @@ def _rotate(word: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _stock_noise(key: tl.tensor, token_ids: tl.tensor) -> tl.tensor:
-    """Return the Gumbel noise of tokens by stock vLLM's rule, as `noise.stock_noise` does: float32 stored as float64."""
+    """Return the Gumbel noise of tokens by stock vLLM's rule: the float32 values of `noise.stock_noise`, as float64."""
     word = _rotate(token_ids * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
     h = ((_rotate(key ^ word, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF) ^ 16
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
