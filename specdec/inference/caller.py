@@ -1,4 +1,4 @@
-"""Request context: who makes the request that is served now, and its id, in a context variable; and audit lines.
+"""Context of the request that is served now: its caller and its id, in a context variable; and audit lines.
 
 Knows nothing of how callers prove who they are, by tokens or certificates.
 """
@@ -93,9 +93,10 @@ class Caller:
         return hashlib.sha256(json.dumps([*owner, given]).encode()).hexdigest()
 
     def owner(self, cache_salt: str) -> str:
-        """Return the key under which a request's answer is kept for later drafts: a digest of account and salt.
+        """Return the key under which a request's answer is kept, so that later requests copy draft tokens from it.
 
-        Unlike a prefix, an answer is never shared within a group.
+        The key is a digest of the account and of `cache_salt`, the salt that the client gave. Unlike a cached prefix,
+        an answer is never shared within a group of accounts.
         """
         return hashlib.sha256(json.dumps([self.account, cache_salt]).encode()).hexdigest()
 
@@ -105,11 +106,13 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Current:
-    """Request that is being served, by its caller, id and peer.
+    """What is known about the request that is being served.
 
     Attributes:
-        peer: address from which it came.
-        is_audited: True once its audit line is written.
+        caller: who made the request.
+        request_id: id of the request, the same in all processes that serve it.
+        peer: address from which the request came.
+        is_audited: True once the request's audit line is written.
     """
 
     caller: Caller
@@ -146,7 +149,8 @@ def request_context(who: Caller, id_: str, peer: str = "") -> Generator[str, Non
     Args:
         who: caller of the request.
         id_: id of the request.
-        peer: address from which it came, for audit lines; empty: that of the request around the block.
+        peer: address from which the request came, for audit lines; empty: the peer of the request that was current
+            before the block.
     """
     token = _CURRENT.set(_Current(who, id_, peer or _CURRENT.get().peer))
     try:
@@ -164,8 +168,11 @@ def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float 
     """Write an audit line about the current request, or one of its choices, without any text, token id or secret.
 
     Args:
-        status: how it ended. Equals signs in it are escaped, since it may repeat a path that a peer sent, whose words
-            must not look like further fields of the line.
+        status: how the request ended. Equals signs in it are escaped, since it may repeat a path that a peer sent,
+            whose words must not look like further fields of the line.
+        model: name of the model; "-" if there is none.
+        num_tokens: number of output tokens.
+        seconds: time that the request took.
     """
     now, status = _CURRENT.get(), status.replace("=", "\\x3d")
     now.is_audited, who = True, now.caller

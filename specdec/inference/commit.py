@@ -197,7 +197,8 @@ class TokenAudit:
         token_id: token of the output.
         choice: token that the target chooses there, by the request's parameters and seed.
         margin: score of the choice minus that of the token. Scores are logits, or with sampling the processed logits
-            plus noise. 0 if the token is the choice; infinite if truncation or a grammar removes it.
+            plus the random numbers of the choice (Gumbel noise). 0 if the token is the choice; infinite if truncation
+            or a grammar removes the token.
         rank: 1 plus the number of tokens with a higher score.
     """
 
@@ -213,7 +214,7 @@ class TokenAudit:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """First event of a `TokenSource`, before the commits: what the pass over the prompt gave.
+    """First event of an engine for a request, before the commits: the results of reading the prompt.
 
     Attributes:
         num_cached_tokens: prompt tokens that the slot had in its cache, from an earlier request.
@@ -246,7 +247,7 @@ class Started:
     """First event of an answer, which tells that the request was accepted.
 
     Attributes:
-        seed: seed of the noise: the request's, or the one that the server drew.
+        seed: seed of the random numbers by which tokens are chosen: the request's, or one that the server drew.
         prompt_text: text of the prompt, if the request asked for an echo; else empty.
         prompt_logprobs: one per prompt token, if the request asked for them; the value of the first has no meaning.
         has_grammar: True if the output will keep to the grammar that the request asked for.
@@ -272,9 +273,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta(Commit):
-    """Commit with the text of its tokens.
+    """Commit, the tokens that became final in one target pass, with their text.
 
-    The last of an answer may have text, but no token. `position` is -1 if a server sent none.
+    The last one of an answer may have text, but no token. `position` is -1 if a server sent none.
 
     Attributes:
         piece_lengths: for each token, how many characters it adds to `text`.

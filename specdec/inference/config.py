@@ -40,7 +40,8 @@ With vLLM as the engine there are fused, eagle, eagle3 and mtp; only vLLM has mt
 
 DEFAULT_BRANCHES = 3
 DEFAULT_GAMMA = 8
-"""Default number of draft tokens: of a round in schedule sync, at most of a pass in async, and of a compiled graph."""
+"""Default number of draft tokens: per round in synchronous drafting, at most per pass if the draft runs ahead, and
+always per pass of a compiled graph that has both models."""
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
@@ -84,7 +85,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """Times of which the time of an emulated pass is made, by the roofline model (Williams, Waterman, Patterson, 2009).
+    """Parts of the time of an emulated pass, by the roofline model (Williams, Waterman, Patterson, 2009).
 
     A device reads the weights while it computes, so only the longer of these two times counts; then it reads keys and
     values.
@@ -117,7 +118,7 @@ _PASS_TIME = re.compile(rf"(target|draft):{_MS}(?:\+{_MS}/session)?(?:\+{_MS}/to
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Emulation of other devices: a pass of target or draft sleeps until it has taken this time."""
+    """Emulation of slower devices: each pass of target or draft sleeps until it has taken the time set for it here."""
 
     target: PassTime = NO_TIME
     draft: PassTime = NO_TIME
@@ -365,7 +366,7 @@ class DraftConfig(Checked):
 
 @dataclass(frozen=True, slots=True)
 class FusedConfig(Checked):
-    """Settings of both models in one process.
+    """Settings of a process that runs target and draft model together.
 
     Attributes:
         gamma: most draft tokens of one session in one pass.

@@ -1,6 +1,7 @@
-"""List of the settings that a configuration (a dataclass) declares, and configurations made of values by flag name.
+"""Settings that the fields of a configuration (a dataclass) declare, and the making of configurations from values.
 
-Both the command line and the library read their settings with it. Knows nothing of argparse.
+The values are given by the names of flags. Both the command line and the library read their settings with this module,
+which knows nothing of argparse.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ EXPECTED = {bool: "True or False", int: "a whole number", float: "a number"}
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Setting that a field of a configuration declares, as a command or the library takes it.
+    """Setting that a field of a configuration (a dataclass) declares: what a flag or keyword argument of it needs.
 
     Attributes:
         kind: type of the value, or of each value if there may be several.
         is_repeated: True if there may be several values, so that the flag may be given several times.
         default: value of the field if none is given.
-        setting: declaration of the field, with the section of its group.
+        setting: declaration of the field, which has the section of --help that the flag belongs to.
     """
 
     kind: Any
@@ -64,7 +65,7 @@ class Declared:
     setting: Setting
 
     def value(self, values: Mapping[str, Any]) -> Any:
-        """Return the field's value, made of the value that `values` has under the name of its flag."""
+        """Return the field's value, made from the parsed value that `values` has under the name of the flag."""
         value = values[self.setting.key]
         if value is not None and (self.is_repeated or self.is_enum):
             return tuple(value) if self.is_repeated else self.kind(value)
@@ -98,7 +99,7 @@ class Declared:
         return ",".join(str(getattr(each, "value", each)) for each in self.default)
 
     def taken(self, value: Any) -> Any:
-        """Return the value that the command line would make of a value that a Python program gives.
+        """Return the value that the command line would parse if a user typed the one that a Python program gives.
 
         Raises:
             ConfigError: the program's value has a wrong type.
@@ -127,7 +128,11 @@ def _path(text: str) -> Path:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text; dashes in its names become underscores, as in names of flags."""
+    """Return the JSON object in a text; dashes in its names become underscores, as in names of flags.
+
+    Raises:
+        ConfigError: the text is not a JSON object.
+    """
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -138,7 +143,10 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a note for the end of a message with the one of `names` that `name` may mean; empty if none is like it."""
+    """Return " (did you mean X?)" for the end of an error message, X being the one of `names` most like `name`.
+
+    Returns an empty text if none is like it.
+    """
     known = [*names]
     usual = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
     found = usual or get_close_matches(name, known, n=1)
@@ -146,7 +154,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return the configuration of class `kind` that values by the names of flags describe; each setting needs a value.
+    """Return a configuration of class `kind`, made from the value of each flag.
+
+    Args:
+        kind: dataclass of the configuration.
+        values: parsed values by the names of flags; every setting of the configuration needs one.
 
     Raises:
         ConfigError: a value is out of range, or conflicts with another one.
@@ -156,13 +168,13 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
-    """Return the configuration of class `kind` that a Python program's values describe.
+    """Return a configuration of class `kind`, made from the values that a Python program gives.
 
     A setting that is None or not given has its default.
 
     Args:
         given: values by the names of flags.
-        name: name of what has the settings, such as LLM, for messages.
+        name: name of the class that has these settings as keyword arguments, such as LLM, for error messages.
 
     Raises:
         ConfigError, InvalidRequestError: a name is no setting, or a value is out of range or of another type.
@@ -179,7 +191,10 @@ def read_given(kind: type[T], given: Mapping[str, Any], *, name: str) -> T:
 
 
 def declared(kind: type[Any]) -> Iterator[Declared]:
-    """Yield the settings of a configuration and of all configurations within it; two of them may declare the same."""
+    """Yield the settings of a configuration and of all configurations within it.
+
+    The same setting comes twice if two of these configurations declare it.
+    """
     return _declared(_whole(kind))
 
 
@@ -212,7 +227,10 @@ def _declared(group: Group) -> Iterator[Declared]:
 
 
 def _parts(group: Group) -> Iterator[tuple[str, Any]]:
-    """Yield each field's name with its `Declared`, its `Group`, or the fixed value in the `changes` of the group."""
+    """Yield the name of each field of a configuration that has a flag, is a configuration itself, or has a fixed value.
+
+    With the name come the field's `Declared`, its `Group`, or the value that the `changes` of the group give it.
+    """
     hints = get_type_hints(group.kind)
     for each in fields(group.kind):
         change = group.changes.get(each.name, each)

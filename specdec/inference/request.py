@@ -247,8 +247,8 @@ class Provenance:
     """Origin of an output. A server that is to continue the output must agree in each field, or its text would differ.
 
     Attributes:
-        model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws the
-            noise, so that no other server can resume.
+        model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws
+            random numbers of its own, so that no other server can resume.
         grammar_version: version of what compiles a grammar into masks of the allowed tokens; empty without a grammar.
         prompt_digest: digest of the prompt's token ids.
     """
@@ -281,7 +281,7 @@ class Options:
     Attributes:
         stop_token_ids: ids that end the sequence once one of them is committed.
         gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
-        schedule: schedule asked for by the client; None leaves it to the server.
+        schedule: drafting schedule asked for by the client, see `Schedule`; None leaves it to the server.
         logprobs: number of best tokens with log-probabilities beside each token's own; None asks for none.
         min_new_tokens: output tokens before which nothing ends the sequence.
         prompt_logprobs: like `logprobs`, for the prompt's tokens; the first event has them.
@@ -320,7 +320,8 @@ class GenerationRequest(Options):
         max_new_tokens: upper limit of output tokens, >= 1; generation also ends where the context is full.
         stop_at_eos: the sequence also ends after any end-of-sequence token of the target; with a grammar it must.
         num_committed_tokens: number of the prompt's last tokens that are output of an earlier stream (resume).
-        audits: compare each committed token with the target's choice; the first event has the result.
+        audits: compare each of the `num_committed_tokens` tokens with the target's choice; the first event has the
+            result.
         prediction: token ids that the output may repeat, all or in parts; they change only the speed.
 
     Raises:

@@ -145,7 +145,10 @@ def same(kind: type[Any], name: str, **changes: Any) -> Any:
 
 
 def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
-    """Return the setting of the field `name` of a dataclass, with its help: if it has none, the docstring's text."""
+    """Return the setting of the field `name` of the dataclass `kind`, with a text for --help.
+
+    If the setting has no text of its own, it gets the one from the Attributes section of the class's docstring.
+    """
     found = cast(Setting, declared.metadata[SETTING])
     return found if found.help else replace(found, help=_attributes(kind).get(name, ""))
 

@@ -18,8 +18,9 @@ class TokenView(Sequence[int]):
     Slices of it, and sums of it and other tokens, are such views too.
 
     Args:
-        log: list of tokens, which may only grow while it has views; so two views of it need not compare its tokens.
-        start, end: part of the list, without `end`; None as the end: the list's present end.
+        log: list of tokens, which may only grow while views of it exist; so two views of one list need not compare the
+            list's tokens.
+        start, end: the part of the list from position `start` to before `end`; None as the end: the list's present end.
         tail: tokens that follow this part.
     """
 
@@ -68,7 +69,10 @@ def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
 
 
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return a view's part of the list, which never changes, and its tail; for another sequence, itself and ()."""
+    """Split a `TokenView` into the part that it shares with its list, which never changes, and its tail.
+
+    Of any other sequence, return the sequence itself and an empty tail.
+    """
     if not isinstance(token_ids, TokenView):
         return token_ids, ()
     return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail

@@ -1,8 +1,9 @@
-"""Admission of sessions to a model's slots, the places of sequences in its KV cache; the queue is bounded.
+"""Admission of sessions to a model's slots, each of which has the KV cache of one sequence; the queue is bounded.
 
-The accounts of the sessions' callers take turns; the sessions of one account get slots in order of arrival. When all
-slots are held, an account with several slots gives one up for an account that has none. The session that loses its slot
-waits as its account's first, and later goes on from its committed tokens.
+A session is the state of one request, an account the client to whom the request is charged. The accounts take turns;
+the sessions of one account get slots in order of arrival. When all slots are taken, an account with several slots gives
+one up for an account that has none. The session that loses its slot becomes the first of its account in the queue, and
+continues later after the tokens that it has committed.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from specdec.inference.model.slots import Backend, CompiledBackend, ForkingBacke
 
 
 class Holder(Protocol):
-    """Session that waits for a slot or holds one: the members that `Admission` uses."""
+    """Session that waits for a slot of the model's KV cache or has one: the members that `Admission` uses."""
 
     slot: int | None
 
     @property
     def wanted(self) -> Prefix:
-        """Return the prefix that this session could reuse if a slot holds it from an earlier sequence."""
+        """Return the prefix of the session's tokens whose keys and values it could reuse if a slot has them already."""
 
     @property
     def held(self) -> Prefix:
-        """Return the prefix that the session's slot holds for certain."""
+        """Return the prefix of the session's tokens whose keys and values are certainly in its slot."""
 
     @property
     def can_yield(self) -> bool:
-        """Return whether the session has committed tokens since it entered, so that leaving now loses no work."""
+        """Return whether tokens were committed since the session got its slot; then giving it up loses no work."""
 
     def enter(self, slot: int, num_cached_tokens: int) -> None:
         """Take a slot, whose cache has the first `num_cached_tokens` of this session's tokens already."""
 
     def leave(self) -> None:
-        """Give up the slot; the session may enter again later."""
+        """Give up the slot; `enter` may give the session another one later."""
 
     def fail(self, error: Exception) -> None:
         """End the session with an error."""
@@ -49,20 +50,22 @@ HolderT = TypeVar("HolderT", bound=Holder)
 
 
 class Admission(Generic[HolderT]):
-    """Slots of a model: the free ones, the sessions that hold the others, and the queue. Used only on the event loop.
+    """Slots of a model's KV cache: the free ones, the sessions that have the others, and the queue of waiting sessions.
+
+    Used only on the event loop, except `is_awaited`.
 
     Args:
-        num_slots: most sessions that hold a slot at a time.
-        max_waiting: most sessions in the queue, besides those that have had a slot and yielded it.
+        num_slots: most sessions that have a slot at a time.
+        max_waiting: most sessions in the queue, not counting those that had a slot and gave it up for another account.
         model: backend that has the slots; None if no session may reuse the content of a freed slot.
-        num_spare: slots beyond `num_slots`, which keep the keys and values of sessions that left: a session that
-            yielded its slot finds its tokens there when it enters again.
+        num_spare: number of further slots, which keep the keys and values of sessions that left: a session that gave up
+            its slot for another account finds its tokens there when it gets a slot again.
         what: name of the slots in error messages, in the plural.
 
     Attributes:
-        num_slots: as above.
+        num_slots: most sessions that have a slot at a time.
         waiting: sessions in the queue, each with its account, in order of arrival.
-        running: sessions that hold a slot, each with its account.
+        running: sessions that have a slot, each with its account.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Admission(Generic[HolderT]):
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether a session waits whose account holds no slot; may be read on any thread."""
+        """Return whether a session waits whose account has no slot; may be read on any thread."""
         return not {*self.waiting.values()} <= {*self.running.values()}
 
     def enqueue(self, holder: HolderT) -> None:
@@ -113,7 +116,7 @@ class Admission(Generic[HolderT]):
         return {holder: account for holder, account in self.waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
-        """Make room in a full queue: refuse the newest session of the account that has most sessions in it.
+        """Remove the newest session of the account with most sessions from the full queue, ending it with an error.
 
         Raises:
             CapacityError: no account has at least two more sessions in the queue than `account`.
@@ -140,7 +143,11 @@ class Admission(Generic[HolderT]):
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, SlotChoice]]:
-        """Give free slots to waiting sessions; return each that got one, with the slot and the tokens found in it."""
+        """Give free slots to waiting sessions.
+
+        Returns:
+            The sessions that got a slot, each with the slot and the number of its tokens that are cached already.
+        """
         entered = []
         while self.waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
@@ -156,7 +163,10 @@ class Admission(Generic[HolderT]):
         return entered
 
     def _next(self) -> HolderT:
-        """Return the first waiting session of the account with fewest slots; of equals, the one served longest ago."""
+        """Return the first waiting session of the account with fewest slots.
+
+        Of several such accounts, the one that got a slot longest ago is taken.
+        """
         held = Counter(self.running.values())
 
         def standing(holder: HolderT) -> tuple[int, int]:
@@ -166,10 +176,10 @@ class Admission(Generic[HolderT]):
         return min(self.waiting, key=standing)
 
     def _yielded(self) -> bool:
-        """Free a slot for an account that has none; return False if no account waits for one, or no slot can be freed.
+        """Take a slot from a session for an account that has none, and return whether this was done.
 
-        Among the accounts with most slots, the session with fewest tokens yields, because its tokens may have to be
-        computed again.
+        Returns False if every waiting account has a slot, or no session can give one up. Among the accounts with most
+        slots, the session with fewest tokens loses its slot, because its tokens may have to be computed again.
         """
         held = Counter(self.running.values())
         if held[self.waiting[self._next()]]:
@@ -196,7 +206,7 @@ class Admission(Generic[HolderT]):
             self._free.append(place.source_slot)
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
-        """Return how many of a session's first tokens each slot has; slots without a gain from reuse are left out."""
+        """Return, by slot, how many of a session's first tokens it has cached; slots not worth reusing are left out."""
         held, wanted = dict(self._left), holder.wanted
         if self._can_copy:
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
@@ -208,7 +218,7 @@ class Admission(Generic[HolderT]):
         return not isinstance(self._model, CompiledBackend) or self._model.goes_on(num_held, num_tokens)
 
     def forget(self, slot: int | None) -> None:
-        """Note that the content of a free slot is unusable; None, for a session that had no slot, has no effect."""
+        """Let no later session reuse the content of a free slot, which is not valid; `slot` None has no effect."""
         if slot is not None:
             self._left.pop(slot, None)
 

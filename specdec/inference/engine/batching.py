@@ -1,7 +1,7 @@
-"""Choice of a pass: which sessions take part, how long it waits for draft tokens, and how many of them it verifies.
+"""Choice of each target pass: its sessions, its wait for draft tokens, and how many draft tokens it verifies.
 
-It chooses by the times of earlier passes, which it keeps. It knows neither the decoder, nor slots, nor the event loop,
-and reads no clock.
+The choice depends on the times of earlier passes, which are recorded here. The module knows neither the decoder, nor
+slots, nor the event loop, and reads no clock.
 """
 
 from __future__ import annotations
@@ -41,17 +41,24 @@ class Batching:
 
     @property
     def pass_s(self) -> float:
-        """Return the recent median time of a pass over one session, in seconds; without draft tokens if measured so."""
+        """Return the recent median time of a pass over one session, in seconds.
+
+        It is the time without draft tokens if such passes were measured, else the time with them.
+        """
         return self._passes.of(1).seconds(0)
 
     def schedule(self, num_sessions: int) -> Schedule:
-        """Return the schedule that gives most tokens per second while `num_sessions` share the passes."""
+        """Return the drafting schedule that gives most tokens per second while `num_sessions` share the passes.
+
+        It says whether each pass waits for draft tokens (synchronous), or decodes without them if none have arrived.
+        """
         return schedule_for(self.pass_s, self._passes.of(num_sessions).seconds(0))
 
     def turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
         """Return the sessions that take part in the next pass, each with its turn: what the pass does for it.
 
-        Sessions that read prompts share the prompt tokens that one pass may read, oldest first.
+        The number of prompt tokens that one pass may read is shared by the sessions that still read their prompts: the
+        oldest session takes its part first. A session that waits for draft tokens takes no part.
         """
         longest, room = self._chunk_tokens or MAX_PART_TOKENS, self._room(sessions)
         turns = []
@@ -64,10 +71,10 @@ class Batching:
         return turns
 
     def _room(self, sessions: Sequence[TargetSession]) -> int:
-        """Return how many prompt tokens the next pass over `sessions` may read, all prompts together.
+        """Return how many prompt tokens the next pass over `sessions` may read, of all their prompts together.
 
-        There is no limit if none of them decodes, or if the decoder has prompt parts of a fixed length: then each pass
-        reads one part of each prompt.
+        There is no limit if every session is still reading its prompt, or if the decoder reads prompts in parts of a
+        fixed length: then each pass reads one part of each prompt.
         """
         num_decoding = sum(session.num_unread == 1 for session in sessions)
         if not num_decoding or self._chunk_tokens:
@@ -75,10 +82,10 @@ class Batching:
         return self._parts.room(self._steps.of(num_decoding).seconds(0))
 
     def wait_s(self, turns: Turns, now: float) -> float:
-        """Return for how many more seconds the pass over `turns` should wait for draft tokens; 0 or less: not at all.
+        """Return for how many more seconds the pass should wait for draft tokens; 0 or less: it should begin now.
 
         Args:
-            turns: sessions of the pass, each with its turn.
+            turns: sessions of the pass, each with what the pass does for it.
             now: the present time, in monotonic seconds.
         """
         if not turns or any(not _could_wait(session, turn) for session, turn in turns):
@@ -87,9 +94,10 @@ class Batching:
         return min(session.sources.wait_s(costs, now=now, ready_s=session.ready_s) for session, _ in turns)
 
     def narrowed(self, turns: Turns) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns, each with its proposal cut to the number of tokens that pays most.
+        """Return the turns of a pass, each with its proposal cut to the number of draft tokens worth verifying.
 
-        Proposals of synchronous rounds are not cut.
+        The numbers are chosen to give most tokens per second, by the measured times of passes. Proposals of synchronous
+        rounds are not cut.
         """
         turns = turns if self._windows is None else list(_within(self._windows, turns))
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
@@ -103,7 +111,8 @@ class Batching:
         """Record the time of a pass, in seconds, for the choice of later ones.
 
         The time of a pass that read no prompt shows the cost of its draft tokens. A pass that also read prompts shows
-        their cost by the difference to an equal pass without them; if no such pass was measured, it shows nothing.
+        the cost of the prompts, by its difference to a measured pass over as many sessions and draft tokens without
+        prompts; if there is no such pass, the cost of the prompts is not recorded.
         """
         num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
         unread = [turn.num_unread for turn in work if turn.num_unread > 1]
@@ -127,9 +136,10 @@ def _could_wait(session: TargetSession, turn: Turn) -> bool:
 
 
 def _within(windows: Windows, turns: Turns) -> Iterator[tuple[TargetSession, Turn]]:
-    """Yield the turns, with proposals cut to the positions that the pass computes anyway, as it computes whole windows.
+    """Yield the turns, each with its proposal cut to the positions that the pass computes anyway.
 
-    Proposals of synchronous rounds are not cut.
+    The backend always computes whole windows, runs of positions of a fixed length, so that the rest of a window is
+    free. Proposals of synchronous rounds are not cut.
     """
     num_spare = -sum(windows.count(turn.start, len(turn.token_ids)) for _, turn in turns) % windows.num
     for session, turn in turns:

@@ -40,7 +40,7 @@ class VerificationSession(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether a draft worker proposes for this session without waiting for verdicts."""
+        """Return whether a draft worker goes on drafting before the target has verified its earlier draft tokens."""
 
     @property
     def idle_s(self) -> float:
@@ -54,7 +54,7 @@ SessionT = TypeVar("SessionT", bound=VerificationSession)
 
 
 class VerificationEngine(TokenSource, Protocol[SessionT]):
-    """Engine of a target: a `TokenSource` that also verifies the proposals of draft workers.
+    """Engine of a target: it answers requests with tokens, as a `TokenSource`, and verifies draft workers' proposals.
 
     Attributes:
         drafting: on-off switch of drafting, for all sessions of the engine.
@@ -70,10 +70,13 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule that gives most tokens per second at present, for requests that leave it open."""
+        """Return the schedule, synchronous or run-ahead drafting, for requests that set none.
+
+        It is the one that gives most tokens per second at the present number of sessions.
+        """
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
-        """Return the request's grammar, compiled for `open`; None if it has none, or if the engine compiles it itself.
+        """Return the request's grammar, compiled for `open`; None without a grammar, or if `open` itself compiles it.
 
         Raises:
             InvalidRequestError: the grammar has a fault, or the engine cannot keep to grammars.
@@ -90,13 +93,15 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
         """
 
     def answer(self, session: SessionT) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the session's Opened event, then its commits; closing the generator closes the session."""
+        """Yield the session's `Opened` event, then its commits of tokens; closing the generator closes the session."""
 
     def close(self, session: SessionT) -> None:
-        """Free what the session holds; a second call has no effect."""
+        """Free the session's slot, or remove it from the queue; a second call has no effect."""
 
     def propose(self, session: SessionT, branches: Sequence[Branch]) -> None:
-        """Add branches to the session's draft tree; with none, the next pass decodes one token without verifying any.
+        """Add branches, each a chain of draft tokens, to the session's draft tree, from which passes verify tokens.
+
+        If `branches` is empty, the next pass decodes one token of the session without verifying any.
 
         Raises:
             InvalidRequestError: a branch is too long, its parent never existed, or a token id is unknown.
@@ -115,7 +120,7 @@ class DecodesAlone:
     async def generate(
         self: VerificationEngine[SessionT], request: GenerationRequest
     ) -> AsyncGenerator[TokenEvent, None]:
-        """Decode a request without a draft worker; see `TokenSource`."""
+        """Decode a request without a draft worker, and yield its events as `TokenSource.generate` does."""
         session = self.open(request, grammar=await self.compiled(request))
         async with aclosing(self.answer(session)) as events:
             async for event in events:

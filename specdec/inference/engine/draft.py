@@ -1,9 +1,9 @@
 """Engine of a draft model: each step extends the draft tokens of many sessions together.
 
 The draft tokens of a session are a chain after its committed tokens, and branches beside the chain (draft_session.py).
-The chain should have as many tokens as the session's window says. The engine extends every shorter chain, until the
-proposer has no more tokens for it, and also the branches that the session wants. In a synchronous round the window is
-set, the chain is awaited, and the window is set to 0; a session that runs ahead keeps its window.
+A session's window is the number of tokens that its chain should have. The engine extends every shorter chain, until the
+proposer has no more tokens for it, and also the branches that the session wants. In a synchronous round the caller sets
+the window, waits for the chain, and sets the window to 0; a session that runs ahead keeps its window.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Extending:
     Attributes:
         path: the chain or branch.
         draft: the input by which the proposer extends it.
-        ranked: True if its new tokens need runner-ups and margins.
+        ranked: True if each new token needs its runner-up, the second best token, and the margin between their scores.
     """
 
     path: DraftPath
@@ -96,11 +96,13 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
 
     async def compiled(self, grammar: Grammar | None, words: TargetWords | None = None) -> Matcher | None:
-        """Compile a request's grammar for its session; return None if the request has none, or the engine no compiler.
+        """Compile a request's grammar for its session.
+
+        Returns None if the request has no grammar, or if there is no compiler for it, so that drafting ignores it.
 
         Args:
             grammar: the grammar as the request gives it; None if it has none.
-            words: as for `open`.
+            words: the target's vocabulary and its compiler; None if it is the vocabulary for which the engine was made.
 
         Raises:
             InvalidRequestError: the grammar has a fault.
@@ -163,7 +165,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         self._wake_for(session)
 
     def _wake_for(self, session: DraftSession) -> None:
-        """Wake the loop, which looks at all sessions, if this one wants draft tokens or may now yield its slot."""
+        """Wake the engine's loop if this session wants draft tokens, or if its slot may now go to a waiting account."""
         if session.pacing.window or self._admission.is_awaited:
             self.wake()
 

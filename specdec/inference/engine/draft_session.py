@@ -112,7 +112,7 @@ class DraftSession:
         committed: the prompt and the committed output; the list grows.
         grammar: matcher of the request's grammar, once it is compiled; without it fewer draft tokens are accepted.
         pacing: how many draft tokens and branches to make, and when to send them.
-        num_branch_hits: number of commits that made a branch, which had been sent, the chain.
+        num_branch_hits: number of commits after which a branch that had been sent to the target became the chain.
         num_wasted_tokens: draft tokens that were dropped.
         error: why the engine ended the session; None while it goes on.
     """
@@ -148,7 +148,10 @@ class DraftSession:
         self.is_suspect = False
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
-        """Take a slot for the chain, and the slots of its branches; the proposer knows what they hold."""
+        """Take a slot for the chain, and the slots that belong to it for branches.
+
+        `num_cached_tokens` is not used, since the proposer itself knows which tokens its slots have cached.
+        """
         first = self._num_slots + slot * self._num_branches
         self.slot, self._path.slot = slot, slot
         self._slots = [slot, *range(first, first + self._num_branches)]
@@ -170,17 +173,17 @@ class DraftSession:
         self._changed.set()
 
     def replay(self) -> None:
-        """Mark the session as a suspect of a failed step (guard.py); the proposer knows what its slots still hold."""
+        """Mark the session as one that may have made a step fail (guard.py); its chain and branches are kept."""
         self.is_suspect = True
 
     @property
     def wanted(self) -> Prefix:
-        """Return the prefix that this session could reuse if a slot holds it from an earlier sequence."""
+        """Return the prefix of the session's tokens whose keys and values it could reuse if a slot has them already."""
         return Prefix(self.committed, len(self.committed) - 1, self._cache_salt)
 
     @property
     def held(self) -> Prefix:
-        """Return the prefix that the slot probably holds; only the proposer knows it for certain."""
+        """Return the prefix of the session's tokens that its slot probably has cached; only the proposer is certain."""
         return Prefix(self.committed, len(self.committed), self._cache_salt)
 
     @property
@@ -196,7 +199,11 @@ class DraftSession:
         return [*self.chain[: path.start - self._path.start], *path.token_ids]
 
     def growing(self, max_length: int) -> list[DraftPath]:
-        """Begin branches that are due; return the paths that need a token and have room for it in the draft's slot."""
+        """Begin the branches that are due; return the chain and branches that the next step should extend.
+
+        A chain or branch of which the sequence is longer than `max_length` tokens, for which the draft model has no
+        space, is marked as exhausted and left out.
+        """
         self._begin_branches()
         for path in (self._path, *self._branches):
             if self._num_wanted(path) > 0 and path.end > max_length:
@@ -213,7 +220,7 @@ class DraftSession:
         return self.pacing.window - len(path.tokens)
 
     def pace(self, pacing: Pacing) -> None:
-        """Set how many draft tokens and branches to make from now on; a caller that waits for tokens looks again."""
+        """Set how many draft tokens and branches to make from now on; wake the tasks that wait for draft tokens."""
         self.pacing = pacing
         self._changed.set()
 
@@ -273,7 +280,10 @@ class DraftSession:
         self._changed.set()
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Append committed tokens; a path that agrees with all becomes the chain, else a new chain begins."""
+        """Append committed tokens; the chain or branch that agrees with all of them goes on as the chain.
+
+        If none does, a new chain begins after the committed tokens.
+        """
         self._learn(token_ids)
         paths = [self._path, *self._branches]
         num_agreeing = [common_length(self._whole(path), token_ids) for path in paths]
@@ -301,7 +311,8 @@ class DraftSession:
     def _go_on(self, path: DraftPath) -> None:
         """Make `path` the chain from the latest commit on.
 
-        Branches that begin before it are dropped; all of them are if `path` was not the chain.
+        Branches that begin at tokens which are committed by now are dropped; all branches are if `path` was not the
+        chain before.
         """
         start = len(self.committed)
         if path is not self._path and len(path.tokens) == 1:  # the draft model has not used its slot yet
@@ -352,7 +363,7 @@ class DraftSession:
         """Wait until the chain fills the window or can grow no further; return its token ids.
 
         Raises:
-            Exception: the engine ended this session.
+            Exception: the error with which the engine ended this session.
         """
         await self._until(lambda: self._num_wanted(self._path) <= 0)
         return self.chain
@@ -361,7 +372,7 @@ class DraftSession:
         """Wait until `take_unsent` has tokens to return.
 
         Raises:
-            Exception: the engine ended this session.
+            Exception: the error with which the engine ended this session.
         """
         await self._until(lambda: any(self._is_ripe(path) for path in (self._path, *self._branches)))
 

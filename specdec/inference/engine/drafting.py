@@ -1,4 +1,7 @@
-"""On-off switch of all drafting for a target's engine: `Counterfactual` decides by measured passes, workers obey."""
+"""On-off switch of all drafting for a target's engine: drafting stops while decoding without draft tokens is faster.
+
+`Counterfactual` decides by the measured times of passes, and the draft workers stop or go on accordingly.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Workers(Protocol):
 
 
 def concern_drafting(gammas: Iterable[int | None]) -> bool:
-    """Return whether a pass can show what drafting brings: some of its sessions may have draft tokens.
+    """Return whether a pass counts in the measurement of drafting: at least one of its sessions may have draft tokens.
 
     Args:
         gammas: the most draft tokens of each session; None where the request leaves the number to the server.
@@ -40,7 +43,7 @@ def concern_drafting(gammas: Iterable[int | None]) -> bool:
 
 
 class OwnDraft:
-    """Draft model that runs in the engine's own passes, which leave it out while drafting is off."""
+    """Draft model that runs in the engine's own passes, in the role of `Workers`; no separate worker process."""
 
     can_hold = True
 
@@ -48,7 +51,7 @@ class OwnDraft:
         self.computes = True
 
     def hold(self, *, is_on: bool) -> None:
-        """Take note of the switch; the engine's own passes leave the draft model out while drafting is off."""
+        """Record whether drafting is on; while it is off, the engine's own passes leave the draft model out."""
         self.computes = is_on
 
 
@@ -62,8 +65,8 @@ class Drafting:
     Attributes:
         is_on: True if draft workers may compute, and passes verify their tokens.
         num_switches: number of changes of `is_on`.
-        rule: decision by measured passes; only MEASURED obeys it.
-        lookups: worth of prompt lookup.
+        rule: decision by measured passes whether drafting is on; it has an effect only if the mode is MEASURED.
+        lookups: record of how many tokens prompt lookup finds and passes verify.
     """
 
     def __init__(self, mode: str = ALWAYS, wake: Callable[[], None] = lambda: None) -> None:
@@ -75,11 +78,11 @@ class Drafting:
         self._pass: Pass | None = None  # without its period
 
     def follow(self, workers: Workers) -> None:
-        """Tell these workers about each change from now on, in place of earlier ones."""
+        """Switch these draft workers on and off from now on, instead of those of an earlier call."""
         self._workers = workers
 
     def begin_off(self) -> None:
-        """Begin with drafting off, since passes and draft share their cores.
+        """Turn drafting off until passes are measured, since the target's passes and the draft share CPU cores.
 
         This does nothing if the mode is not MEASURED, or if a pass was measured already.
         """
@@ -102,11 +105,14 @@ class Drafting:
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether no draft worker computes."""
+        """Return whether no draft worker may be computing at present."""
         return self._workers is None or not self._workers.computes
 
     def begins(self, now: float) -> None:
-        """Note that a pass begins now, which ends the period of the pass before: from its start to this one's."""
+        """Note that a pass begins at `now`, in monotonic seconds, and measure the pass before it.
+
+        The time measured for a pass, its period, runs from its start to the start of the next pass.
+        """
         began, self._began = self._began, (now, self.is_quiet)
         done, self._pass = self._pass, None
         if began is not None and done is not None:
@@ -114,7 +120,7 @@ class Drafting:
             self.measured(replace(done, seconds=now - since), is_quiet=was_quiet and self._began[1], now=now)
 
     def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
-        """Record a measured pass, and decide anew whether workers draft.
+        """Record a measured pass, and decide anew whether drafting is on; do nothing if the mode is not MEASURED.
 
         Args:
             each: the pass; its `seconds` are its period, the time from its start to the start of the next pass.
@@ -132,7 +138,7 @@ class Drafting:
                 _log(change)
 
     def switch(self, *, is_on: bool) -> None:
-        """Turn drafting on or off; do nothing if it is so already."""
+        """Turn drafting on or off, and tell the draft workers; do nothing if this changes nothing."""
         if is_on != self.is_on:
             self.is_on = is_on
             self.num_switches += 1
@@ -141,10 +147,10 @@ class Drafting:
             self._wake()
 
     def passed(self, done: Pass, num_found: int, num_verified: int) -> None:
-        """Note what the latest pass did; its period is known only when the next pass begins.
+        """Note what the latest pass did; its time is measured only when the next pass begins.
 
         Args:
-            done: the pass, with 0 seconds.
+            done: the pass, in which the time is 0 as yet.
             num_found: number of tokens that prompt lookup found for the sessions of the pass.
             num_verified: number of these tokens that the pass verified.
         """
@@ -152,7 +158,7 @@ class Drafting:
         self.lookups.passed(done.num_sessions, 0 if done.has_drafts else num_found, num_verified)
 
     def idle(self) -> None:
-        """Note that there is no work: the wait until the next pass does not belong to the period of the latest one."""
+        """Note that no session has work, so that the wait until the next pass is not measured as time of the last."""
         self._began = None
 
 

@@ -27,8 +27,8 @@ class Grammars:
     """Compilation of the grammars of one model's requests: trials of new ones on one thread, known ones on another.
 
     A trial compiles in a process with limits, and takes up to seconds; compiling a known grammar takes a millisecond or
-    so. If several requests ask for the same new grammar, it is tried once, as soon as the account of one of them has
-    its turn. All calls come from one event loop.
+    so. If several requests have the same new grammar, it is tried once, as soon as the first of these requests gets a
+    thread; the clients' accounts take turns for it. All calls come from one event loop.
 
     Args:
         compiler: compiler for the model's tokenizer.
@@ -45,7 +45,7 @@ class Grammars:
         self._others = Threads("grammars", num_threads=1, num_places=num_places)
 
     async def warm_up(self) -> None:
-        """Prepare the tables that all grammars share, so that no request waits for them; errors are only logged."""
+        """Prepare the compiler's tables that all grammars share, so that no request waits for them; only log errors."""
         try:
             await self._trials.run(self._compiler.warm_up)
         except Exception:  # of a tokenizer that the library cannot read; all else is served
@@ -56,7 +56,8 @@ class Grammars:
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: too many requests wait already, or the trial was ended early since another account waits.
+            CapacityError: too many requests wait already, or the compilation was ended early since another client's
+                request waits.
         """
         trial = self._known.get(grammar) or self._remember(grammar)
         if not trial.done() and (matcher := await self._tried(grammar, trial)) is not None:
@@ -71,15 +72,15 @@ class Grammars:
         return self._known.setdefault(grammar, asyncio.get_running_loop().create_future())
 
     async def _tried(self, grammar: Grammar, trial: _Trial) -> GrammarMatcher | None:
-        """Try a grammar out once it is the caller's turn to use the compiler; stop if another request is sooner.
+        """Try a grammar out once this request gets the thread for it; give up if another request's trial ends sooner.
 
         Args:
             grammar: the grammar.
             trial: outcome of the first trial of this grammar, for which all requests with the grammar wait.
 
         Returns:
-            The matcher that this trial made; None if another request's ended first, or this one failed. `trial` is
-            done then.
+            The matcher that this trial made; None if another request's trial ended first, or if this one found a fault
+            in the grammar. In both cases `trial` has its result.
         """
         work = self._trials.run(self._compiler.compile, grammar, self._trials.is_awaited)
         turn = asyncio.ensure_future(work)

@@ -19,7 +19,7 @@ from specdec.inference.engine.admission import Holder
 from specdec.inference.errors import InternalError
 
 MAX_FAILED_STEPS = 8
-"""Failed steps in a row after which the engine is broken."""
+"""Failed steps in a row after which the engine refuses all further requests."""
 SHRUNK_STEPS = 100
 """Number of steps for which fewer sessions share a step, after memory ran out."""
 
@@ -29,10 +29,10 @@ classes of their own, and ONNX Runtime and torch raise RuntimeError when a CPU's
 
 
 class EngineSession(Holder, Protocol):
-    """Session of an engine, with the methods that the loop needs."""
+    """Session of an engine: what the engine's loop needs to recover after a failed step."""
 
     def replay(self) -> None:
-        """Mark the session as a suspect, and let it be computed again: a failed step may have spoilt its slot."""
+        """Let the session be computed again after a failed step that it may have caused: `is_suspect` is then True."""
 
     @property
     def is_suspect(self) -> bool:
@@ -46,7 +46,7 @@ Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT
 
 
 class ModelThread:
-    """Thread of an engine on which its model runs. A function that runs cannot be interrupted, but can be ignored."""
+    """Thread of an engine on which its model runs, one function after another; a running one cannot be interrupted."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -69,7 +69,7 @@ class ModelThread:
 
 
 class StepGuard(Generic[SessionT, WorkT]):
-    """Choice of the sessions for each step, such that a session whose steps fail does not fail the others.
+    """Choice of the sessions for each step, so that a session that makes its steps fail does not end the others.
 
     A session that was in a failed step is a suspect: it gets a step alone, before all other sessions.
 
@@ -88,7 +88,10 @@ class StepGuard(Generic[SessionT, WorkT]):
         """Failed steps since the last one that succeeded."""
 
     def next_step(self, running: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
-        """Return the sessions of the next step, each with its work; while there are suspects, one of these alone."""
+        """Return the sessions of the next step, each with its work.
+
+        While there are sessions whose latest step failed, it is one of these alone.
+        """
         while self._suspects:
             suspect = self._suspects[0]
             if suspect.slot is not None and suspect.is_suspect and (work := self._schedule((suspect,))):
@@ -97,7 +100,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return self._together(self._schedule(running))
 
     def _together(self, scheduled: list[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT]]:
-        """Return the work of as many sessions as one step may have since memory ran out; sessions take turns."""
+        """Return the sessions and work of one step: all, or some in turn while a lack of memory limits their number."""
         self._num_steps += 1
         if self._num_steps > self._shrunk_until or len(scheduled) <= self._num_together:
             return scheduled
@@ -105,7 +108,14 @@ class StepGuard(Generic[SessionT, WorkT]):
         return [*scheduled[first:], *scheduled[:first]][: self._num_together]
 
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
-        """Make the sessions of a failed step suspects; return the sessions that must end, each with its error."""
+        """Let each session of a failed step take its next step alone, except those that must end.
+
+        A session must end if the step was the one that it took alone after an earlier failure, or if it would get other
+        tokens when computed again.
+
+        Returns:
+            The sessions that must end, each with its error.
+        """
         self.num_failed_steps += 1
         if isinstance(exc, MemoryError) or NO_MEMORY.search(f"{type(exc).__name__}: {exc}"):
             self._num_together = max(1, len(sessions) // 2)
@@ -126,7 +136,7 @@ def _failure(exc: Exception, *, tried: bool) -> Exception:
 
     Args:
         exc: the step's error.
-        tried: True if the session was a suspect, and the step ran for it alone.
+        tried: True if the step ran for this session alone, since an earlier step with it had failed.
     """
     if isinstance(exc, InternalError):
         return exc

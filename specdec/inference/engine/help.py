@@ -1,4 +1,7 @@
-"""Help that a target's session gets from draft workers, one at a time, and the records of the workers."""
+"""Help for a target's session: the draft worker that proposes tokens for it, and when it loses or changes the worker.
+
+Also the records of the attached draft workers.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +21,23 @@ from specdec.inference.speculation.tree import Branch
 logger = logging.getLogger(__name__)
 
 FIRST_SESSIONS = 4
-"""Most sessions of a worker that has just been attached."""
+"""Most sessions for which a draft worker may draft when it has just been attached."""
 MAX_SILENT_COMMITS = 64
 """Commits in a row without a proposal, after which a session loses its worker. Workers propose at least every 16."""
 MAX_VAIN_COMMITS = 256
-"""Commits in a row without an accepted token of its worker, after which a session loses it: another may be better."""
+"""Commits in a row without an accepted token of its worker, after which a session loses it, and may get another."""
 PATIENCE_S = 1.0
 """Longest wait for a proposal, in seconds, where the target and not the request has chosen synchronous rounds."""
 
 
 class Worker(Protocol):
-    """Draft worker that is attached to the pool. Its methods send a message and return at once.
+    """Draft worker that is attached to a target's pool. Its methods send a message and return at once.
 
     Attributes:
         id: name of the worker in logs; a worker that attaches again may have the same.
         num_slots: most sessions that it has room for.
         does_rounds: True if it can draft in synchronous rounds; otherwise it only runs ahead.
-        takes_hold: True if it stops when it is asked to, and says so.
+        takes_hold: True if it can be told by `hold` to stop computing, and confirms that it has stopped.
         scope: for a private worker, which drafts for one client alone, the beginning of the names of that client's
             sessions; empty for a worker that helps the sessions of all clients.
     """
@@ -88,7 +91,7 @@ class Helper:
         trust: most sessions that the worker may have now; grows while its draft tokens are accepted.
         early: messages about requests that have not arrived, by session name, oldest first; only from a private worker,
             which drafts for one client alone.
-        sweep: timer that drops such messages once they are too old; None while nothing is kept.
+        sweep: timer that drops the messages in `early` once they are too old; None while there are none.
     """
 
     worker: Worker
@@ -99,7 +102,7 @@ class Helper:
 
 
 class Help:
-    """Record of the help that one session gets, and the changes of its draft worker.
+    """Record of the draft worker that proposes tokens for one session, and the rules by which it changes.
 
     Attributes:
         helper: record of the worker that drafts for the session; None while the session decodes alone.
@@ -111,8 +114,8 @@ class Help:
         engine: the session's engine.
         idle_timeout_s: seconds that the session may wait for a proposal, in synchronous rounds, before it loses its
             worker.
-        lend: function that finds workers for the sessions that decode alone; called when a worker has become free,
-            or may have more sessions.
+        lend: function that assigns workers to the sessions without one; called when a worker has become free, or may
+            have more sessions.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class Help:
         self._missed: list[Commit] = []  # while drafting is off
 
     def begin(self, helper: Helper) -> None:
-        """Let a worker draft for the session, which must have no worker."""
+        """Assign a worker to the session, which must have none, and ask it to draft for the session."""
         self.helper, self._num_silent, self._num_vain = helper, 0, 0
         worker, session = helper.worker, self.session
         schedule = session.request.schedule or self._by_load(helper)
@@ -145,7 +148,10 @@ class Help:
             self._watch_after(self._patience_s, session.help_id)
 
     def _by_load(self, helper: Helper) -> Schedule:
-        """Return the schedule for a request that asks for none: run-ahead with a new worker, else the engine's."""
+        """Return the schedule for a request that sets none.
+
+        It is run-ahead with a worker of which few draft tokens were accepted yet, else the engine's present schedule.
+        """
         return self._engine.schedule if helper.trust > FIRST_SESSIONS else Schedule.ASYNC
 
     @property
@@ -175,7 +181,8 @@ class Help:
         """Pass the worker's branches on to the engine.
 
         Raises:
-            InvalidRequestError: a branch names a parent that never existed, or an unknown token id.
+            InvalidRequestError: a branch names a parent that never existed, or an unknown token id; or there are no
+                branches, though the worker runs ahead.
         """
         if not branches and self.session.runs_ahead:
             raise InvalidRequestError("empty proposal: a worker that runs ahead must send draft tokens")
@@ -183,7 +190,10 @@ class Help:
         self._engine.propose(self.session, branches)
 
     def count(self, commit: Commit) -> None:
-        """Send the worker a commit of the session, or take the session from a worker that is of no use to it."""
+        """Send the worker a commit of the session, or take the session from a worker that is of no use to it.
+
+        A commit made while drafting is off is kept, and sent once drafting is on.
+        """
         if self.helper is None:
             return
         if commit.is_held:
@@ -217,7 +227,7 @@ class Help:
             self._lend()
 
     def take_back(self, *, trust: int) -> None:
-        """Take the session for good from its worker, which does not help it; `trust` is the worker's new limit."""
+        """Take the session for good from its worker, if it has one; `trust` is the worker's new limit of sessions."""
         if (helper := self.helper) is None:
             return
         helper.trust = max(1, trust)
@@ -226,14 +236,14 @@ class Help:
         self._lend()
 
     def end(self) -> None:
-        """Let the session decode alone; the worker that it had, if any, may help it again."""
+        """Take the session from its worker, if any, and let it decode alone; it may get the same worker again."""
         if self.helper is not None:
             self.leave()
             self._engine.end_help(self.session)
             self.alone_since = time.monotonic()
 
     def leave(self) -> None:
-        """Tell the worker, if there is one, to stop drafting for the session, and forget it."""
+        """Tell the session's worker, if any, to stop drafting for it; remove the session from the worker's record."""
         if self.helper is not None:
             self._missed.clear()
             del self.helper.sessions[self.session.help_id]

@@ -42,10 +42,11 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         max_waiting: most sessions that may wait for a slot.
         prefix_caching: True if a session may reuse a prefix that an earlier one left in a slot.
         pass_timeout_s: seconds after which a running step is assumed never to end.
-        num_spare: slots of the model beyond those that may be held at a time; see `Admission`.
+        num_spare: number of the model's slots that only keep cached prefixes of sessions that left; all the others may
+            be in use at a time. See `Admission`.
 
     Attributes:
-        num_slots: most sessions that hold a slot at a time.
+        num_slots: most sessions that have a slot at a time.
         broken: reason why no request can be served any more; None while requests are served. Only a restart helps.
         timeline: recorder of the steps; None records nothing.
     """
@@ -77,7 +78,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
 
     @abc.abstractmethod
     def _schedule(self, sessions: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
-        """Return the work of the next step; empty if no session has any."""
+        """Return the sessions that take part in the next step, each with its work; empty if no session has any."""
 
     @abc.abstractmethod
     def _compute(self, work: list[WorkT]) -> list[ResultT]:
@@ -88,10 +89,14 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         """Apply one result to a session that still holds its slot."""
 
     def _passed(self, done: Sequence[tuple[SessionT, WorkT, ResultT]]) -> None:
-        """Take note of a step after its results were delivered; `done` has its work, or is empty if the step failed."""
+        """Take note of a step after its results were delivered; does nothing unless a subclass overrides it.
+
+        Args:
+            done: per session of the step, its work and result; empty if the step failed.
+        """
 
     def _rest(self) -> None:
-        """Take note that no session has work."""
+        """Take note that no session has work; does nothing unless a subclass overrides it."""
 
     def _can_replay(self, session: SessionT) -> bool:
         """Return whether a session gets the same tokens if it is computed again after a failed step."""
@@ -100,7 +105,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     _step_name = "step"
 
     def _describe(self, work: list[WorkT], results: list[ResultT]) -> dict[str, Any]:
-        """Return what the time-line shows of a step besides its name and its time."""
+        """Return, by name, the figures that the recorded time-line shows of a step besides its name and its time."""
         return {"sessions": len(work)}
 
     @property
@@ -169,7 +174,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         await self._thread.run(lambda: None)  # the thread runs one function after another
 
     def wake(self) -> None:
-        """Let the loop look for work again."""
+        """Let the loop look for work again, if it waits because no session had any."""
         self._wake.set()
 
     async def _run(self) -> None:
@@ -180,7 +185,10 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._break("the engine broke; the server's log has the cause")
 
     def _break(self, why: str) -> None:
-        """Refuse requests from now on, and end the present ones with an error; the server sees `broken`, and ends."""
+        """Refuse requests from now on, and end the present ones with an error; since `broken` is set, the server exits.
+
+        `why` is the reason that clients and the log are told.
+        """
         logger.error("no more requests are taken: %s", why)
         self.broken = self._refusal = why
         for session in self._sessions():

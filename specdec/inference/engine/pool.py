@@ -1,4 +1,4 @@
-"""Pool of a target's draft workers, which assigns workers to sessions. It does not know the wire.
+"""Pool of a target's draft workers, which assigns workers to sessions. It does not know the network protocol.
 
 A session decodes alone, that is without draft tokens, until a worker has room for it. The worker then helps the
 session: it proposes draft tokens. Workers come and go at any time. A session that loses its worker moves to another, or
@@ -62,11 +62,14 @@ class DraftPool:
 
     @property
     def pass_us(self) -> int:
-        """Return the recent time of a pass of the engine, in microseconds; 0 while unknown."""
+        """Return the recent time of a pass of the engine over one session, in microseconds; 0 while unknown."""
         return self._engine.pass_us
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Answer a request with a worker's help, see `TokenSource`; a request with gamma 0 gets no worker."""
+        """Yield a request's events, as `TokenSource.generate` does, while a draft worker proposes tokens for it.
+
+        A request with gamma 0, that is without draft tokens, gets no worker.
+        """
         grammar = await self._engine.compiled(request)
         session: VerificationSession = self._engine.open(request, grammar=grammar)
         try:
@@ -85,7 +88,7 @@ class DraftPool:
         """Add a draft worker to the pool.
 
         Raises:
-            CapacityError: there are `MAX_WORKERS` already.
+            CapacityError: `MAX_WORKERS` workers of the same kind, for all clients or for one client, are attached.
         """
         if sum(bool(each.scope) == bool(worker.scope) for each in self._workers) >= MAX_WORKERS:
             raise CapacityError(f"{MAX_WORKERS} draft workers are attached already", retry_after_s=60.0)
@@ -119,7 +122,7 @@ class DraftPool:
         return all(worker.takes_hold for worker in self._workers)
 
     def hold(self, *, is_on: bool) -> None:
-        """Let all workers draft if `is_on`, else ask them to stop; they keep their sessions."""
+        """Let all workers draft if `is_on`, else ask them to stop drafting; they keep their sessions meanwhile."""
         self._num_holds += 1
         self._computing.update(self._workers)
         for help_ in self._helped.values():
@@ -129,7 +132,10 @@ class DraftPool:
         self._lend()
 
     def begin_off(self) -> None:
-        """Begin with drafting off, unless a pass was measured, since a worker shares the target's cores."""
+        """Turn drafting off until a pass is measured, since a draft worker shares the target's CPU cores.
+
+        This does nothing if a pass was measured already, or if drafting is not decided by measurement.
+        """
         self._engine.drafting.begin_off()
 
     def held(self, worker: Worker, number: int) -> None:
@@ -157,7 +163,10 @@ class DraftPool:
             help_.propose(branches)
 
     def decline(self, worker: Worker, help_id: str) -> None:
-        """Move a session from a worker that declines it to another; limit the former to its remaining sessions."""
+        """Move a session from a worker that declines it to another; limit the first worker to its remaining sessions.
+
+        `help_id` is the name by which the worker knows the session.
+        """
         if (helper := self._workers.get(worker)) is None:
             return
         if worker.scope:
@@ -188,9 +197,10 @@ class DraftPool:
             self._lend()
 
     def _lend(self) -> None:
-        """Assign workers that help all clients to the sessions without one, each time the one with most room.
+        """Assign workers that serve all clients to the sessions that have no worker and await no private one.
 
-        The session that has been without a worker for longest is first. While drafting is off, none gets a worker.
+        The session that has been without a worker for longest is first, and gets the worker that can take most further
+        sessions. While drafting is off, no session gets a worker.
         """
         if not self._engine.drafting.is_on:
             return
@@ -200,7 +210,9 @@ class DraftPool:
                 help_.begin(helper)
 
     def _choice(self, useless: set[str]) -> Helper | None:
-        """Return the worker that can take most further sessions; None if no worker can take any.
+        """Return the record of the worker, of those that serve all clients, that can take most further sessions.
+
+        None if no worker can take any.
 
         Args:
             useless: ids of workers that must not be chosen.

@@ -1,9 +1,9 @@
-"""Prefixes that slots hold, and the choice of a slot for a new sequence. Knows tokens, but no model.
+"""Prefixes whose keys and values are in a model's slots, and the choice of a slot for a new sequence.
 
-A sequence reuses the longest prefix that any slot holds. If it overwrites nothing useful in the slot of that prefix, it
-takes that slot; otherwise the prefix is copied to an empty slot, or to the one that was left longest ago. A backend
-that cannot copy slots gives the sequence the slot of a prefix only if at least as many tokens are reused there as are
-overwritten, since a shared greeting must not erase a long conversation.
+A sequence reuses the longest prefix that any slot has. If it overwrites nothing useful in the slot of that prefix, it
+takes that slot; otherwise the prefix is copied to an empty slot, or to the one that was left longest ago. If the
+backend cannot copy slots, the sequence gets the slot of a prefix only if at least as many tokens are reused there as
+are overwritten: else a sequence that shares only a greeting would erase a long conversation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Prefix:
     salt: str = ""
 
     def num_shared(self, other: Prefix) -> int:
-        """Return how many first tokens both prefixes have in common; 0 if their salts differ."""
+        """Return how many tokens both prefixes have in common at their beginning; 0 if their salts differ."""
         if self.salt != other.salt:
             return 0
         return common_length(*(TokenView(each.token_ids, end=each.length) for each in (self, other)))
@@ -37,7 +37,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class SlotChoice:
-    """Slot of a new sequence, and the cached tokens that the sequence begins with.
+    """Slot chosen for a new sequence, and how many of the sequence's first tokens are reused from the prefix cache.
 
     Attributes:
         slot: the slot that the sequence takes.
@@ -59,7 +59,7 @@ def choose_slot(
         free: slots that may be taken, the one that was left longest ago first; at least one.
         left: by free slot, the number of tokens that an earlier sequence left in it; a slot without an entry holds
             none.
-        shared: by slot, free or held, the number of the new sequence's first tokens that the slot has; a slot without
+        shared: by slot, free or in use, the number of the new sequence's first tokens that the slot has; a slot without
             an entry has none.
         can_copy: True if the backend can copy the content of one slot to another.
     """

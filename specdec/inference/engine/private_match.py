@@ -1,7 +1,8 @@
 """Match of private draft workers with the sessions of their clients, by name.
 
-A private worker drafts in the process of a client, for the requests of that client alone. A request names its session
-for the worker. The worker's first draft tokens may arrive before the request, or after it.
+A private worker drafts in the process of a client, for the requests of that client alone. The client gives each of its
+requests a session name, which the worker's messages contain too. The worker's first draft tokens may arrive before the
+request, or after it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
 logger = logging.getLogger(__name__)
 
 MAX_EARLY_SESSIONS = 64
-"""Most requests, not arrived yet, for which draft tokens of one private worker are kept."""
+"""Most requests, not arrived yet, for which draft tokens of one private worker (of one client alone) are kept."""
 EARLY_S = 5.0
-"""Longest time, in seconds, that draft tokens are kept before their request arrives, usually within a round trip."""
+"""Seconds that draft tokens are kept for a request that has not arrived; it usually comes within a round trip."""
 
 
 class PrivateMatch:
@@ -32,7 +33,8 @@ class PrivateMatch:
     name.
 
     Args:
-        lend: function that finds workers for the sessions that decode alone; called when a private worker declines.
+        lend: function that assigns other workers to the sessions without one; called when a private worker declines a
+            session.
     """
 
     def __init__(self, lend: Callable[[], None]) -> None:
@@ -41,11 +43,11 @@ class PrivateMatch:
         self._named: dict[str, Help] = {}  # by the name that a private worker knows
 
     def attach(self, helper: Helper) -> None:
-        """Add a private worker."""
+        """Add a private worker, by its scope; the sessions of its client's requests are matched with it from now on."""
         self._helpers[helper.worker.scope] = helper
 
     def detach(self, helper: Helper) -> None:
-        """Remove a worker, unless another one has its scope by now."""
+        """Remove a private worker, and the messages kept of it; if a newer one has the same scope, that one stays."""
         helper.early.clear()  # its timer may keep the record for a moment
         if self._helpers.get(helper.worker.scope) is helper:
             del self._helpers[helper.worker.scope]
@@ -94,7 +96,14 @@ class PrivateMatch:
             self._grow(help_, helper, branches)
 
     def decline(self, helper: Helper, name: str) -> None:
-        """Let another worker help a session that its private worker declines; the request may not have arrived yet."""
+        """Let another worker draft for a session that its private worker declines.
+
+        The session's request may not have arrived yet.
+
+        Args:
+            helper: record of the private worker.
+            name: the client's own name of the session, without the scope.
+        """
         name = helper.worker.scope + name
         if (help_ := self._named.get(name)) is None:
             _keep(helper, name, is_declined=True)
@@ -105,7 +114,7 @@ class PrivateMatch:
             self._lend()
 
     def _helper_of(self, session: VerificationSession) -> Helper | None:
-        """Return the private worker on the connection of the session's client; None if there is none."""
+        """Return the record of the private worker of the session's client, by its scope; None if there is none."""
         scope, slash, _ = session.request.draft_session.rpartition("/")
         return self._helpers.get(scope + slash)
 
@@ -122,7 +131,9 @@ class PrivateMatch:
 
 
 def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_declined: bool = False) -> None:
-    """Keep a private worker's message about a request that has not arrived; drop the oldest beyond the limit.
+    """Keep a private worker's message about a request that has not arrived.
+
+    The messages about at most `MAX_EARLY_SESSIONS` requests are kept; those about the oldest one are dropped first.
 
     Args:
         helper: record of the worker.
@@ -142,7 +153,10 @@ def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_decl
 
 
 def _sweep(helper: Helper) -> None:
-    """Drop a worker's early messages that are older than `EARLY_S`, and do so again when the next one will be."""
+    """Drop messages about requests that have not arrived for `EARLY_S` seconds.
+
+    A timer calls this function again when the next messages of the worker become so old.
+    """
     now = time.monotonic()
     helper.early = {name: early for name, early in helper.early.items() if early.since + EARLY_S > now}
     # Between two times of the clock, so that the timer never lasts less than the clock can tell apart.

@@ -29,9 +29,9 @@ from specdec.inference.speculation.tree import Branch
 MAX_PASS_DRAFT_TOKENS = 16
 """Default limit of the draft tokens of one session in one pass."""
 UNREAD_BYTES_OF_CALL = 8 * 1024 * 1024
-"""Most unread commits of one answer, in bytes: some 2000 tokens with 20 log-probabilities each."""
+"""Most bytes of commits of one answer that its reader has not read: some 2000 tokens with 20 log-probabilities each."""
 UNREAD_BYTES = 256 * 1024 * 1024
-"""Most unread commits of all answers together, in bytes; answers whose session has left its slot count too."""
+"""Most bytes of unread commits of all answers together; an answer also counts after its session left its slot."""
 
 _Timed = tuple[Verdict, float, float]
 
@@ -50,12 +50,12 @@ class EngineLimits:
             arrived.
         prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of the
             pass.
-        num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
+        num_spare: number of the decoder's slots that only keep cached prefixes of sessions that left; see `Admission`.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
         drafting: when draft workers may compute: a mode of `Drafting`.
-        width: most tokens of one session in one pass that come from the prediction in its request, or from an earlier
-            answer that is kept.
-        answers_bytes: memory for earlier answers, in bytes; 0 keeps none.
+        width: most draft tokens of one session in one pass that are copied from the prediction in its request (OpenAI's
+            predicted output), or from an earlier answer that is kept.
+        answers_bytes: memory for earlier answers, in which draft tokens are looked up, in bytes; 0 keeps none.
     """
 
     max_waiting: int = 64
@@ -73,7 +73,7 @@ class EngineLimits:
 
 
 class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
-    """Engine that decodes requests without a draft, as a `TokenSource`, and verifies the proposals of draft workers.
+    """Engine of a target model: it decodes requests, with or without draft tokens, and verifies draft workers' tokens.
 
     Args:
         decoder: decoder that runs the steps.
@@ -120,7 +120,10 @@ class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule that gives most tokens per second at present, for requests that leave it open."""
+        """Return the schedule, synchronous or run-ahead drafting, for requests that set none.
+
+        It is the one that gives most tokens per second at the present number of sessions.
+        """
         return self._batching.schedule(len(self._admission.running) + len(self._admission.waiting))
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
@@ -166,14 +169,18 @@ class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
         return session
 
     def propose(self, session: TargetSession, branches: Sequence[Branch]) -> None:
-        """Add a draft worker's branches to the session's draft tree; see `TargetSession.propose`."""
+        """Add a draft worker's branches to the session's draft tree; see `TargetSession.propose`.
+
+        Raises:
+            InvalidRequestError: a branch is not valid, or a token id is outside the vocabulary.
+        """
         for branch in branches:
             check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
         session.propose(branches)
         self.wake()
 
     def begin_help(self, session: TargetSession, schedule: Schedule) -> None:
-        """Begin to verify the proposals of a draft worker for a session that decoded without one so far."""
+        """Begin to verify a draft worker's proposals for a session that has decoded without a worker until now."""
         session.follow(schedule)
 
     def end_help(self, session: TargetSession) -> None:
@@ -182,13 +189,16 @@ class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
         self.wake()
 
     def close(self, session: TargetSession) -> None:
-        """Free the session's slot, or remove it from the queue, and keep its answer; a second call has no effect."""
+        """Free the session's slot, or remove it from the queue, and keep its answer for later lookups of draft tokens.
+
+        A second call has no effect.
+        """
         super().close(session)
         if not session.request.audits:
             self._answers.add(session.origin, session.token_ids[session.request.output_start :])
 
     async def answer(self, session: TargetSession) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the session's Opened event, then its commits; closing the generator closes the session."""
+        """Yield the session's `Opened` event, then its commits of tokens; closing the generator closes the session."""
         try:
             while True:
                 event = await session.commits.get()
@@ -261,7 +271,10 @@ class TargetEngine(DecodesAlone, Engine[TargetSession, Turn, _Timed]):
             self._limit_unread(session)
 
     def _limit_unread(self, session: TargetSession) -> None:
-        """End the session if its answer has too many unread bytes; if all answers together have, end the largest."""
+        """End the session if its answer has too many unread bytes; if all answers together have, end the largest one.
+
+        The session ends with a CapacityError, and its unread events are dropped.
+        """
         self._unread.add(session)
         limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:
@@ -280,7 +293,7 @@ def _width(turn: Turn) -> int:
 
 
 def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:
-    """Check that a prompt leaves room for one output token, and has only ids of the vocabulary.
+    """Check that a prompt has fewer than `max_length` tokens, and only ids of the vocabulary.
 
     Raises:
         ContextLengthError: the prompt is too long.
@@ -296,7 +309,7 @@ def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) 
 
 
 def check_token_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
-    """Raise InvalidRequestError for ids outside the vocabulary."""
+    """Raise InvalidRequestError if any of `token_ids` is outside the vocabulary, that is not in 0..vocab_size - 1."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         outside = min(token_ids) if min(token_ids) < 0 else max(token_ids)
         raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {vocab_size}", field="prompt")

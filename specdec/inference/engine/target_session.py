@@ -1,4 +1,4 @@
-"""Session of one request at a target: its tokens, how many of them its slot holds, its draft tokens, its commits."""
+"""Session of one request at a target: its tokens, how many of them its slot has cached, draft tokens, and commits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CommitQueue:
         self.num_bytes = 0
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event."""
+        """Add an event of the answer, after those that are in the queue."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
         self._queue.put_nowait((event, num_bytes))
@@ -78,7 +78,7 @@ class Clock:
         self._waiting_since = time.monotonic()
 
     def computed(self, started: float, ended: float) -> None:
-        """Record that a pass with this session ran from `started` to `ended`."""
+        """Record that a pass with this session ran from `started` to `ended`, in monotonic seconds."""
         self._compute_s += max(0.0, ended - max(started, self._ready_since))
 
     @property
@@ -92,7 +92,7 @@ class Clock:
         return time.monotonic() - self._waiting_since
 
     def timings(self, ended: float, draft_us: int, step_us: int) -> Timings:
-        """Return a commit's timings: the time in passes since the session became ready, and the rest as queueing.
+        """Return a commit's timings: the time in passes since the session became ready, and the rest as time in queue.
 
         Args:
             ended: end of the pass that gives the commit, in monotonic seconds.
@@ -136,20 +136,20 @@ class TargetSession:
         commits: queue of the answer's events.
         token_ids: the prompt, then the committed output.
         num_cached_tokens: prompt tokens that the slot held when the session entered it.
-        drafting: switch of drafting, which the engine sets; while it is off, passes verify no draft worker's tokens.
+        drafting: the engine's on-off switch of drafting; while it is off, passes verify no draft worker's tokens.
         schedule: SYNC: every pass waits for a proposal of the draft worker. ASYNC: a pass verifies the draft tokens
             that have arrived, or decodes if there are none. None: there is no draft worker.
         origin: caller, prompt and seed, by which the answer is kept for later requests.
         gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
-        sources: draft tokens, and estimates of their worth.
-        num_found: tokens that prompt lookup found for the next pass.
+        sources: the session's draft tokens, and estimates of how many of them are accepted.
+        num_found: number of tokens that prompt lookup found for the next pass.
 
     Args:
         request: the request, already validated against the engine's limits.
         max_length: most tokens of prompt and output together.
         gamma: most draft tokens per pass; with SYNC the draft worker decides, up to `MAX_GAMMA`.
         grammar: matcher of the request's grammar; None if it has none.
-        looking: texts in which the target looks up tokens itself.
+        looking: texts in which the target looks up draft tokens by itself.
     """
 
     def __init__(
@@ -195,9 +195,12 @@ class TargetSession:
         self._clock = Clock()
 
     def follow(self, schedule: Schedule | None) -> None:
-        """Take over the schedule of another draft worker, or None for none; drop the draft tokens of the one before.
+        """Change to another draft worker, and drop the draft tokens of the one before.
 
-        The next worker numbers its draft tokens from 0.
+        The new worker numbers its draft tokens from 0.
+
+        Args:
+            schedule: schedule by which the new worker drafts; None if the session has no worker from now on.
         """
         self._num_helps += 1
         is_new = self.request.schedule is None and self.drafting.num_switches > 0
@@ -222,12 +225,15 @@ class TargetSession:
 
     @property
     def can_yield(self) -> bool:
-        """Return whether the session has committed tokens since it entered, so that leaving now loses no work."""
+        """Return whether tokens were committed since the session got its slot; then giving it up loses no work."""
         return len(self.token_ids) > self._entered_at
 
     @property
     def wanted(self) -> Prefix:
-        """Return the prefix that may be reused: all tokens before the first whose logits are needed."""
+        """Return the prefix of which cached keys and values may be reused.
+
+        It has all tokens before the first one whose logits are needed.
+        """
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         if self.request.audits:
             length = min(length, self.request.output_start - 1)
@@ -235,14 +241,14 @@ class TargetSession:
 
     @property
     def held(self) -> Prefix:
-        """Return the prefix that the session's slot holds for certain."""
+        """Return the prefix of the session's tokens whose keys and values are certainly in its slot."""
         return Prefix(self.token_ids, min(self._num_cached, len(self.token_ids)), self.request.cache_salt)
 
     def fail(self, error: Exception) -> None:
         self.commits.fail(error)
 
     def replay(self) -> None:
-        """Become a suspect after a failed step: the next passes compute all tokens of the slot again."""
+        """Let the next passes compute all of the session's tokens again after a failed step, and set `is_suspect`."""
         self._num_cached = self.num_cached_tokens = 0
         self._prompt_logprobs.clear()
         self._audits.clear()
@@ -269,7 +275,7 @@ class TargetSession:
 
     @property
     def _widest(self) -> int:
-        """Return the most draft tokens that one pass may verify; the others wait for later passes."""
+        """Return how many draft tokens one pass may verify at most; further ones wait for later passes."""
         return self._adjusted(MAX_GAMMA if self._waits_for_draft else self.gamma)
 
     def _adjusted(self, widest: int) -> int:
@@ -287,7 +293,7 @@ class TargetSession:
         return waits and self._heard_at == self.drafting.num_switches
 
     def propose(self, branches: Sequence[Branch]) -> None:
-        """Add branches to the draft tree; with none, the next pass decodes one token without verifying any.
+        """Add branches to the tree of draft tokens; with an empty list, the next pass decodes a token without a draft.
 
         Raises:
             InvalidRequestError: a branch has more tokens than the tree may have, or its parent never existed.
@@ -301,11 +307,14 @@ class TargetSession:
 
     @property
     def num_unread(self) -> int:
-        """Return how many tokens the slot does not hold yet: 1 while decoding, more while a prompt is read."""
+        """Return how many of the session's tokens are not cached in its slot yet.
+
+        That is 1 while it decodes, and more while it reads its prompt.
+        """
         return len(self.token_ids) - self._num_cached
 
     def next_turn(self, part: int = MAX_PART_TOKENS) -> Turn | None:
-        """Return the session's turn in the next pass; None while it waits for a proposal.
+        """Return what the next pass does for the session; None while the session waits for a draft worker's proposal.
 
         Args:
             part: most tokens of the prompt that the turn may read; a longer prompt takes several turns.
@@ -348,8 +357,9 @@ class TargetSession:
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Return the prompt's tokens that a pass up to position `end` scores: by log-probabilities, or by an audit.
+        """Return the prompt's tokens that a pass over the positions up to `end` scores, if the request asks for scores.
 
+        A score is the token's log-probability, or in an audit a comparison with the token that the target would choose.
         Each row of logits scores the token after it. After the first commit the result is empty, since a prompt that
         is read again, as after a failed step, is not scored again.
         """
@@ -359,12 +369,15 @@ class TargetSession:
         return self.token_ids[self._num_cached + 1 : min(end + 1, length if request.audits else request.output_start)]
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
-        """Apply a pass's verdict and queue the commit; return the finish reason if the session ends with it, else None.
+        """Apply the result of a pass to the session, and queue the commit of its tokens for the reader.
 
         Args:
             turn: what the pass did for this session.
-            verdict: what the pass gave.
+            verdict: the result of the pass for this session.
             started, ended: start and end of the pass, in monotonic seconds.
+
+        Returns:
+            Why the session ends with this commit; None if it goes on.
         """
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
         self._clock.computed(started, ended)

@@ -1,4 +1,4 @@
-"""Threads for work before a request gets a slot, such as tokenizing, on which the callers' accounts take turns."""
+"""Threads for work on a request before it gets a slot, such as tokenizing; the clients' accounts take turns on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Out = TypeVar("_Out")
 
 
 class _Job:
-    """Job that waits for a thread or runs on one; to `Admission`, the threads are slots.
+    """Job that waits for a thread or runs on one; `Admission`, which queues it, takes the threads for slots.
 
     A running job does not yield its thread, since a thread cannot be stopped.
 
@@ -63,14 +63,14 @@ class Threads:
         )
 
     def is_awaited(self) -> bool:
-        """Return whether a job waits whose account has none that runs; any thread may call this."""
+        """Return whether a job waits whose client account has no running job; any thread may call this."""
         return self._admission.is_awaited
 
     async def run(self, work: Callable[..., _Out], *arguments: object) -> _Out:
         """Run `work` on a thread, and return its result; if the caller is cancelled meanwhile, the work still goes on.
 
         Raises:
-            CapacityError: too many jobs wait already, or this one had to make room for another account's.
+            CapacityError: too many jobs wait already, or this one was removed from the queue for another account's job.
         """
         job = _Job()
         self._admission.enqueue(job)

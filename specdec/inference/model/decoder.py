@@ -198,7 +198,12 @@ def is_seed_invariant(model: object) -> bool:
 
 
 def check_seed(generator: object, sampling: SamplingParams) -> None:
-    """Raise InvalidRequestError for a request with a seed that samples, if equal seeds may give other tokens here."""
+    """Raise InvalidRequestError for a seed if equal seeds may give other tokens here; greedy requests always pass.
+
+    Args:
+        generator: decoder or other object that chooses the tokens, see `is_seed_invariant`.
+        sampling: sampling parameters of a request with a seed.
+    """
     if not sampling.greedy and not is_seed_invariant(generator):
         raise InvalidRequestError(
             "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"

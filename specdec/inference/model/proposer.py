@@ -48,8 +48,8 @@ class DraftToken:
     Attributes:
         token_id: the token.
         runner_up: the second best token, by the scores of `margin`; None if it is not known.
-        margin: score of the token less that of the runner-up, where scores are logits, or with sampling
-            log-probabilities plus noise; infinite without a runner-up.
+        margin: score of the token less that of the runner-up, where scores are logits, or with sampling processed
+            logits plus the random numbers (Gumbel noise) by which tokens are sampled; infinite without a runner-up.
         is_forced: True if a grammar left no choice, so that the token took no pass of a model.
     """
 

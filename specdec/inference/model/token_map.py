@@ -4,7 +4,7 @@ Knows no tokenizer: `specdec.inference.text.vocabulary` makes the maps.
 
 Outside a draft model every id is the target's. If both models have the same tokenizer, their ids are equal, though one
 vocabulary may be larger. Otherwise the draft model reads its own tokens for the bytes of each target token, and its
-logits are moved to the target's ids, so that draft and target choose with the same noise.
+logits are moved to the target's ids, so that draft and target sample with the same random numbers.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ SAME_IDS = TokenMap()
 
 
 class Reading:
-    """Draft model's ids of one growing sequence of a target; each committed token is translated once.
+    """Translator of one growing sequence of a target to the draft model's token ids; committed tokens only once.
 
     Attributes:
         token_map: map from the target's ids to the draft model's.

@@ -1,4 +1,4 @@
-"""Choice of one token from one row of logits: logits processing, the shared noise, and the maximum.
+"""Choice of one token from one row of logits: logits processing, Gumbel noise that draft and target share, the maximum.
 
 The token at absolute position t is a pure function of the target's logits there, the sampling parameters, the
 request's seed and t (Gumbel-max trick; shared-noise speculative sampling after Daliri, Musco, Suresh, "Coupling without
@@ -67,7 +67,10 @@ def choose_tokens(
 
 
 def _has_kernel(logits: Array) -> bool:
-    """Return whether the Triton kernel can choose: the rows are on a GPU, or Triton is interpreted, as in tests."""
+    """Return whether the Triton kernel can choose from `logits`.
+
+    It can if Triton is installed, and they are torch tensors on a GPU, or Triton is interpreted, as in tests.
+    """
     if not array_api_compat.is_torch_array(logits):
         return False
     return (logits.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _finds_triton()
@@ -129,8 +132,8 @@ def rank_tokens(
         count: number of tokens per row.
 
     Returns:
-        Per row, a list of (token id, score). The score is the logit, or with sampling the processed logit plus noise;
-        tokens that truncation removed have -inf.
+        Per row, a list of (token id, score). The score is the logit, or with sampling the processed logit plus the
+        Gumbel noise of the token; tokens that truncation removed have -inf.
     """
     logits = _adjusted(logits, sampling, positions, before)
     scores = _scored(logits, sampling, positions, count=count)
@@ -163,7 +166,7 @@ def audit_tokens(
 
 
 def _scored(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return the scores by which tokens are chosen: logits for greedy rows, else processed logits plus noise.
+    """Return the scores by which tokens are chosen: logits for greedy rows, else processed logits plus Gumbel noise.
 
     Args:
         logits, sampling, positions: as for `choose_tokens`.
@@ -186,7 +189,12 @@ def _scored(logits: Array, sampling: Sequence[SamplingParams], positions: Sequen
 
 
 def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
-    """Return (token id, score) of the `count` best tokens of each row, best first; set these to -inf in `scores`."""
+    """Return (token id, score) of the `count` best tokens of each row, best first; set them to -inf in `scores`.
+
+    Args:
+        scores: float [num_rows, vocab_size]; changed in place.
+        count: number of tokens per row.
+    """
     if scores.shape[0] == 1:  # a single element takes 10 % of the time of a list of them
         return [[_take_best(scores[0]) for _ in range(count)]]
     rows, places = list(range(scores.shape[0])), []
@@ -198,7 +206,7 @@ def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
 
 
 def _take_best(scores: Array) -> tuple[int, float]:
-    """Return the best token of one row and its score, and set it to -inf in `scores`."""
+    """Return the best token of one row and its score; set this score to -inf in `scores`, float [vocab_size]."""
     token_id = int(scores.argmax())
     score = float(scores[token_id])
     scores[token_id] = -math.inf
@@ -206,9 +214,10 @@ def _take_best(scores: Array) -> tuple[int, float]:
 
 
 def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return processed logits plus noise, float [num_rows, vocab_size]; -inf for tokens not among the best `count`.
+    """Return processed logits plus Gumbel noise, float [num_rows, vocab_size].
 
-    No row may be greedy, and all must have the same rule for random numbers (docs/noise.md).
+    Tokens that are surely not among the best `count` of their row may have -inf. No row may be greedy, and all must
+    have the same rule for random numbers (docs/noise.md).
     """
     xp = array_api_compat.array_namespace(logits)
     keys_of, noise_of = LAWS[sampling[0].noise]
@@ -222,16 +231,16 @@ def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequenc
 
 
 def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, count: int) -> Array:
-    """Return which tokens may be among the best `count` once noise is added, since exact noise for all is slow.
+    """Return which tokens may be among the best `count` once Gumbel noise is added; exact noise for all is slow.
 
-    They are all tokens that truncation left if `count` is `ALL`, if all rows are truncated, or if the noise is stock
-    vLLM's. Otherwise they are selected by noise from the library's own logarithm, which is fast, and off by far less
-    than the margin that is allowed for.
+    They are all tokens that truncation left if `count` is `ALL`, if all rows are truncated, or if the random numbers
+    are those of stock vLLM. Otherwise they are selected by noise computed with the library's own logarithm, which is
+    fast, and whose error is far less than the margin that is allowed for it.
 
     Args:
         scores: processed logits, float [num_rows, vocab_size].
         sampling: one per row.
-        keys: int64 [num_rows], the noise's keys.
+        keys: int64 [num_rows], hashes of seed and position, which give the noise of the row's tokens.
         count: number of best tokens, or `ALL`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The choice of `choose_tokens` on a device, by one Triton kernel: mask, temperature, truncation, noise and maximum.
+"""The choice of `choose_tokens` on a GPU, by one Triton kernel: mask, temperature, truncation, noise and maximum.
 
 Rows of logits stay on the device and are read once; one id per row comes back. The arithmetic is that of `noise.py`,
 operation by operation in double precision, so the tokens are those that numpy gives. For that, Triton must not fuse a
@@ -49,7 +49,7 @@ def _log(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _mix(x: tl.tensor) -> tl.tensor:
-    """Return the mixed bits as `noise._mix` does."""
+    """Return the bits of 64-bit integers mixed by the finalizer of SplitMix64, as `noise._mix` does on arrays."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX_1
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MIX_2
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
@@ -57,7 +57,7 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _noise(key: tl.tensor, token_ids: tl.tensor) -> tl.tensor:
-    """Return the noise of tokens as `noise.gumbel_noise` does."""
+    """Return the Gumbel noise of tokens, float64, as `noise.gumbel_noise` does on arrays."""
     high_bits = (_mix(key + (token_ids + 1) * _GOLDEN) >> 12) & 0xFFFFFFFFFFFFF
     return -_log(-_log((high_bits.to(tl.float64) + 0.5) * 2.220446049250313e-16))
 
@@ -69,7 +69,7 @@ def _rotate(word: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _stock_noise(key: tl.tensor, token_ids: tl.tensor) -> tl.tensor:
-    """Return the noise of tokens as `noise.stock_noise` does: its float32 numbers, held in float64."""
+    """Return the Gumbel noise of tokens by stock vLLM's rule: the float32 values of `noise.stock_noise`, as float64."""
     word = _rotate(token_ids * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
     h = ((_rotate(key ^ word, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF) ^ 16
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
@@ -97,7 +97,10 @@ def _best_of_block(
     vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Find the best token of one block of a row, and its score with noise."""
+    """Find the best token of one block of a row, and its score with Gumbel noise; write them to `best_ids` and `best`.
+
+    A block has the `BLOCK` neighbouring token ids that one program of the kernel compares.
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token_ids = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     is_there = token_ids < vocab_size
@@ -139,7 +142,7 @@ def best_of_blocks(
     Args:
         logits: float [num_rows, vocab_size], on a device; biases and penalties are applied already.
         sampling, positions: as for `choose_tokens`.
-        masks: one per row, see `mask_scores`.
+        masks: per row, which tokens are allowed, one bit per token id; None allows all. See `mask_scores`.
 
     Returns:
         The best scores, noise included, float64 [num_rows, num_blocks]; and their token ids, int64 of the same shape.
@@ -167,7 +170,7 @@ def best_of_blocks(
 
 
 def _table(sampling: Sequence[SamplingParams], positions: Sequence[int], masks: Sequence[bytes | None]) -> Any:
-    """Return the kernel's numbers for each row as one array, so that one copy brings them to the device.
+    """Return the parameters of the kernel for each row as one array, so that one copy brings them to the device.
 
     Returns:
         int64 [num_rows, 4]; for the columns see `table` of `_best_of_block`.

@@ -1,4 +1,7 @@
-"""Log-probabilities of committed tokens, where requests ask: from the raw logits, as OpenAI and vLLM report them."""
+"""Log-probabilities of committed tokens, for requests that ask for them.
+
+They are computed from the raw logits, as OpenAI and vLLM report them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def _token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tu
 
 
 def _best(row: npt.NDArray[np.float64], num_top: int) -> list[int]:
-    """Return the ids of the `num_top` largest entries, largest first; of equal ones, the lowest ids."""
+    """Return the ids of the `num_top` largest entries, largest first; of equal ones, those with the lowest ids."""
     num_top = min(num_top, len(row))
     if not num_top:
         return []

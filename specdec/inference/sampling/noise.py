@@ -1,9 +1,9 @@
-"""Shared noise G(seed, t, v), standard Gumbel, by one of two rules; each gives the same bits on numpy and torch.
+"""Standard Gumbel noise G(seed, t, v), which draft and target share, by one of two rules.
 
-t is a position and v a token id. This project's rule hashes in 64-bit integers, and computes the logarithm by IEEE
-additions, multiplications and divisions only, because the libraries' own logarithms differ in the last bit. The rule of
-stock vLLM (runner V2, since 0.31) makes float32 numbers from a 32-bit hash. docs/noise.md has the definition and test
-vectors of both, for other languages.
+t is a position and v a token id. Each rule gives the same bits on numpy and torch. This project's rule hashes in 64-bit
+integers, and computes the logarithm by IEEE additions, multiplications and divisions only, because the libraries' own
+logarithms differ in the last bit. The rule of stock vLLM (runner V2, since 0.31) makes float32 numbers from a 32-bit
+hash. docs/noise.md has the definition and test vectors of both, for other languages.
 """
 
 from __future__ import annotations
@@ -58,13 +58,16 @@ def _log(x: Array) -> Array:
 
 
 def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """Return an int64 key per pair of seed and position: SplitMix64 of the seed, and of that plus the position."""
+    """Return an int64 key per pair of seed and position, from which `gumbel_noise` makes the noise of each token.
+
+    The key is a SplitMix64 hash of the position, on top of the hash of the seed.
+    """
     pairs = zip(seeds, positions, strict=True)
     return [signed(_mix_int(_mix_int(seed + GOLDEN) + (position + 1) * GOLDEN)) for seed, position in pairs]
 
 
 def seed_of_prompt(seed: int, prompt_digest: str) -> int:
-    """Return the seed to use where a request's seed has the scope "prompt": each prompt makes another seed of it.
+    """Return the seed to use where a request's seed has the scope "prompt": one that depends on the prompt, too.
 
     Args:
         seed: the request's seed.
@@ -96,7 +99,10 @@ def gumbel_noise(keys: Array, token_ids: Array) -> Array:
 
 
 def uniform_noise(keys: Array, token_ids: Array) -> Array:
-    """Return the uniform numbers u of which `gumbel_noise`, with the same arguments, makes noise: float64 in (0, 1)."""
+    """Return the uniform numbers in (0, 1), float64, from which `gumbel_noise` computes Gumbel noise.
+
+    The arguments are those of `gumbel_noise`.
+    """
     xp = array_api_compat.array_namespace(keys, token_ids)
     high_bits = _shift_right(_mix(keys + (token_ids + 1) * signed(GOLDEN)), 12)
     return (xp.astype(high_bits, xp.float64) + 0.5) * 2.0**-52
@@ -104,13 +110,16 @@ def uniform_noise(keys: Array, token_ids: Array) -> Array:
 
 _MASK_32 = (1 << 32) - 1
 STOCK_SERIES_BELOW = 0.25
-"""Uniform number u below which stock noise, large there, takes log(1 - u) from the first eight terms of its series."""
+"""Limit of the uniform number u below which `stock_noise` takes log(1 - u) from the first eight terms of its series."""
 STOCK_LEAST = 2.0**-24
-"""Least number of which stock noise takes a logarithm; it replaces a 1 - u that rounds to 0."""
+"""Least number of which `stock_noise` takes a logarithm; it replaces a 1 - u that rounds to 0."""
 
 
 def stock_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """Return a key per pair of seed and position: the state of Murmur3's hash after the seed and position - 1."""
+    """Return a key per pair of seed and position, from which `stock_noise` makes the noise of each token.
+
+    The key is the state of the hash Murmur3 after the seed and position - 1.
+    """
     pairs = zip(seeds, positions, strict=True)
     return [_stir(_stir(_stir(0, seed & _MASK_32), seed >> 32), (position - 1) & _MASK_32) for seed, position in pairs]
 
@@ -127,7 +136,7 @@ def _rotate(word: Any, bits: int) -> Any:
 
 
 def stock_noise(keys: Array, token_ids: Array) -> Array:
-    """Return the noise G(seed, t, v) of stock vLLM.
+    """Return the Gumbel noise G(seed, t, v) of stock vLLM, where t is a position and v a token id.
 
     Args:
         keys: int64 [...], from `stock_keys`.
@@ -159,4 +168,4 @@ LAWS: Mapping[Noise, tuple[Callable[[Sequence[int], Sequence[int]], list[int]], 
     Noise.SPECDEC: (noise_keys, gumbel_noise),
     Noise.VLLM: (stock_keys, stock_noise),
 }
-"""Functions of each rule: the keys of rows, and the random numbers of tokens under these keys."""
+"""Per rule for random numbers, two functions: keys of seeds and positions, and Gumbel noise of keys and token ids."""

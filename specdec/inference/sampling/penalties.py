@@ -1,6 +1,6 @@
 """Bias, penalties and grammar: changes to single logits before the choice, by request and by the tokens so far.
 
-This module has the arithmetic, and counts the tokens; it knows neither noise nor truncation. The order is vLLM's, and
+This module has the arithmetic, and counts the tokens; sampling and truncation are elsewhere. The order is vLLM's, and
 Transformers' as far as Transformers has these changes:
 
     logit_bias            logit + bias
@@ -42,7 +42,7 @@ this number is already above, or below, all logits that are not divided.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokensBefore:
-    """What the tokens before a row of logits change about the choice from it.
+    """Record of the tokens before a row of logits, by which penalties and a grammar change the choice from the row.
 
     Attributes:
         token_ids: int64 [num_seen], ascending: the ids in prompt or output.
@@ -72,7 +72,7 @@ class TokensBefore:
         return row
 
     def followed_by(self, token_id: int) -> TokensBefore:
-        """Return the record of these tokens and one more output token."""
+        """Return a record of the same tokens and one more output token, `token_id`; this record is not changed."""
         row = self.with_ids([token_id])
         counts = row.counts.copy()
         counts[np.searchsorted(row.token_ids, token_id)] += 1
@@ -93,9 +93,10 @@ NONE_BEFORE = TokensBefore.of((), 0)
 
 
 def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[TokensBefore]:
-    """Return a record for the row of logits after a turn's or draft's tokens, and for the row after each proposed one.
+    """Return, for each row of logits, the record of the tokens before it.
 
-    Without penalties, the records are empty.
+    The first row follows the tokens of `span`, and each further row one more token of `proposal`. Without penalties,
+    the records are empty.
     """
     if not span.sampling.penalizes:
         return [NONE_BEFORE] * (len(proposal) + 1)
@@ -106,7 +107,7 @@ def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[Tokens
 
 
 def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
-    """Return the records, each with the grammar's mask for its row; those beyond the last mask get None."""
+    """Return copies of the records, each with the grammar's mask for its row; None for rows beyond the last mask."""
     return [replace(row, allowed=mask) for row, mask in itertools.zip_longest(rows, masks)]
 
 
@@ -171,9 +172,12 @@ def mask_scores(scores: Array, masks: Sequence[bytes | None]) -> None:
 
 
 def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> None:
-    """Change scores, float64 [num_rows, vocab_size], in place by the `_entries` of each row.
+    """Apply biases and penalties to scores, float64 [num_rows, vocab_size], in place.
 
-    Ids that the model lacks are skipped: the target of a draft model may have more.
+    Args:
+        scores: the scores.
+        entries: per row, the changes to it, from `_entries`. Ids beyond the scores are skipped: a draft model may have
+            fewer ids than its target.
     """
     xp, device = array_api_compat.array_namespace(scores), array_api_compat.device(scores)
     rows = np.repeat(np.arange(len(entries)), [len(token_ids) for token_ids, *_ in entries])

@@ -35,14 +35,20 @@ def process_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
 
 
 def scale_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """Divide rows of logits by their temperatures, in the precision of their rule; see `process_logits`."""
+    """Divide rows of logits by their temperatures, in float64, or in float32 by stock vLLM's rule for random numbers.
+
+    For the arguments see `process_logits`.
+    """
     xp = array_api_compat.array_namespace(logits)
     scores = xp.astype(logits, xp.float32 if sampling[0].noise is Noise.VLLM else xp.float64)
     return scores / _column(scores, [divisor(p) for p in sampling])
 
 
 def divisor(params: SamplingParams) -> float:
-    """Return the divisor of a row's logits: its temperature, or the least one that its rule allows."""
+    """Return the divisor of a row's logits: its temperature, raised to the least one that its rule allows.
+
+    The rule is the one for random numbers: this project's or stock vLLM's.
+    """
     return max(params.temperature, STOCK_MIN_TEMPERATURE if params.noise is Noise.VLLM else MIN_DIVISOR)
 
 

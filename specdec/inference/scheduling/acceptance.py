@@ -87,7 +87,10 @@ def _group(token: DraftToken) -> int:
 
 
 def _prior_rate(group: int) -> float:
-    """Return the first estimate for a group: 1 / (1 + exp(-margin)), or a constant for tokens without a runner-up."""
+    """Return the first estimate of the acceptance rate of tokens with similar margins, the group of this number.
+
+    It is 1 / (1 + exp(-margin)), or a constant for tokens without a runner-up.
+    """
     if group > len(_EDGES):
         return _PRIOR_RATE
     return 1.0 / (1.0 + math.exp(-_EDGES[min(group, len(_EDGES) - 1)]))

@@ -1,6 +1,7 @@
 """Decision whether drafting may go on, by what the same tokens would have cost without drafts.
 
-Quiet passes (see quiet.py) are measured next to passes with drafts, and show what would have been (a counterfactual):
+Passes during which no draft worker computes, quiet passes (see quiet.py), are measured next to passes with drafts. They
+show what would have been without drafting, the counterfactual:
 
     gain = seconds that plain decoding would have taken for what was committed / seconds taken
 
@@ -21,19 +22,25 @@ from dataclasses import dataclass, field
 from specdec.inference.scheduling.quiet import NUM_QUIET, Pass, Quiet
 
 MIN_TRY, MAX_TRY = 4, 16
-"""Fewest and most passes with drafts in a try of drafting; a large loss ends the try sooner."""
+"""Fewest and most passes with drafts in a try, which shows whether drafting, now off, would pay.
+
+A large loss ends the try sooner.
+"""
 RECENT = 48
-"""Number of the latest passes with drafts that are kept to compute a gain."""
+"""Number of the latest passes with drafts that are kept, to compare their speed with that of passes without drafts."""
 FIRST_CHECK = 12
-"""Number of passes with drafts before their gain is first computed."""
+"""Number of passes with drafts before their speed is first compared with that of passes without drafts."""
 MAX_CATCH_UP = 12
 """Most passes without a draft token, after drafting is switched on, that are not counted as passes with drafts."""
 HOLD_PASSES, LEAVE_PASSES = 8, 1
-"""Passes in a row with about equally many sessions before the decision for this number turns drafting on, or off."""
+"""Passes in a row with about equally many sessions, after which the decision for so many sessions takes effect.
+
+HOLD_PASSES is for turning drafting on, LEAVE_PASSES for turning it off.
+"""
 MARGIN = 0.01
-"""How far a gain must be from 1 to change a decision."""
+"""Least difference from 1 of a gain, the speed with drafts over the speed without, that changes a decision."""
 TRY_BUDGET = 0.015
-"""Share of the time of all passes that tries of drafting, where it did not pay before, may lose."""
+"""Largest share of the time of all passes that may be lost by trying drafting again where it did not pay before."""
 CREDIT_S = 5.0
 """Seconds that are added to the time of all passes for `TRY_BUDGET`, so that the first tries need not wait."""
 QUIET_SHARE = 0.02
@@ -41,23 +48,26 @@ QUIET_SHARE = 0.02
 FIRST_INTERVAL_S, MAX_INTERVAL_S = 1.0, 64.0
 """Least seconds between two probes without drafts, or between two tries of drafting, at first and in the end."""
 SETTLE_S = 2.0
-"""Longest wait for the draft workers to stop, in seconds. If one computes on, no quiet pass can be measured."""
+"""Longest wait for the draft workers to stop, in seconds; while one goes on, no pass without drafting is measured."""
 _STALE = 0.85
-"""Quiet passes are measured again once passes with drafts take less than this share of the time they took before."""
+"""Passes without drafting are measured again once passes with drafts take less than this share of their former time.
+
+Both times are relative to passes without drafting.
+"""
 _NOISE = 0.05
-"""Least standard deviation that a period is assumed to have, as a share of the period."""
+"""Least standard deviation that the time of a pass is assumed to have, as a share of that time."""
 _OUTLIER = 6.0
-"""A pass counts with at most so many times the median period: one that took longer was held up by something else."""
+"""Limit of the time with which a pass counts, as a multiple of the median: something else delays a pass above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Decision that has changed, and why.
+    """Change of the decision whether drafting is on, with the figures that led to it.
 
     Attributes:
-        is_on: whether drafting may go on.
+        is_on: True if drafting is on from now on.
         num_sessions: number of sessions that the decision is for, rounded to a power of two.
-        gain: gain by which it was decided.
+        gain: speed with drafts over speed without, by which it was decided.
         quiet_s: seconds that a pass over so many sessions takes without drafting; 0 if they are not known.
     """
 
@@ -76,14 +86,14 @@ class _Probe(enum.Enum):
 
 @dataclass(slots=True)
 class _Decision:
-    """Decision for all numbers of sessions that round to the same power of two.
+    """Decision whether drafting is on, for all numbers of sessions that round to the same power of two.
 
     Attributes:
         is_on: whether drafting may go on.
-        gain: latest gain.
-        due: earliest time of the next try, while drafting is off.
+        gain: latest result: speed with drafts over speed without.
+        due: earliest time of the next try (a few passes with drafts), while drafting is off.
         lost_s: seconds that the latest try has cost; the next one is assumed to cost as many.
-        interval_s: shortest time to the next try. It grows by half with each try that finds a loss again.
+        interval_s: shortest time to the next try, in seconds. It grows by half with each try that finds a loss again.
         is_tested: whether the decision rests on passes over so many sessions, not over a number near to it.
         recent: latest passes with drafts.
     """
@@ -98,14 +108,16 @@ class _Decision:
 
 
 class Counterfactual:
-    """Decision whether draft workers may compute, from the passes that its caller records.
+    """Decision whether draft workers may compute, by the measured passes that its caller records.
+
+    Now and then it is reversed for a few passes, a probe, to compare the speeds with and without drafts.
 
     Args:
         is_on: the decision until something is measured.
 
     Attributes:
-        is_on: whether draft workers may compute now: the decision, or its opposite in the few passes of a probe.
-        begins_on: the decision for a number of sessions while nothing is measured near to it.
+        is_on: whether draft workers may compute now: the decision, or its opposite in a probe.
+        begins_on: the decision for a number of sessions while nothing is measured for similar numbers.
         quiet: periods of quiet passes, during which no draft worker computed.
         lost_s: seconds that drafting has cost, in tries and in passes before it was found to be slower.
     """
@@ -135,15 +147,19 @@ class Counterfactual:
         return bool(self._decisions)
 
     def gains(self) -> dict[int, float]:
-        """Return the latest gain by number of sessions, rounded to a power of two."""
+        """Return, by number of sessions rounded to a power of two, the speed with drafts over the speed without."""
         return {2**octave: decision.gain for octave, decision in self._decisions.items()}
 
     def passed(self, each: Pass, *, is_quiet: bool, now: float) -> Change | None:
-        """Record a pass that ended `now`; return the decision if it has changed.
+        """Record a pass that ended at `now`, and decide anew whether drafting is on.
 
         Args:
+            each: the pass; at least one session decoded in it.
             is_quiet: True if no draft worker computed during the pass.
-            now: the present time, of any clock that only goes forward.
+            now: the present time in seconds, of any clock that only goes forward.
+
+        Returns:
+            The change of a decision; None if none has changed.
         """
         decision = self._here(each.num_sessions)
         before = decision, decision.is_on, self._probed, self._probed.is_on
@@ -171,7 +187,10 @@ class Counterfactual:
         return Change(decision.is_on, 2**octave, decision.gain, self.quiet.period(2**octave) or 0.0)
 
     def _here(self, num_sessions: int) -> _Decision:
-        """Return the decision for a number of sessions; a new decision copies that of the nearest tested number."""
+        """Return the decision for a number of sessions, and make it if there is none yet.
+
+        A new decision follows that of the nearest tested number; if this number is far, it begins with drafting off.
+        """
         octave = round(math.log2(num_sessions))
         self._num_here = self._num_here + 1 if octave == self._octave else 0
         self._octave = octave
@@ -184,14 +203,20 @@ class Counterfactual:
         return self._decisions[octave]
 
     def _is_first(self, each: Pass) -> bool:
-        """Return whether it is the first pass of its shape, which takes longer because backends compile in it."""
+        """Return whether `each` is the first pass with about so many sessions and draft tokens.
+
+        Such a pass takes longer, because backends compile in it.
+        """
         shape = self._octave, each.num_draft_tokens.bit_length()
         is_first = shape not in self._seen
         self._seen.add(shape)
         return is_first
 
     def _take(self, each: Pass, decision: _Decision, now: float) -> None:
-        """Record a pass during which workers computed, and end a try or begin a quiet probe if it shows enough."""
+        """Record a pass during which draft workers computed.
+
+        If the passes show enough, a try of drafting ends, or a probe without drafting becomes due.
+        """
         plain_s = self.quiet.plain_s(each)
         if self._loss_s is not None and plain_s is not None:
             self._loss_s += each.seconds - plain_s
@@ -231,7 +256,7 @@ class Counterfactual:
         return gain + 2 * error < 1 - MARGIN
 
     def _latest(self, decision: _Decision) -> list[Pass]:
-        """Return the latest passes with drafts, as many as a try has, the latest first."""
+        """Return the latest passes with drafts, the latest first: as many as are enough to decide by."""
         latest: list[Pass] = []
         for each in reversed(decision.recent):
             latest.append(each)
@@ -240,7 +265,7 @@ class Counterfactual:
         return latest
 
     def _lasts(self, passes: Collection[Pass], number: int, num_arrivals: int) -> bool:
-        """Return whether passes are enough to show what drafts bring.
+        """Return whether `passes`, all of them with drafts, are enough to show whether drafts save time.
 
         They are if there are `number` of them, and if they last for `num_arrivals` times the time from a switch to the
         first draft token: over a slow link, drafts need that long to take effect.
@@ -248,7 +273,7 @@ class Counterfactual:
         return len(passes) >= number and sum(each.seconds for each in passes) >= num_arrivals * self._arrival_s
 
     def _take_quiet(self, each: Pass, now: float) -> None:
-        """Record a quiet pass, and end a quiet probe once it has enough of them."""
+        """Record a pass during which no draft worker computed; end a probe without drafts after enough of them."""
         if not self._num_since:  # the first one since the switch
             self._settle_s = now - each.seconds - self._since
             self._settle()
@@ -261,7 +286,10 @@ class Counterfactual:
             self._end_quiet(now)
 
     def _begin_probe(self, each: Pass, decision: _Decision, now: float) -> None:
-        """Begin a quiet probe or a try if one is due and the loss it may bring is within the budget."""
+        """Begin a probe, a few passes without drafts while drafting is on or with drafts while it is off, if it is due.
+
+        A probe with drafts, a try, also needs room in the budget for the time that it may lose.
+        """
         if self._probe is not None or self._num_here < HOLD_PASSES or decision.is_on != self.is_on:
             return
         period_s = self.quiet.period(each.num_sessions)
@@ -276,11 +304,14 @@ class Counterfactual:
             self._tried.clear()
 
     def _has_settled(self, now: float) -> bool:
-        """Return whether enough quiet passes came since drafting was switched off, or none because a worker goes on."""
+        """Return whether the wait for passes without drafting may end, after drafting was switched off.
+
+        It may after enough such passes, or after SETTLE_S seconds without any, since a draft worker goes on computing.
+        """
         return self._num_since >= NUM_QUIET or (not self._num_since and now - self._since > SETTLE_S)
 
     def _end_quiet(self, now: float) -> None:
-        """End a quiet probe: compare its passes with the passes with drafts just before it, and decide."""
+        """End a probe without drafts: compare its passes with the passes with drafts just before it, and decide."""
         self._probe, decision = None, self._probed
         cost_s = now - self._began + self._arrival_s
         self._quiet_interval_s = min(MAX_INTERVAL_S, 2 * self._quiet_interval_s)
@@ -297,7 +328,7 @@ class Counterfactual:
             self._settle()
 
     def _decide(self, decision: _Decision, gain: float, is_on: bool, now: float) -> None:
-        """Set a decision by the gain that a probe or a try has found, and the time of the next one."""
+        """Set a decision by the measured gain (speed with drafts over speed without), and when to measure again."""
         if is_on and not decision.is_on:  # soon, since the quiet passes may have been unusual
             self._quiet_interval_s, self._quiet_due = FIRST_INTERVAL_S / 2, now + FIRST_INTERVAL_S
         decision.interval_s = 0.0 if is_on else min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, 1.5 * decision.interval_s))
@@ -312,7 +343,10 @@ class Counterfactual:
         }  # others follow it
 
     def _settle(self) -> None:
-        """Add the loss of a try or probe that found drafting slower to the losses so far, once no worker computes."""
+        """Add the seconds lost by drafting, if it was just found to be slower, to those lost before.
+
+        This is done once no draft worker computes any more.
+        """
         if self._loss_s is None or self._probed.is_on or self._probe is not None:
             return
         self._probed.lost_s, self._loss_s = max(0.0, self._loss_s), None
@@ -322,14 +356,17 @@ class Counterfactual:
         self.is_on, self._since, self._num_since, self._has_drafts = is_on, now, 0, False
 
     def _is_stale(self, passes: Collection[Pass]) -> bool:
-        """Return whether passes have become so much quicker since the latest quiet probe that it tells nothing now."""
+        """Return whether passes with drafts have become much quicker since the latest probe without drafts.
+
+        The result of that probe is then out of date.
+        """
         ratios = [each.seconds / quiet_s for each in passes if (quiet_s := self.quiet.period(each.num_sessions))]
         ratio = statistics.median(ratios) if ratios else math.inf
         self._usual = ratio if self._usual is None else self._usual
         return ratio < _STALE * self._usual
 
     def _gain(self, passes: Collection[Pass]) -> tuple[float, float]:
-        """Return the gain of passes with drafts and its standard error; (1, infinity) while it is not known."""
+        """Return by what factor drafts made passes faster, and its standard error; (1, infinity) while unknown."""
         pairs = [(plain_s, each.seconds) for each in passes if (plain_s := self.quiet.plain_s(each)) is not None]
         if not pairs:
             return 1.0, math.inf

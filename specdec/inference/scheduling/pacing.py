@@ -30,12 +30,12 @@ MAX_BRANCH_DEPTH = 12
 MIN_BRANCHED_CHAIN = 3
 """Shortest chain beside which branches are made."""
 MIN_BRANCH_MASS = 0.05
-"""Least probability that the chain is rejected just at a token, for that token to get a branch."""
+"""Least probability that a chain's first rejected token is just this one, at which an alternative branch is drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """Limits of the branches beside a chain of draft tokens, which begin at the second best token of a place in it.
+    """Limits of the branches beside a chain of draft tokens: alternatives, which begin with the second best token.
 
     Attributes:
         count: most branches per sequence at a time.

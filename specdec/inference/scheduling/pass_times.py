@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NUM_RECENT = 5
-"""Number of latest passes, with equally many draft tokens, of which the median counts: any may have been delayed."""
+"""Number of latest passes with equally many draft tokens, the median time of which counts: some may be delayed."""
 MAX_AGE = 300
 """Passes after which the times for a number of draft tokens are forgotten, if no pass had that number meanwhile.
 
@@ -20,7 +20,7 @@ The number is then tried again. Times of fewer than NUM_RECENT passes are forgot
 would keep drafts short for long. Times without draft tokens are kept.
 """
 NUM_SHORT = 3
-"""Most passes with few draft tokens that are asked for, for each number of sessions."""
+"""Most passes that are asked to have few draft tokens so as to show their cost, for each number of sessions."""
 _BITS_OF_TOKENS = 4  # leading ones that count: near numbers of draft tokens are measured together from 16 on
 _BITS_OF_SESSIONS = 2
 """Leading bits of a number of sessions that count. So 8 to 11 sessions share a table, which is soon full of times."""
@@ -158,7 +158,10 @@ class PassTimes:
         self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record the time of one pass, except the first with each pair of numbers, in which backends prepare."""
+        """Record the time of one pass, in seconds.
+
+        The first pass with each pair of numbers of sessions and draft tokens is left out, since backends prepare in it.
+        """
         numbers = sessions, _ = _place(num_sessions, _BITS_OF_SESSIONS), _place(num_draft_tokens)
         if numbers in self._tried:
             self._by_sessions.setdefault(sessions, PassCosts()).record(num_draft_tokens, seconds)

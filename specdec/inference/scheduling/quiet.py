@@ -13,9 +13,9 @@ from collections import deque
 from dataclasses import dataclass
 
 NUM_QUIET = 8
-"""Number of latest quiet passes whose median is the period for a number of sessions."""
+"""Number of latest passes without drafting, for each number of sessions, of whose times the median counts."""
 MIN_QUIET = 4
-"""Fewest quiet passes that have a median worth using."""
+"""Fewest passes without drafting whose median time is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class Pass:
 
 
 class Quiet:
-    """Periods of passes without a computing draft worker, by number of sessions, and the time of a prompt token."""
+    """Times of passes during which no draft worker computed, by number of sessions, and the time per prompt token."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}  # by half octaves of the number of sessions
         self._prompts: deque[float] = deque(maxlen=2 * NUM_QUIET)
 
     def record(self, each: Pass) -> None:
-        """Record a quiet pass.
+        """Record a quiet pass, during which no draft worker computed.
 
-        If passes over its number of sessions have become slower, the periods of all other numbers grow by the same
-        factor, since the same cause makes those slower too.
+        If passes over its number of sessions have become slower or faster, the times for all other numbers change by
+        the same factor, since the same cause probably affects them too.
         """
         plain_s = self.period(each.num_sessions)
         if each.num_prompt_tokens:
@@ -69,10 +69,10 @@ class Quiet:
                     other.extend([seconds * change for seconds in other])
 
     def period(self, num_sessions: int) -> float | None:
-        """Return the period of a quiet pass over so many sessions, in seconds.
+        """Return the seconds from the start of a pass without drafting over so many sessions to that of the next one.
 
-        Where this number has too few passes, the period follows from the nearest known numbers; None if there is none
-        within a factor of three.
+        Where too few passes over this number were recorded, the result follows from the nearest known numbers; it is
+        None if there is none within a factor of about three.
         """
         key = _half_octave(num_sessions)
         if len(own := self._recent.get(key, ())) >= MIN_QUIET:

@@ -15,7 +15,7 @@ from specdec.inference.speculation.suffix_index import END, SuffixIndex
 MAX_ANSWER_TOKENS = 32 * 1024
 """Most tokens of an answer that are kept, its first ones; more would make the end of a request slow."""
 _OWNER_BYTES, _ANSWER_BYTES = 2048, 512
-"""Memory that an owner, and an answer, is assumed to take besides the tokens, in bytes."""
+"""Bytes that each owner (account with a cache salt), and each answer, is assumed to take besides the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Origin:
 
 @dataclass(slots=True)
 class _Shelf:
-    """Kept answers of one owner.
+    """Kept answers of one owner, that is of one account with one cache salt.
 
     Attributes:
         index: index of all answers, one after another.
@@ -76,7 +76,7 @@ class _Shelf:
 
 
 class KeptAnswers:
-    """Token ids of finished answers, by owner (account and cache salt); beyond `size`, the oldest are dropped.
+    """Token ids of finished answers, by owner (account and cache salt); above `size` bytes, the oldest are dropped.
 
     Args:
         size: most memory, in bytes; 0 keeps nothing.
@@ -91,9 +91,10 @@ class KeptAnswers:
         self._owners: deque[str] = deque()  # of each answer, oldest first
 
     def lookup(self, origin: Origin, prediction: Sequence[int], own_limit: int) -> Lookup:
-        """Return the lookup of a new request: in its prediction, its owner's answers, and its own text.
+        """Return the object that looks up draft tokens for a new request: in its prediction, answers and own text.
 
-        The search in the answers begins at the newest one to the same prompt, with the same seed if there is one.
+        The answers are those kept of the request's owner. The search begins at the newest answer to the same prompt,
+        with the same seed if there is one.
 
         Args:
             origin: owner, prompt and seed of the request.
@@ -108,7 +109,7 @@ class KeptAnswers:
         return Lookup(guides, own_limit)
 
     def add(self, origin: Origin, answer: Sequence[int]) -> None:
-        """Keep an answer's token ids, unless it is very short, or the last answer of this origin begins with it."""
+        """Keep an answer's token ids, unless they are fewer than 3, or begin the last answer of this origin."""
         answer, keys = answer[:MAX_ANSWER_TOKENS], origin.keys
         if not self._size or len(answer) < MATCHES[0]:
             return

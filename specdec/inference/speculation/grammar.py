@@ -22,7 +22,7 @@ MAX_FORCED_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Tokens that a turn's grammar allows in each row of logits of its pass.
+    """Tokens that a sequence's grammar allows in each row of logits that a pass computes for the sequence.
 
     Attributes:
         masks: one per row from which a token may be committed, as `Matcher.masks` gives them; None if there is no
@@ -34,7 +34,10 @@ class Allowed:
     error: SpecDecError | None = None
 
     def cut(self, verdict: Verdict) -> Verdict:
-        """Return the verdict without the tokens of rows beyond the last mask; the next pass chooses them, or fails."""
+        """Return the verdict without the tokens of rows beyond the last mask.
+
+        The next pass chooses them again, or fails by the grammar's error.
+        """
         if self.masks is None or len(verdict.token_ids) <= len(self.masks):
             return verdict
         num_tokens = len(self.masks)
@@ -45,7 +48,10 @@ _ANYTHING = Allowed()
 
 
 def allowed_by_grammar(turn: Turn) -> Allowed:
-    """Return what a turn's grammar allows in the rows that verify its proposal, or the error by which it fails."""
+    """Return what a turn's grammar allows in the rows that verify its proposal, or the error by which it fails.
+
+    Without a grammar, all tokens are allowed.
+    """
     if turn.grammar is None or not turn.chooses or turn.audits:  # an output that is audited may not fit its grammar
         return _ANYTHING
     try:
@@ -56,7 +62,7 @@ def allowed_by_grammar(turn: Turn) -> Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Turn with the proposal that its pass verifies, and the sources of that proposal.
+    """Part of one sequence in a pass (`Turn`), with the proposal that is verified and the sources of its tokens.
 
     Attributes:
         turn: the turn.
@@ -86,7 +92,11 @@ class Fitted:
 
 
 def fit(turn: Turn) -> Fitted:
-    """Return a turn with its final proposal: the looked-up one if it has none, cut and extended by the grammar."""
+    """Return a turn with the proposal that its pass verifies.
+
+    It is the turn's own proposal, or the one from prompt lookup if that is empty. Tokens that the grammar refuses are
+    cut off, and tokens that the grammar forces are appended.
+    """
     is_lookup = turn.chooses and not turn.proposal and bool(turn.lookup)
     turn = replace(turn, proposal=turn.lookup) if is_lookup else turn
     if turn.grammar is None or not turn.chooses or turn.audits:
@@ -159,7 +169,7 @@ def draft_mask(draft: Draft) -> bytes | None:
 
 
 def allowed_part(draft: Draft, token_ids: Sequence[int]) -> list[int]:
-    """Return the first ones of `token_ids`, proposed after a chain, up to the first that its grammar refuses."""
+    """Return the tokens proposed after a chain that come before the first one that the chain's grammar refuses."""
     if draft.grammar is None:
         return list(token_ids)
     return list(token_ids[: draft.grammar.num_allowed(draft.token_ids[draft.output_start :], token_ids)])

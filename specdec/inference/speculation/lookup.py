@@ -2,8 +2,8 @@
 
 In the sequence itself this is Saxena's "Prompt Lookup Decoding" (2023), as in Transformers and vLLM. The same index
 finds where an output is in another text that it may repeat: a prediction that its request came with, or earlier
-answers. An earlier answer to the same prompt with the same seed was chosen with the same noise, so it is repeated also
-at temperatures above 0. `NgramProposer` takes the place of a draft model. `Lookup` belongs to the target.
+answers. An earlier answer to the same prompt with the same seed was sampled with the same random numbers, so it is
+repeated also at temperatures above 0. `NgramProposer` replaces a draft model. `Lookup` is used by the target.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specdec.inference.speculation.suffix_index import LONGEST_MATCH, SuffixInde
 from specdec.inference.tokens import common_length, logged
 
 MAX_NGRAM_LENGTH = 1 << 20
-"""Longest sequence that is looked up, in tokens; there is no KV to fill, only an index to keep small."""
+"""Longest sequence in which tokens are looked up, in tokens; it limits an index, since there is no KV cache."""
 MATCHES = (3, 1)
 """Shortest matches in a sequence's own text, in tokens, in the order in which they are tried."""
 PREDICTED_MATCH = 2
@@ -52,7 +52,7 @@ class OwnText:
             index.append(new)
 
     def find(self, token_ids: Sequence[int], num_tokens: int) -> tuple[int, int]:
-        """Find an earlier occurrence of the last ones of a sequence's first `num_tokens` tokens.
+        """Find an earlier occurrence of the tokens right before position `num_tokens` of a sequence.
 
         Returns:
             The position after the occurrence, and how many tokens match: the longest match if any has at least
@@ -68,7 +68,7 @@ def _last(token_ids: Sequence[int], num_tokens: int) -> list[int]:
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int, num_tokens: int) -> list[int]:
-    """Return `limit` tokens: those at positions `end` to `num_tokens` - 1, repeated if they are fewer."""
+    """Return the `limit` tokens from position `end` on; if there are fewer before `num_tokens`, they are repeated."""
     piece = [*token_ids[end : min(end + limit, num_tokens)]]
     period = num_tokens - end
     while len(piece) < limit:
@@ -88,7 +88,10 @@ class NgramProposer:
         self._held: dict[int, tuple[OwnText, Sequence[int]]] = {}
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Propose as many tokens as each draft's limit and grammar allow; see `Proposer`. No token has a runner-up."""
+        """Propose as many tokens as each draft's limit and grammar allow; see `Proposer.extend`.
+
+        No token has a runner-up, also if `ranked` is True.
+        """
         return extend_within_grammar(drafts, self._look_up)
 
     def _look_up(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
@@ -106,7 +109,7 @@ class NgramProposer:
 
 
 class Guide:
-    """Text that an output may repeat, and the place in it that the output has reached.
+    """Text other than the output itself that the output may repeat, and the place in it that the output has reached.
 
     Where output and text differ, the output is assumed to have replaced one token of the text, until a longer match
     shows where it goes on.
@@ -132,7 +135,12 @@ class Guide:
 
     @classmethod
     def predicted(cls, token_ids: Sequence[int], num_tokens: int) -> Guide:
-        """Return a guide that has a prediction as its text, for an output that begins after `num_tokens` tokens."""
+        """Return a guide of which the text is a prediction, the output that the request expects.
+
+        Args:
+            token_ids: the prediction.
+            num_tokens: number of the sequence's tokens before the output.
+        """
         return cls(SuffixIndex(PREDICTED_MATCH), 0, num_tokens, token_ids, is_sure=False)
 
     def read(self) -> None:
@@ -166,7 +174,7 @@ class Guide:
 
 
 class Lookup:
-    """Lookup for one session of a target, in its own text and in others, with the acceptance rates of its proposals.
+    """Prompt lookup for one session of a target, in its own text and in others, with the proposals' acceptance rates.
 
     Text that repeats itself is predicted well and other text badly, and a long match is accepted more often than a
     short one. So for each text, matches are in three classes by length, each with its own acceptance rate, in which
@@ -178,7 +186,7 @@ class Lookup:
         own_limit: most tokens of a proposal from the session's own text; 0: none is looked up there.
 
     Attributes:
-        guides: as above.
+        guides: other texts that the output may repeat.
     """
 
     def __init__(self, guides: Sequence[Guide] = (), own_limit: int = MAX_NGRAM_LENGTH) -> None:
@@ -194,12 +202,12 @@ class Lookup:
 
     @property
     def is_guided(self) -> bool:
-        """Return whether the latest proposal came from one of the guides, and not from the session's own text."""
+        """Return whether the latest proposal came from one of the other texts, and not from the session's own text."""
         return self._match < len(self.guides) * len(_GUIDED_RATES)
 
     @property
     def is_prediction(self) -> bool:
-        """Return whether the latest proposal came from the request's prediction."""
+        """Return whether the latest proposal came from the prediction, the expected output in the request."""
         return self.is_guided and self.guides[self._match // len(_GUIDED_RATES)].is_prediction
 
     def read(self, token_ids: Sequence[int], num_tokens: int) -> None:
@@ -229,7 +237,11 @@ class Lookup:
         return best
 
     def _found(self, token_ids: Sequence[int], limit: int, num_tokens: int) -> list[tuple[list[int], int]]:
-        """Return, per text, tokens that may follow the sequence's first ones, and the length of the match before."""
+        """Return, per text, what may follow a sequence's first `num_tokens` tokens, and how long the match is.
+
+        The match is the number of tokens right before the found ones that equal the sequence's last ones. The session's
+        own text comes last.
+        """
         found = [guide.propose(token_ids, num_tokens, limit) for guide in self.guides]
         end, length = self._text.find(token_ids, num_tokens) if self._own_limit else (0, 0)
         own = continuation(token_ids, end, min(limit, self._own_limit), num_tokens) if end else []

@@ -28,7 +28,7 @@ _Choose = Callable[[Array, Sequence[Draft]], list[DraftToken]]
 
 
 class ModelProposer:
-    """`Proposer` over a model with a KV cache in slots; it draws tokens with the same noise as the target.
+    """`Proposer` over a model with a KV cache in slots; it samples tokens with the same random numbers as the target.
 
     Args:
         backend: the model; its slots are divided among sequences and their branches, see `Proposer`.
@@ -46,7 +46,11 @@ class ModelProposer:
         self._readings = [Reading() for _ in self._held]
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """Give a slot to a new sequence, see `PrefixKeeper`; its first tokens may also come from a slot of a branch."""
+        """Give a slot to a new sequence, and let it have what is cached of the sequence's first `token_ids`.
+
+        Their keys and values are taken from the best of `source_slot` and the slots of its branches; see
+        `PrefixKeeper.begin`.
+        """
         self._readings[slot] = Reading(self._readings[source_slot].token_map)
         own_ids = self._readings[slot].of(token_ids)
         source = max(self._family(source_slot), key=lambda each: common_length(self._held[each], own_ids))
@@ -81,7 +85,7 @@ class ModelProposer:
         return [next(results) if 0 < len(own_ids) <= self.max_length else [] for _, own_ids in readings]
 
     def _read(self, draft: Draft) -> Sequence[int]:
-        """Return the draft model's ids for a chain; there may be more of them than a slot has room for."""
+        """Return the draft model's token ids for a chain; they may be more than a slot of the KV cache can take."""
         if self._readings[draft.slot].token_map != draft.token_map:
             self._readings[draft.slot] = Reading(draft.token_map)
         return self._readings[draft.slot].of(draft.token_ids)
@@ -101,7 +105,10 @@ class ModelProposer:
         return spans, logits
 
     def _fork(self, draft: Draft, own_ids: Sequence[int]) -> None:
-        """Copy what a draft's slot lacks of its chain from its source slot: that is cheaper than a pass over it."""
+        """Copy the keys and values that a draft's slot lacks of its chain from its source slot.
+
+        That is cheaper than computing them. Nothing happens if there is no source slot, or if the backend cannot copy.
+        """
         if self._forking is None or draft.source_slot is None:
             return
         start = common_length(self._held[draft.slot], own_ids)

@@ -13,11 +13,12 @@ from specdec.inference.tokens import common_length
 
 
 class Replay:
-    """Prompt lookup of one session, and the passes that plain decoding would have taken for its text.
+    """Prompt lookup of one session, and the number of passes that plain decoding would have taken for its text.
 
     Args:
         committed: the session's token ids, a list that grows.
-        lookup: the lookup, whose acceptance rates follow the replay; also an attribute.
+        lookup: the prompt lookup, whose acceptance rates are updated as plain decoding would have done; also an
+            attribute.
         limit: most tokens that plain decoding looks up for a pass.
     """
 

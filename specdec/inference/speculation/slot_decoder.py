@@ -22,7 +22,10 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class SlotDecoder:
-    """`Decoder` over a model with slots: every turn becomes one span of the same pass. For attributes see `Decoder`."""
+    """`Decoder` over a model with slots: one pass of the model serves the turns of all sequences.
+
+    For attributes see `Decoder`.
+    """
 
     keeps_grammars = True
 
@@ -72,10 +75,14 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
 
 
 def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[dict[str, Any]], Array]:
-    """Score the turns' `scored` tokens by their rows of logits, float32 [num_rows, vocab_size].
+    """Compute the log-probabilities or audits of the prompt tokens that turns ask for, by their rows of logits.
+
+    Args:
+        turns: the turns of a pass; `Turn.scored` has the tokens.
+        logits: float32 [num_rows, vocab_size]; the rows of all turns, in order.
 
     Returns:
-        Per turn, the fields of its verdict that the scores fill; and the rows from which tokens are chosen.
+        Per turn, the fields of its `Verdict` that have the results; and the rows from which tokens are chosen.
     """
     scores: list[dict[str, Any]] = []
     kept: list[int] = []
@@ -89,10 +96,10 @@ def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[dict[str, Any]],
 
 
 def _score(turn: Turn, rows: Array) -> dict[str, Any]:
-    """Return the fields of a turn's verdict that its `scored` tokens fill.
+    """Return the fields of a turn's `Verdict` that have the log-probabilities or audits of its `scored` tokens.
 
     Args:
-        turn: a turn with such tokens.
+        turn: a turn with `scored` tokens.
         rows: float32 [number of scored tokens, vocab_size]; row i scores token i.
     """
     if not turn.audits:
@@ -127,7 +134,7 @@ def rows_not_finite(logits: Array) -> list[int]:
 
 
 def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
-    """Raise InternalError if any row's maximum is not finite; the error has the first position and a count."""
+    """Raise InternalError if any row's maximum is not finite; the message names the first such position and counts."""
     if not (bad := rows_not_finite(logits)):
         return
     positions = [len(turn.token_ids) + i for turn in turns for i in range(_num_choices(turn))]
@@ -136,10 +143,10 @@ def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
 
 
 def choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
-    """Choose the target's token from every row of logits, float [num_rows, vocab_size], within the turns' grammars.
+    """Choose the target's token from every row of logits, among the tokens that the turns' grammars allow.
 
     Args:
-        logits: for each turn, in order, one row and one more per token of its proposal.
+        logits: float [num_rows, vocab_size]: for each turn, in order, one row and one more per token of its proposal.
         turns: turns that choose, each with what its grammar allows.
     """
     sampling: list[SamplingParams] = []

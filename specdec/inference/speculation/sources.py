@@ -1,4 +1,4 @@
-"""Sources of a session's draft tokens, a draft worker and prompt lookup, and estimates of what they are worth."""
+"""Sources of a session's draft tokens, a draft worker and prompt lookup, and estimates of how much they save."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ _OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
 
 
 class Sources:
-    """Draft tokens of one session at a target, and estimates of their worth, learned from verdicts.
+    """Draft tokens of one session at a target, and estimates of how many are accepted, learned from its passes.
 
     Args:
         committed: the session's token ids; the session appends to this list before it calls `tree.commit`.
-        lookup: lookup in the session's own tokens, and in texts that its output may repeat; None: in the former alone.
+        lookup: prompt lookup in the session's own tokens and in other texts that its output may repeat; None: in its
+            own tokens alone.
         lookup_limit: most tokens that decoding without a draft model looks up for a pass.
 
     Attributes:
         tree: tokens of the draft worker that may still be accepted.
         arrivals: arrivals of the draft worker's messages.
-        replay: the lookup, and how far decoding without a draft model would have come by it.
-        num_plain: passes that decoding without a draft model would have taken for the tokens of the latest pass.
+        replay: the prompt lookup, with a count of the passes that decoding with it alone, without a draft model, would
+            have taken.
+        num_plain: number of passes that decoding without a draft model would have taken for the tokens of the latest
+            pass.
         last_at: time of the draft worker's latest message, in monotonic seconds.
         step_us: microseconds of a step of the draft worker's model, as its latest message said; 0 if unknown.
     """
@@ -84,11 +87,13 @@ class Sources:
 
     @property
     def lookup(self) -> Lookup:
-        """Return the lookup of `replay`."""
+        """Return the prompt lookup of the session."""
         return self.replay.lookup
 
     def preferred(self, limit: int, num_draft_tokens: int) -> list[int]:
-        """Return up to `limit` looked-up tokens, if more of them should be accepted than of a draft model's; else none.
+        """Return up to `limit` tokens from prompt lookup if more of them should be accepted than of a draft model's.
+
+        Otherwise the result is empty.
 
         Args:
             limit: most tokens to return.
@@ -103,7 +108,13 @@ class Sources:
         return self.lookup.rate if turn.lookup else self.draft_rate
 
     def wait_s(self, costs: PassCosts, *, now: float, ready_s: float) -> float:
-        """Return for how many more seconds waiting for the draft worker's tokens pays; see `waiting.wait_s`."""
+        """Return for how many more seconds the pass should wait for the draft worker's tokens; 0 or less: not at all.
+
+        Args:
+            costs: costs of passes over this session alone.
+            now: the present time, in monotonic seconds.
+            ready_s: seconds for which the session could have been in a pass.
+        """
         rate = self._acceptance.rate
         return wait_s(self.arrivals, rate, costs, now=now, ready_s=ready_s, num_own=self._num_own)
 

@@ -46,7 +46,10 @@ class SpeculativeDecoder:
         self.slots = target.slots if isinstance(target, PrefixKeeper) else None
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """Give a slot to a new sequence, see `PrefixKeeper`, and forget the acceptance of the slot's last sequence."""
+        """Give a slot to a new sequence, as `PrefixKeeper.begin` says, in both models.
+
+        The acceptance rate of the slot's earlier sequence is forgotten.
+        """
         if self._length is not None:
             self._length.begin(slot)
         for keeper in self._keepers:
@@ -104,7 +107,10 @@ class SpeculativeDecoder:
         return [chain for chain in chains if chain.grows]
 
     def _extend(self, chains: Sequence[Chain]) -> Sequence[Sequence[DraftToken] | None]:
-        """Run one step of the proposer, with the tokens' margins over their runner-ups if these are used."""
+        """Run one step of the proposer over the chains.
+
+        It also gives the margin of each token's score over that of the second best, if a rule for the length needs it.
+        """
         drafts = [_draft(chain, self._token_map) for chain in chains]
         return self._proposer.extend(drafts, ranked=self._length is not None)
 

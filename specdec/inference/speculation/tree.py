@@ -60,7 +60,7 @@ class _Node:
 
     Attributes:
         length: number of tokens of the sequence up to and including this one.
-        numbers: its numbers; a token that was proposed several times has several.
+        numbers: the numbers under which it was proposed; a token that was proposed several times has several.
         children: proposed tokens that follow it, by token id, in order of arrival.
     """
 

@@ -10,8 +10,8 @@ from specdec.inference.model.decoder import Verdict
 def verify(chosen: Sequence[int], proposal: Sequence[int]) -> Verdict:
     """Compare a proposal with the target's own choices.
 
-    Both sides choose with the same noise (specdec.inference.sampling), so accepting exactly the agreeing prefix leaves
-    the target's own sequence: Daliri, Musco, Suresh, arXiv 2408.07978.
+    Both sides sample with the same random numbers (specdec.inference.sampling), so accepting exactly the agreeing
+    prefix leaves the target's own sequence: Daliri, Musco, Suresh, arXiv 2408.07978.
 
     Args:
         chosen: the target's token after each prefix of the proposal: chosen[i] follows proposal[:i].

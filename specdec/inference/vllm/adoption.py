@@ -1,6 +1,7 @@
 """Requests of vLLM's own clients, prepared for the draft workers of a pool beside `vllm serve`.
 
-On runner V2 a request keeps its fields. On V1, where this project chooses the tokens, it becomes greedy for vLLM.
+On vLLM's model runner V2 a request keeps its fields. On runner V1, where this project chooses the tokens, vLLM gets the
+request as a greedy one.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def adopted(request: Any, noise: Noise, name: str, gamma: int, *, chooses: bool 
 def _asked(request: Any, noise: Noise, gamma: int | None = None) -> GenerationRequest:
     """Return a request of vLLM as a `GenerationRequest`.
 
-    Without a seed it gets one that is made from its id. Its sampling parameters forbid tokens that would end the output
-    before its minimum length.
+    A request without a seed gets one that is made from its id. The sampling parameters forbid tokens that would end the
+    output before its minimum length.
     """
     params = request.sampling_params
     digest = hashlib.sha256(request.request_id.encode()).digest()

@@ -23,7 +23,7 @@ from specdec.inference.speculation.sources import Sources
 from specdec.inference.vllm.frames import Grow, Has, Help, Hold, Row, ToCore, Wanted
 
 UNKNOWN = Origin("", ())
-"""Origin of an answer where nothing is known of it."""
+"""Origin of the answer to a request of which neither prompt nor account is known."""
 
 
 class Drafted:
@@ -62,7 +62,7 @@ class Drafted:
         return self.sources.lookup.rate if self.is_lookup else self.sources.draft_rate
 
     def has(self) -> Has:
-        """Return the message that announces this request to the server, or to a pool with its present tokens."""
+        """Return the message that announces this request to this project's server, or with its tokens to a pool."""
         if self.wanted is None:
             return Has(self.name)
         left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)
@@ -74,7 +74,7 @@ class Drafted:
         self.sources.follow()
 
     def take(self, frame: Help | Grow) -> None:
-        """Apply a message about this request; its sender has checked its draft tokens."""
+        """Apply a message about this request: draft tokens, checked by the sender, or a change of draft worker."""
         if isinstance(frame, Help):
             self.follow(frame.help)
         elif self.help is not None:
@@ -102,7 +102,13 @@ class Drafted:
         return token_ids
 
     def wait_s(self, limit: int, costs: PassCosts, now: float) -> float:
-        """Return the seconds for which a pass of at most `limit` draft tokens should wait for the draft worker's."""
+        """Return for how many more seconds a pass should wait for the draft worker's tokens; 0 or less: not at all.
+
+        Args:
+            limit: most draft tokens of the request in the pass.
+            costs: costs of passes over this request alone.
+            now: the present time, in monotonic seconds.
+        """
         if self.help is None or not limit:
             return 0.0
         return self.sources.wait_s(costs, now=now, ready_s=now - self.since)
@@ -117,7 +123,7 @@ class Drafted:
             proposal: draft tokens of the pass; -1 is one that only the device knows.
             num_accepted: number of the draft tokens that the target chose too.
             is_finite: False if the logits of the pass were not finite.
-            share: share of the looked-up tokens that passes verify which have no draft worker's tokens.
+            share: of the tokens from prompt lookup, the share that passes without a draft worker's tokens verify.
         """
         self.since, position = time.monotonic(), len(self.token_ids)
         self.token_ids.extend(token_ids)
@@ -187,7 +193,7 @@ class Drafts:
             return self._requests[name].has()
 
     def leave(self, name: str) -> None:
-        """Forget a request that has ended, with its draft tokens, and keep its answer."""
+        """Forget a request that has ended, with its draft tokens, and keep its answer for later lookups."""
         with self._news:
             if (ended := self._requests.pop(name, None)) is not None:
                 self._answers.add(ended.origin, ended.token_ids[len(ended.origin.prompt) :])
@@ -209,7 +215,7 @@ class Drafts:
         """Return the draft tokens that the next pass verifies, per request, as many as pay.
 
         Args:
-            rooms: numbers of draft tokens before the ends of the requests that decode in the pass, by name.
+            rooms: by name of each request that decodes in the pass, how many draft tokens fit before its end.
             may_wait: True if the core has no other work, so that the pass may wait for draft tokens while that pays.
         """
         with self._news:
@@ -243,12 +249,23 @@ class Drafts:
         *,
         is_finite: bool = True,
     ) -> Row:
-        """Apply the tokens that a pass committed for a request; return its row of the report."""
+        """Apply the tokens that a pass committed for a request; return the request's row in the report on the pass.
+
+        Args:
+            name: name of the request.
+            token_ids: the tokens.
+            proposal: draft tokens that the pass verified.
+            num_accepted: number of these that the target accepted.
+            is_finite: False if the logits of the pass were not finite.
+        """
         if -1 in proposal and not self._is_hidden:  # vLLM's padding of a request that waited
             proposal = ()
         with self._news:
             return self._requests[name].commit(token_ids, proposal, num_accepted, is_finite, self._lookups.share)
 
     def timed(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record the time of a pass in which all sessions decoded."""
+        """Record the seconds of a pass that read no prompt, so that the cost of draft tokens becomes known.
+
+        `num_draft_tokens` is the sum over its `num_sessions` sessions.
+        """
         self._times.record(num_sessions, num_draft_tokens, seconds)

@@ -63,7 +63,7 @@ class VllmMetrics(Collector):
 
 
 class VllmEngine(Sessions):
-    """The `VerificationEngine` over vLLM, and the `Work` that a host watches.
+    """The `VerificationEngine` over vLLM; the server's process watches whether it is healthy.
 
     Args:
         llm: vLLM's `AsyncLLM`, running.
@@ -117,7 +117,7 @@ class VllmEngine(Sessions):
     async def stop(self, *, grace_s: float) -> None:
         """Take no new requests, let running ones finish for `grace_s` seconds, and fail the remaining ones.
 
-        The context that started vLLM stops it.
+        vLLM itself goes on: the context manager that started it stops it.
         """
         self._is_stopping = True
         if self._sessions:
@@ -137,7 +137,13 @@ class VllmEngine(Sessions):
         return None if request.grammar is None else await self._grammars.matcher(request.grammar)
 
     def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> VllmSession:
-        """Queue a request; its session decodes without draft tokens until `begin_help` is called."""
+        """Queue a request; its session decodes without draft tokens until `begin_help` is called.
+
+        Raises:
+            InvalidRequestError: the prompt does not fit the model, or the request asks for an audit.
+            CapacityError: too many requests are open.
+            UnavailableError: the engine is stopping, or vLLM has ended.
+        """
         check_prompt(request.prompt_token_ids, max_length=self.max_length, vocab_size=self.vocab_size)
         if request.audits:
             raise InvalidRequestError("audit: vLLM gives no scores of its choices; backends torch and onnx do")
@@ -184,7 +190,7 @@ class VllmEngine(Sessions):
         return num_drafts
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the session's Opened event, then its commits; closing the generator closes the session."""
+        """Yield the session's `Opened` event, then its commits of tokens; closing the generator closes the session."""
         request = session.request
         prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)
         adapter = self.adapters[request.adapter] if request.adapter else None
@@ -249,7 +255,7 @@ class VllmEngine(Sessions):
         return output
 
     async def _until_reported(self, session: VllmSession, num_tokens: int) -> None:
-        """Wait until reports cover the session's next `num_tokens` tokens, or its core is lost.
+        """Wait until reports of passes cover the session's next `num_tokens` tokens, or its engine core is lost.
 
         A core sends the report on a pass before the pass's tokens.
         """

@@ -18,15 +18,15 @@ from specdec.inference.request import Noise
 from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch
 
 VERSION = 5
-"""Version of these frames; the two ends of a link must have the same."""
+"""Version of the message format between vLLM's engine cores and this project; both ends must have the same."""
 MAX_FRAME_BYTES = 1 << 25
-"""Longest frame: a tokenizer has up to 16 MiB, and a prompt 5 bytes a token."""
+"""Most bytes of a message: one with a tokenizer has up to 16 MiB, and one with a prompt 5 bytes per token."""
 LENGTH = struct.Struct("<I")
 MAX_ROWS = 65536
 _CREDENTIALS = struct.Struct("3i")  # of the kernel: process, user and group of a socket's other end
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-"""Name of a request: the id of its session at the front."""
+"""Name of a request in messages: the id of its session at this project's server or pool."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 TokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=MAX_TREE_TOKENS)]
 AllTokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=1 << 22)]
@@ -34,7 +34,7 @@ AllTokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=1 << 22)
 
 
 class FrameError(SpecDecError):
-    """Failure of a frame that is malformed or out of place; the link that it came by is closed."""
+    """Error of a message (frame) that is malformed or comes at the wrong time; the connection is closed then."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -59,7 +59,10 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First frame of a core: the version of its frames, and its model's id; a pool gets the model's description too."""
+    """First message of an engine core: the version of its messages, and its model's id.
+
+    In a message to a pool, `served` describes the model; to this project's server it is None.
+    """
 
     version: Count
     model_id: Name
@@ -97,7 +100,7 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of one request that a pass committed, and the counts of its draft tokens.
+    """One request's part in the report on a pass: the tokens that were committed, and the counts of draft tokens.
 
     Attributes:
         position: absolute position of the first of `num_tokens` tokens.
@@ -165,7 +168,7 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
 
 
 class Hold(msgspec.Struct, frozen=True, tag="hold"):
-    """Message to an engine core: with `is_on`, verify no tokens of draft workers from now on, else do."""
+    """Message to an engine core: stop verifying tokens of draft workers if `is_on`, else verify them again."""
 
     is_on: bool
 
@@ -179,13 +182,13 @@ _to_core = msgspec.msgpack.Decoder(ToCore)
 
 
 def packed(frame: FromCore | ToCore) -> bytes:
-    """Return a frame with its length in front."""
+    """Return a message as bytes: the length of its body, then the body."""
     body = _encoder.encode(frame)
     return LENGTH.pack(len(body)) + body
 
 
 def length_of(head: bytes) -> int:
-    """Return the length of a frame's body; raise FrameError if it is too long."""
+    """Return the length of a message's body in bytes, read from its first bytes; raise FrameError if it is too long."""
     (length,) = LENGTH.unpack(head)
     if length > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {length} bytes is above {MAX_FRAME_BYTES}")

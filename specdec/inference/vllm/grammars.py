@@ -27,7 +27,13 @@ def take_own_grammars() -> None:
 
 
 def feed_grammar(manager: Any, request: Any, output_start: int) -> None:
-    """Let a resumed request's grammar, once compiled, read the output before: the prompt from `output_start`."""
+    """Let the grammar of a resumed request, once it is compiled, read the output before the resume.
+
+    Args:
+        manager: vLLM's `StructuredOutputManager`.
+        request: vLLM's `Request`, whose prompt ends with that output.
+        output_start: position in the prompt at which the output begins.
+    """
     asked, token_ids = request.structured_output_request, request.prompt_token_ids[output_start:]
     compiled = asked._grammar
 

@@ -49,7 +49,10 @@ def end_members(group: int, wait_s: float = END_S) -> None:
 
 
 def leave(error: SpecDecError | None) -> NoReturn:
-    """End this process with the error's line and exit code, at once: unloading vLLM takes seconds."""
+    """Print the error, if there is one, and end this process at once, since unloading vLLM takes seconds.
+
+    The exit code is 0 without an error, 2 for a ConfigError and 1 for any other error.
+    """
     if error is not None:
         print(f"error: {error}", file=sys.stderr)
     sys.stdout.flush()

@@ -68,7 +68,10 @@ def read_hooks(place: Path | None = None) -> Hooks | None:
 
 
 def _lost_by_rule(place: Path) -> list[str]:
-    """Return what the rule of `vllm_same_text`, by which runner V2 chooses tokens, lacks in a vLLM."""
+    """Return the names that the package `vllm_same_text` needs, for runner V2, and the vLLM in `place` lacks.
+
+    If the package is not installed, the result says so.
+    """
     if find_spec("vllm_same_text") is None:
         return ["vllm_same_text (in our clone: pip install ./vllm_same_text)"]
     import vllm_same_text

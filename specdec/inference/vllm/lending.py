@@ -1,4 +1,4 @@
-"""Engine of a pool beside `vllm serve`: vLLM's cores have the requests, and the pool's workers draft for them.
+"""Engine of a pool beside `vllm serve`: vLLM's engine cores have the requests, and the pool's workers draft for them.
 
 Does not know vLLM: all that it needs of a request and its passes comes by the mailbox.
 """
@@ -53,10 +53,12 @@ class CoreRequest(GenerationRequest):
 
 
 class LendingEngine(Sessions):
-    """The `VerificationEngine` of a pool, and the `Work` that its server (serving/host.py) watches.
+    """The `VerificationEngine` of a pool beside `vllm serve`; the pool's server (serving/host.py) watches its health.
+
+    It decodes nothing: vLLM's engine cores announce their requests, and get draft tokens for them.
 
     Args:
-        mailbox: mailbox that cores dial; what they send is kept until `lend`.
+        mailbox: mailbox that engine cores dial; what they send is kept until `lend` is called.
         drafting: when draft workers may compute, see `Drafting`.
     """
 
@@ -80,7 +82,10 @@ class LendingEngine(Sessions):
         return served
 
     def lend(self, pool: DraftPool, metrics: Metrics) -> None:
-        """Let the draft workers of a pool draft for the requests of engine cores, from now on."""
+        """Let the draft workers of a pool draft for the requests of engine cores, from now on.
+
+        Messages of cores that came before are handled first. The passes are counted in `metrics`.
+        """
         self._pool = pool, metrics
         for core, frame in self._early:
             self.receive(core, frame)
@@ -172,7 +177,7 @@ class LendingEngine(Sessions):
                 counted.take(event)
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
-        """Yield Opened, then the tokens of each pass as a commit, until the request leaves its engine core."""
+        """Yield an `Opened` event, then the tokens of each pass as a commit, until the request leaves its core."""
         yield Opened(0)
         while True:
             while session.rows:

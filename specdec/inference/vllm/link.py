@@ -1,6 +1,6 @@
-"""The core's end of the mailbox (mailbox.py), by which a front and vLLM's engine core exchange drafts and reports.
+"""The core's end of the mailbox (mailbox.py), by which vLLM's engine core gets draft tokens and sends its reports.
 
-It is a thread that reads what the front, this project's server or pool, sends.
+A thread reads what the other end sends: the front, that is this project's server or its pool of draft workers.
 
 The owner of the core decides what a lost link means. A core that a front has started ends when the front ends, together
 with all processes of its group, which would otherwise stay and keep the memory of their devices. A core that no front
@@ -76,7 +76,8 @@ class Place:
     def of_pool(self, served: Served) -> Place:
         """Return these settings with a pool's socket, and with the model id of a core that vLLM's own server started.
 
-        A pool takes cores with the same tokens and the same noise; weights and length of their models may differ.
+        A pool takes cores with the same vocabulary and the same rule for random numbers; weights and length of their
+        models may differ.
         """
         digest = hashlib.sha256(served.tokenizer).hexdigest()[:32]
         path = self.path or str(default_folder() / SOCKET)
@@ -126,7 +127,11 @@ class Link:
         self._hang_up()
 
     def _write(self, link: socket.socket, data: bytes) -> None:
-        """Send data. A core that vLLM's own server started does not wait: what is left goes with the next data."""
+        """Send data. A core that vLLM's own server started does not wait: unsent bytes are sent with the next data.
+
+        Raises:
+            OSError: the link is lost, or more than MAX_UNSENT_BYTES are unsent.
+        """
         if self._place.owned:
             link.sendall(data)
             return
@@ -196,7 +201,7 @@ class Link:
 
 
 def _exactly(frames: BufferedReader, length: int) -> bytes:
-    """Read this many bytes; raise EOFError if the link ends before."""
+    """Read `length` bytes; raise EOFError if the link ends before."""
     if len(part := frames.read(length)) < length:
         raise EOFError("the link has ended")
     return part

@@ -32,11 +32,13 @@ logger = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
 """Most bytes that a core may leave unread; its link is closed then."""
 HELLO_S = 30.0
-"""Longest time, in seconds, until a link's first frame has arrived: cores send it as they dial."""
+"""Seconds after which a link without a first message is closed; engine cores send it as soon as they dial."""
 
 
 class Mailbox:
-    """Links to the schedulers in the engine cores of one model. All calls come from one event loop.
+    """Links to vLLM's engine cores of one model, over a unix socket that the cores dial.
+
+    All calls come from one event loop.
 
     Args:
         folder: folder of the socket, of this user alone (mode 0700); `open` makes it unless it exists.
@@ -85,7 +87,7 @@ class Mailbox:
             raise ConfigError(f"{fault}: end it, or give this one another --mailbox") from exc
 
     def forget(self) -> None:
-        """Close the listening socket in a forked child, where it would still answer after the end of its parent."""
+        """Close the listening socket; for a forked child, in which it would stay open after the end of the parent."""
         for listener in () if self._server is None else self._server.sockets:
             os.close(listener.fileno())
 
@@ -146,7 +148,11 @@ class Mailbox:
                 writer.close()
 
     def _greet(self, hello: FromCore, writer: asyncio.StreamWriter) -> int:
-        """Return a number for the link of a new engine core, after a check of its first message."""
+        """Return a number for the link of a new engine core, after a check of its first message.
+
+        Raises:
+            FrameError: the message is no `Hello`, or names another version or model.
+        """
         if not isinstance(hello, Hello) or hello.version != VERSION or hello.model_id != self._expected(hello):
             raise FrameError(f"it began with {hello!r:.200}, not with version {VERSION} and its model")
         core, self.hello = next(self._numbers), hello
@@ -166,10 +172,10 @@ async def _frame(reader: asyncio.StreamReader) -> FromCore:
 
 
 def require_private(folder: Path) -> None:
-    """Make the folder of a mailbox that outlives a server, unless it exists; check that only this user can enter it.
+    """Make the folder of a mailbox, unless it exists, and check that only this user can enter it.
 
     Raises:
-        ConfigError: it cannot be made, or others may enter it.
+        ConfigError: the folder cannot be made, or others may enter it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

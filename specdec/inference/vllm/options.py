@@ -66,7 +66,7 @@ INVARIANT = "VLLM_BATCH_INVARIANT"
 """Variable that lets vLLM compute a row with the same bits whatever else its pass has."""
 PACKAGE = __name__.rpartition(".")[0]
 WORKER = f"{PACKAGE}.worker.Worker"
-"""Class of this project for vLLM's workers, which extends vLLM's own class for the platform."""
+"""Dotted name of this project's class for vLLM's workers, which extends vLLM's own class for the platform."""
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
 
 
@@ -158,6 +158,7 @@ def prepare_environment(log_level: str, exact: str = "auto") -> None:
     """Set what vLLM reads when it is imported, such as a log of warnings on stderr.
 
     Args:
+        log_level: log level of this process; with "debug", vLLM logs from level INFO on, else from WARNING on.
         exact: "always" asks vLLM for rows with the same bits in every pass; else the operator's environment decides.
     """
     if exact == "always":
@@ -229,7 +230,7 @@ def noise_of(config: Any, asked: Noise | None) -> Noise:
 def require_usable(config: Any) -> None:
     """Raise ConfigError, which names the way out, if vLLM has chosen a model runner that this package cannot use.
 
-    Another runner is not taken in silence: its texts are others, so streams of other servers would not move to it.
+    The other runner is not taken instead: it gives other texts, so streams of other servers could not continue here.
     """
     runner, hooks = "V2" if config.use_v2_model_runner else "V1", read_hooks()
     if hooks is not None and hooks.missing[runner]:
@@ -245,7 +246,7 @@ def parts(gamma: int, method: str = METHOD, draft: str | None = None) -> dict[st
     Args:
         gamma: most draft tokens of a request in a pass.
         method: speculation method. Without one a runner verifies nothing; with `METHOD` draft workers propose.
-        draft: draft model or head of another method.
+        draft: draft model or head of another method; None without one.
     """
     own = {} if draft is None else {"model": draft}
     return {
@@ -303,7 +304,10 @@ def require_kept(config: Any, wanted: str = METHOD) -> None:
 
 
 def _rule_of(config: Any) -> ModuleType:
-    """Return the module that chooses tokens: `vllm_same_text` on runner V2 and beside vLLM's own speculators."""
+    """Return the module by which tokens are chosen.
+
+    That is `vllm_same_text` on runner V2 and if vLLM's own speculator drafts, else this package's `runner_v1`.
+    """
     if config.use_v2_model_runner or config.speculative_config.method != METHOD:
         import vllm_same_text
 

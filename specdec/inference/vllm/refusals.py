@@ -22,7 +22,10 @@ FIRST_ERROR = "SPECDEC_VLLM_FIRST_ERROR"
 
 
 class Log:
-    """Stream of vLLM's log in each of its processes: it copies to stderr, and keeps the first error of all of them."""
+    """Stream for vLLM's log in each of its processes, which copies the log to stderr.
+
+    The first error of all processes of a server is kept in a file, which `FIRST_ERROR` names.
+    """
 
     def write(self, text: str) -> None:
         error = sys.exc_info()[1]  # vLLM logs an error while it handles it

@@ -2,9 +2,9 @@
 
 V1 is for a CPU, on which vLLM does not take runner V2, and for what V2 lacks. To vLLM each request is greedy; its
 `extra_args` have its sampling parameters. `Choice` chooses a token for each row of logits by them: bias, penalties,
-minimum length, truncation and noise. It then sets the row so that this token has the highest logit. So vLLM's greedy
-choice takes it, and vLLM's greedy verification accepts a draft token that equals it. vLLM itself masks the tokens that
-a grammar forbids.
+minimum length, truncation and random numbers. It then sets the row so that this token has the highest logit. So vLLM's
+greedy choice takes it, and vLLM's greedy verification accepts a draft token that equals it. vLLM itself masks the
+tokens that a grammar forbids.
 
 Private names of that runner stand here alone; `HOOKS` lists them for `hooks.py`.
 """
@@ -45,7 +45,9 @@ def make_greedy(params: Any) -> None:
 
 
 def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
-    """Return the `extra_args` of a request on runner V1; their sampling is None for the greedy choice.
+    """Return the `extra_args` with which a request goes to vLLM on runner V1.
+
+    They have the sampling parameters by which this project chooses its tokens; None if plain greedy choice is enough.
 
     Args:
         name: name of the request in the messages between core and server.
@@ -62,13 +64,19 @@ def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, A
 
 
 def greedy_fields(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
-    """Return vLLM's own fields for a request on runner V1, except those that both runners have; see `extra_args`."""
+    """Return the fields of vLLM's `SamplingParams` that a request has on runner V1 only; to vLLM the request is greedy.
+
+    For the arguments see `extra_args`.
+    """
     ours = extra_args(request, name, gamma)
     return {"temperature": 0.0, "prompt_logprobs": request.prompt_logprobs, "extra_args": ours}
 
 
 def chooses(extra_args: Mapping[str, Any] | None) -> bool:
-    """Return whether this project chooses a request's tokens: its parameters are there, and not for greedy choice."""
+    """Return whether this project chooses a request's tokens, and not vLLM's greedy choice.
+
+    It does if `extra_args` have sampling parameters from `extra_args()`.
+    """
     ours = None if extra_args is None else extra_args.get(KEY)
     return ours is not None and ours["sampling"] is not None
 
@@ -127,7 +135,13 @@ class Choice:
             step.apply_logits_processors = partial(self._force, number, step.apply_logits_processors)
 
     def _force(self, step: int, processed: Any, *arguments: Any) -> Tensor:
-        """Let the chosen tokens win the rows of logits that a step of vLLM has processed, if a pass is sampled now."""
+        """Give the chosen tokens the highest logits in the rows that a step of vLLM has processed, within `sample`.
+
+        Args:
+            step: 0 for vLLM's sampler, 1 for its verifier of draft tokens.
+            processed: the step's own function, which processes logits.
+            arguments: arguments of that function.
+        """
         logits: Tensor = processed(*arguments)
         if self._won[step]:
             rows, token_ids = (list(column) for column in zip(*self._won[step], strict=True))
@@ -165,7 +179,7 @@ class Choice:
             self._won = (), ()
 
     def _turns(self, names: Sequence[str], ends: Sequence[int], metadata: Any) -> dict[int, Turn]:
-        """Return the turns of the requests whose tokens this project chooses, by their numbers in the batch."""
+        """Return, by number in the batch, what the choice needs of each request whose tokens this project chooses."""
         batch, requests, turns = self._runner.input_batch, self._runner.requests, {}
         drafts = [] if metadata is None else metadata.draft_token_ids.tolist()
         for number, name in enumerate(names):
@@ -192,9 +206,10 @@ class Choice:
 
 
 def spare_others() -> None:
-    """Make requests without an adapter use none on a CPU, where vLLM 0.32 gives them the last adapter of its table.
+    """Patch vLLM 0.32 on a CPU, where requests without a LoRA adapter wrongly get the last adapter of its table.
 
-    Its kernels for other devices skip their index, -1; those for a CPU count it from the end.
+    Such requests have the adapter index -1, which vLLM's kernels for other devices skip; those for a CPU take it as an
+    index from the end.
     """
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu

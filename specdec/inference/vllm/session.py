@@ -84,7 +84,11 @@ class VllmSession:
             self.reading.cancel()
 
     def follow(self, *, is_helped: bool) -> Help:
-        """Begin or end the use of a draft worker's tokens; return the message that tells the engine core."""
+        """Begin the use of a new draft worker's tokens if `is_helped`, else end it.
+
+        Returns:
+            The message that tells the engine core.
+        """
         self._num_helps += 1
         self._num_numbers = 0
         self.early.clear()
@@ -112,11 +116,11 @@ class VllmSession:
     def report(self, row: Row, us: int) -> None:
         """Keep an engine core's report of a pass, which took `us` microseconds, for the commit of its tokens.
 
-        A report on tokens that the session has is ignored: a core that dials again names a request with all its tokens,
-        and may then report the latest ones.
+        A report on tokens that the session has already is ignored: a core that dials again announces a request with all
+        of its tokens, and may report the latest of them once more.
 
         Raises:
-            FrameError: the report lacks tokens.
+            FrameError: tokens between the session's and the report's are missing, or the report has a wrong number.
         """
         if row.position < self.num_reported:
             return
@@ -177,7 +181,7 @@ class VllmSession:
 
 @dataclass(slots=True)
 class _CoreState:
-    """State of an engine core since its latest report.
+    """What is known of an engine core of vLLM from its latest report on a pass.
 
     Attributes:
         num_running: number of requests that held memory in the core.
@@ -244,7 +248,10 @@ class Sessions(DecodesAlone):
         return num_drafts
 
     def _pass_of(self, core: int, passed: Passed, num_drafts: int) -> Pass:
-        """Return what a pass did, as if all cores, for which drafting is on or off together, had done the same."""
+        """Return what a pass of one core did, with counts extended to the sessions of all cores.
+
+        Drafting is on or off for all cores together, so the pass counts as if the others had done the same.
+        """
         num_elsewhere = sum(state.num_running for other, state in self._cores.items() if other != core)
         num_plain = sum(row.num_plain for row in passed.rows) * (1 + num_elsewhere / len(passed.rows))
         has_drafts = any(row.num_drafts and not row.is_lookup for row in passed.rows)

@@ -1,4 +1,7 @@
-"""Translation of requests to vLLM's and of results back; `extra_args` has what vLLM has no field for."""
+"""Translation of this project's requests to vLLM's, and of vLLM's results back.
+
+A request's `extra_args` have what vLLM has no field for.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ METHOD = "ngram"
 SOCKET = "core"
 """Name of the socket in a mailbox's folder."""
 MAX_HELD_BACK = 127
-"""Most tokens that may not end an output yet in vLLM's runner V2, which adds one; more of them would end its core."""
+"""Most stop tokens of a request with a minimum length on vLLM's runner V2, which adds one; more would crash vLLM."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -55,7 +58,7 @@ def carried(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """Return sampling parameters as `sampling_of` reads them."""
+    """Return sampling parameters as a dictionary by field name, from which `sampling_of` makes them again."""
     return {each.name: getattr(sampling, each.name) for each in fields(sampling)}
 
 
@@ -85,7 +88,7 @@ def own_fields(request: GenerationRequest, max_tokens: int) -> dict[str, Any]:
 
 
 def signed(seed: int) -> int:
-    """Return a seed as vLLM's number, which has a sign, and the same 64 bits."""
+    """Return the signed 64-bit integer, which vLLM takes as a seed, with the same bits as the unsigned `seed`."""
     return seed - 2**64 * (seed >= 2**63)
 
 

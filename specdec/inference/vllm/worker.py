@@ -30,7 +30,7 @@ class Worker(_of_platform()):  # type: ignore[misc]
         super().__init__(vllm_config, *arguments, **options)
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        """Load the model, and then change the runner, which is complete by then."""
+        """Load the model, and then install this project's changes in the model runner, which is complete by then."""
         super().load_model(*arguments, **options)
         self._ours.install(self.model_runner)
 
