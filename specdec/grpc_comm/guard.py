@@ -211,7 +211,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 async def _refuse_gone(_: object, context: Context) -> None:
-    """End a call of a method in `GONE`, with the way out."""
+    """End a call of a method in `GONE` as UNIMPLEMENTED, with the message that says what to call instead."""
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, "; ".join(GONE.values()))
 
 
@@ -247,13 +247,16 @@ def _names(context: Context) -> Sequence[str] | None:
 
 
 def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Callable[[bytes], Any]:
-    """Return the parser for messages of a limited length.
+    """Return a parser that accepts messages of at most `max_bytes` bytes, and parses them by `parse`.
 
     Parsing a message full of empty submessages takes a hundred times its size in memory, and seconds in which no other
     call is served.
 
+    Args:
+        method: name of the call's method, for the log.
+
     Raises:
-        StatusError: the message is too long, or malformed.
+        StatusError: raised by the parser if the message is too long, or malformed.
     """
 
     def limited(data: bytes) -> Any:

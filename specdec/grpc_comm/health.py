@@ -1,4 +1,4 @@
-"""Standard health service: client functions and servicer."""
+"""gRPC's standard health service (grpc.health.v1): functions of clients, and the servicer."""
 
 from __future__ import annotations
 
@@ -109,7 +109,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, call: Call) -> None:
-        """Write the present status and its changes, for at most `MAX_WATCHERS` clients."""
+        """Write the present status and its changes.
+
+        Raises:
+            StatusError: RESOURCE_EXHAUSTED, since `MAX_WATCHERS` other clients watch already.
+        """
         if len(self._watchers) >= MAX_WATCHERS:
             text = f"{MAX_WATCHERS} others watch this server's health"
             raise StatusError(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text, retry_after_s=60.0))

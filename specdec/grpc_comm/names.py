@@ -22,7 +22,7 @@ from specdec.grpc_comm.watched import UnusableError, Watched
 logger = logging.getLogger(__name__)
 
 Addresses: TypeAlias = dict[str, str | None]
-"""Servers by HOST:PORT, each with the DNS name that led to it; None if the address itself was given."""
+"""Servers by HOST:PORT, each with the DNS name that led to it; None if the address was given, or stood in a file."""
 DNS, FILE = "dns:///", "file://"
 RESOLVE_S, LOOK_S = 30.0, 0.5
 """Seconds between two lookups of a name, and of a file."""

@@ -1,4 +1,4 @@
-"""Channel and server options, each with its reason."""
+"""gRPC's options of channels and servers, each with its reason."""
 
 from __future__ import annotations
 

@@ -75,12 +75,14 @@ def _watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
 
 
 class SecuredChannel:
-    """Channel with the part of gRPC's interface that stubs and `grpc_comm` use. New certificates mean a new connection.
+    """Channel with the part of gRPC's interface that stubs and `grpc_comm` use; it may replace its connection.
 
-    Calls that have begun go on over the connection before, for `RETIRE_S`. Client interceptors could send headers too,
-    but they put a queue and a task between a stream and its writer.
+    When the certificates in the files change, it opens a new connection; calls that have begun may go on over the
+    previous one for `RETIRE_S` seconds. Client interceptors could send headers too, but they put a queue and a task
+    between a stream and its writer.
 
     Args:
+        credentials: certificates and token of the client.
         headers: functions that return further headers of each call.
         options: gRPC's options of the channel.
 

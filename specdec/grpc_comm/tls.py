@@ -100,7 +100,7 @@ class ServerTls:
         return grpc.dynamic_ssl_server_credentials(served.configuration(), fetcher, client_certificates)
 
     def http_context(self) -> ssl.SSLContext:
-        """Return the TLS context of an HTTP port."""
+        """Return the TLS context of an HTTP port; each handshake shows the present certificate."""
         context = _server_context()  # replaced at each handshake by the pair's own
 
         def current(handshake: Any, name: str | None, outer: ssl.SSLContext) -> None:
@@ -160,7 +160,7 @@ def _expiry(path: Path, chain: bytes) -> datetime:
 
 @lru_cache(maxsize=256)
 def names_in(certificate: bytes) -> tuple[str, ...]:
-    """Return the DNS names and URIs of a PEM certificate that a handshake has verified.
+    """Return the DNS names and URIs of a PEM certificate that a handshake has verified; empty if it has none.
 
     grpcio's own list does not tell kinds of names apart, and cuts a name at a zero byte. So a certificate with a name
     of another kind, or with a longer name, could pass for that of a caller.

@@ -1,4 +1,4 @@
-"""Architectures that slots of keys and values cannot serve, with reasons; all backends refuse them.
+"""Reasons for which a model cannot be served from a KV cache that is rolled back by position; all backends refuse it.
 
 Reads Transformers' configuration of a model. What a configuration does not show is found when backend torch runs its
 first token (`specdec.inference.backends.pytorch.attention.ShapeRecorder`).
@@ -18,7 +18,7 @@ from specdec.inference.checkpoint_files import LENGTH_FIELDS
 from specdec.inference.errors import UnsupportedModelError
 
 DEFAULT_LENGTH = 2048
-"""Most positions of a slot unless a user asks for more."""
+"""Default number of positions of a slot (one sequence's KV cache); a user may ask for more."""
 
 # Prefixes of `model_type` for models that do not keep keys and values per position.
 RECURRENT = (
@@ -53,7 +53,7 @@ def architecture_name(config: Config) -> str:
 
 
 def resolve_length(config: Config, asked: int | None) -> int:
-    """Return the positions per slot: the number asked for, or else the model's limit, at most `DEFAULT_LENGTH`."""
+    """Return the positions per slot: `asked`, or if that is None, the model's limit, but at most `DEFAULT_LENGTH`."""
     text_config = config.get_text_config()  # multimodal models keep the language model's settings apart
     limits = (getattr(text_config, name, None) for name in LENGTH_FIELDS)
     limit = next((limit for limit in limits if isinstance(limit, int)), None)
@@ -61,10 +61,10 @@ def resolve_length(config: Config, asked: int | None) -> int:
 
 
 def require_supported_config(config: Config, max_length: int, *, windows: bool = False) -> None:
-    """Raise UnsupportedModelError if slots with keys and values of `max_length` positions cannot serve this model.
+    """Raise UnsupportedModelError if a KV cache of `max_length` positions per sequence cannot serve this model.
 
     Args:
-        windows: True if the backend applies sliding windows.
+        windows: True if the backend applies sliding windows; if not, a window below `max_length` is a reason too.
     """
     for reason in reasons(config, max_length, windows=windows):
         raise UnsupportedModelError(f"{architecture_name(config)} is not supported: {reason}")
@@ -80,7 +80,7 @@ def require_supported_model(model: PreTrainedModel) -> None:
 
 
 def layer_windows(config: Config) -> list[int | None]:
-    """Return each layer's sliding window; None for a layer that attends to all earlier tokens."""
+    """Return each layer's sliding window in tokens; None for a layer that attends to all earlier tokens."""
     config = config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers

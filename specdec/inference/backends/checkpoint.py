@@ -1,6 +1,6 @@
 """Reader of the configuration and the weights in a Hugging Face directory; it never uses the network.
 
-Exceptions and warnings of Transformers become a ConfigError of one line. Knows nothing of slots.
+Exceptions and warnings of Transformers become a ConfigError of one line. The KV cache is not this module's concern.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONFIG = "config.json"
 
 
 def load_config(path: Path) -> PretrainedConfig:
-    """Read `config.json`.
+    """Return the configuration in `config.json` of the checkpoint at `path`.
 
     Raises:
         ConfigError: the file cannot be read, or names an architecture that Transformers does not know.
@@ -40,9 +40,11 @@ def load_config(path: Path) -> PretrainedConfig:
 
 
 def require_fitting(path: Path, model_config: PretrainedConfig) -> None:
-    """Raise ConfigError if the weights are not those of the model that config.json describes; read only headers.
+    """Raise ConfigError if the stored weights are not those of the model that config.json describes.
 
-    Where Transformers renames or joins weights, only shapes of equal names are compared. Quantized ones go unchecked.
+    Only the headers of the weight files are read, for names and shapes. If the files have names that the model lacks,
+    because Transformers renames or joins weights as it loads them, weights of equal names are compared by shape, and
+    missing weights are not looked for. Quantized checkpoints are not checked.
     """
     files = CheckpointFiles(path)
     if files.quantization is not None:
@@ -59,7 +61,7 @@ def require_fitting(path: Path, model_config: PretrainedConfig) -> None:
 
 
 def _absent(model: PreTrainedModel, wanted: Mapping[str, Any], stored: Collection[str]) -> Iterator[str]:
-    """Yield the names of weights that are not stored, under their own name or that of a weight they are tied to."""
+    """Yield names of weights that are not stored, and are tied to no weight that is, unless the model may lack them."""
     tied = defaultdict[int, bool](bool)
     for name, weight in wanted.items():
         tied[id(weight)] |= name in stored
@@ -78,10 +80,10 @@ def _require_all(path: Path, missing: Sequence[str]) -> None:
 def load_weights(
     path: Path, model_config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """Build the model and read all of its weights.
+    """Build the model, read all of its weights, and return it on `device`.
 
     Raises:
-        ConfigError: a file is missing or broken, or does not hold every weight.
+        ConfigError: a file is missing or broken, does not hold every weight, or does not fit config.json.
     """
     disable_progress_bar()  # a server's log is not a terminal
     CheckpointFiles(path).require_weights()
@@ -107,7 +109,10 @@ def load_weights(
 
 @contextmanager
 def _blaming(path: Path, file: str = "") -> Iterator[None]:
-    """Turn any exception of Transformers in the block into a ConfigError of one line that names checkpoint and file."""
+    """Turn any exception of the block but a ConfigError into a one-line ConfigError that names the checkpoint.
+
+    The message names `file` too, unless that is empty.
+    """
     try:
         yield
     except ConfigError:

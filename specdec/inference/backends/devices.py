@@ -23,7 +23,7 @@ TORCH_NEURONX = "torch-neuronx"
 DEVICE = "neuron"
 """Name of the device, and of the compiler, that TorchNeuron adds to PyTorch."""
 OLDEST_TORCH_NEURON = (2, 10)
-"""First release of torch-neuronx that is TorchNeuron; releases up to 2.9 are for PyTorch/XLA, on which NxDI runs."""
+"""First release of torch-neuronx that is TorchNeuron; those up to 2.9 are for PyTorch/XLA, as NxD Inference needs."""
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 
 
@@ -63,14 +63,17 @@ def load_module(name: str) -> ModuleType:
 
 
 def take_cores(cores: str | None, tp_degree: int) -> None:
-    """Make this process take the given cores when its Neuron runtime starts, which must be later.
+    """Make this process take the given NeuronCores; call this before its Neuron runtime starts.
+
+    If neither `cores` nor the environment says which cores to take, the process takes every core, and logs a warning.
 
     Args:
         cores: list of cores, such as 0-3,8; None leaves the choice to the environment.
+        tp_degree: number of cores that the model is split over.
 
     Raises:
-        ConfigError: `cores` or the environment, by NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES, gives fewer cores
-            than tp_degree. If none of them says anything, a warning says that this process takes every core.
+        ConfigError: `cores`, or else NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES of the environment, gives fewer
+            cores than tp_degree, or cannot be read.
     """
     if cores is not None:
         os.environ[VISIBLE_CORES] = cores
@@ -85,7 +88,14 @@ def take_cores(cores: str | None, tp_degree: int) -> None:
 
 
 def _count(name: str, text: str, *, is_list: bool) -> int:
-    """Return the number of cores that `text` gives: as a list such as 0-3,8, or as a plain number."""
+    """Return how many cores the value `text` of the environment variable `name` gives.
+
+    Args:
+        is_list: True if `text` is a list such as 0-3,8; False if it is a number.
+
+    Raises:
+        ConfigError: `text` is neither.
+    """
     try:
         if not is_list:
             return int(text)

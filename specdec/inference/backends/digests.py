@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 NUM_READERS = 8
-"""Files read at once: hashing releases Python's lock."""
+"""Number of files that are hashed at once, in threads: hashing releases Python's global interpreter lock."""
 SHA256_DIGITS = 64
 """Hexadecimal digits of a SHA-256."""
 
 
 def user_cache() -> Path:
-    """Return this project's folder in the user's cache."""
+    """Return this project's folder in the user's cache, by default ~/.cache/specdec; it may not exist yet."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "specdec"
 

@@ -12,11 +12,12 @@ from pathlib import Path
 def lazy_zeros(num_bytes: int) -> mmap.mmap:
     """Return zeroed memory that takes a page at the first write to it, and is freed with the last array over it.
 
-    A slot's tokens are spread over a row per layer and head, so with pages of 2 MiB ten tokens would take the memory of
-    the whole slot. NumPy asks for such pages, and `torch.zeros` writes to all memory at once.
+    Pages of 2 MiB are switched off. A slot (the keys and values of one sequence) spreads each token over one row per
+    layer and head, so with such pages ten tokens would take the memory of the whole slot. NumPy asks for such pages,
+    and `torch.zeros` writes to all memory at once, so neither allocates this memory.
 
     Raises:
-        MemoryError: the address space or the memory of this machine is smaller.
+        MemoryError: the address space or the memory of this machine is smaller than `num_bytes`.
     """
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -28,7 +29,10 @@ def lazy_zeros(num_bytes: int) -> mmap.mmap:
 
 
 def allow_huge_pages(memory: mmap.mmap, start: int, num_bytes: int) -> None:
-    """Let the kernel move a part of the memory, in the background, into pages of 2 MiB, which are faster to read."""
+    """Let the kernel move `num_bytes` bytes of the memory from byte `start` on into pages of 2 MiB, in the background.
+
+    Such pages are faster to read. A kernel without them ignores the call.
+    """
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE, first, start + num_bytes - first)

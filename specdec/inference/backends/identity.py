@@ -10,10 +10,11 @@ from specdec.inference.backends.digests import digests_of
 
 
 def model_id_of(path: Path, *facts: str) -> str:
-    """Return a hash, 16 hex digits, of a checkpoint's files and all other facts that the model's tokens depend on.
+    """Return a hash, 16 hex digits, of a checkpoint's files and of all other facts that the model's tokens depend on.
 
     Args:
-        facts: the resolved arithmetic, not the one asked for, and the tokens that end a sequence.
+        facts: texts that name the arithmetic in use (such as the dtype that "auto" became), and the tokens and the
+            length at which a sequence ends.
     """
     digest = hashlib.sha256(repr(facts).encode())
     for name, content in contents(path):

@@ -44,7 +44,7 @@ TOOLS = {
 }
 DEVICES = Path("/dev")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
-"""Backends that never copy a slot: a draft model there has no branches, and needs no slots for branches."""
+"""Backends that cannot copy a slot: a draft model there proposes a single path, and needs no slots for branches."""
 COMPILED_SLOTS = ("always", "only")
 """Policies of `--compile` under which a model has exactly the slots that it was compiled for."""
 TORCH_COST = "on a CPU its passes take 1.3 times (110M parameters) to 4 times (12M) as long"
@@ -143,6 +143,9 @@ def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
 
     Args:
         stored: Transformers' configuration of the model.
+
+    Raises:
+        UnsupportedModelError: settings ask for backend onnx, which cannot run the model.
     """
     from specdec.inference.backends.onnx.shape import require_llama_shaped
 
@@ -193,7 +196,7 @@ def load_backend(config: ModelConfig) -> Backend:
 
 
 def emulated(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:
-    """Make a backend slower, as an emulated device is: each pass takes at least `seconds_of(spans)` seconds.
+    """Make a backend slower, as an emulated device is, and return it: each pass takes `seconds_of(spans)` or longer.
 
     While a device computes, its host is idle. So a pass sleeps until the device would be done, and leaves the cores
     free.
@@ -227,7 +230,7 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
 
 
 def has_fixed_slots(config: ModelConfig) -> bool:
-    """Return whether a model has exactly the slots that it was compiled for, so that none can be added for prefixes."""
+    """Return whether a model has just the slots it was compiled for, so that none can be added to keep prefixes."""
     is_compiled = config.device == DEVICE or config.compile_policy in COMPILED_SLOTS
     return config.backend in CANNOT_FORK or is_compiled
 
@@ -246,7 +249,7 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def tool(role: str) -> Callable[..., Iterator[Any]]:
-    """Return the function that runs a role of the command line that is in TOOLS, such as rescale_fp8."""
+    """Return the function, listed in TOOLS, that does the work of a role of the command line, such as rescale_fp8."""
     run: Callable[..., Iterator[Any]] = _function(TOOLS[role])
     return run
 

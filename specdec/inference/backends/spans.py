@@ -32,7 +32,7 @@ def check_spans(spans: Sequence[Span], backend: Backend) -> None:
 
 
 def wanted_rows(spans: Sequence[Span]) -> list[int]:
-    """Return which tokens are to have logits, counted over the tokens of all spans, one span after the other."""
+    """Return the numbers of the tokens that are to have logits, counted from 0 through all spans, span after span."""
     rows: list[int] = []
     end = 0
     for span in spans:

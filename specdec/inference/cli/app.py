@@ -76,7 +76,7 @@ def _set_up_logging(level: str) -> None:
 
 
 def prepared(settings: Any) -> Any:
-    """Make the trial certificates, and download the models of the hub, that a role's settings name.
+    """Make the TLS certificates for trials, and download the models of the hub, that the settings of a role name.
 
     Return the settings with the downloaded models' directories.
 

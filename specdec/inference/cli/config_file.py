@@ -126,7 +126,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str]:
-    """Yield the words with which a user would give the flag of `action` this value."""
+    """Yield the words with which a user would give the flag of `action` this value; none for a switch that is off."""
     if action.nargs == 0:
         if value:
             yield f"--{key}"

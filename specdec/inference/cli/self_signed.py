@@ -1,4 +1,4 @@
-"""Certificates for a trial on two machines, made by `--tls_self_signed DIR`."""
+"""TLS certificates for trying servers on two machines, made by `--tls_self_signed DIR`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DNS_NAME = re.compile(rf"(?!.*\.arpa$){_LABEL}(\.{_LABEL})*")
 
 
 def make_certificates(server: ServerConfig) -> None:
-    """Make trial certificates in the folder that a server's settings name; do nothing if they name none.
+    """Make a CA and certificates in the folder that --tls_self_signed names; do nothing if it names none.
 
     Raises:
         ConfigError: certificates cannot be written, or those in the folder were not issued by the CA beside them.
@@ -136,7 +136,7 @@ def _write_key(path: Path, key: trustme.Blob) -> None:
 
 
 def _names_in(cert: Path) -> list[str]:
-    """Return the DNS names and the addresses of a certificate, none if it cannot be read."""
+    """Return the DNS names and the IP addresses for which a certificate is valid; none if it cannot be read."""
     from cryptography import x509
 
     try:
@@ -170,7 +170,7 @@ def _spelling(name: str) -> str | None:
 
 
 def _interface_addresses() -> Iterator[str]:
-    """Yield the addresses in Linux's tables: Python's standard library lists interfaces without addresses."""
+    """Yield this machine's IP addresses from Linux's tables, since Python's standard library does not list them."""
     with suppress(OSError):
         routes = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
         yield from (line.split()[-1] for line, kind in pairwise(routes) if kind.split() == ["/32", "host", "LOCAL"])

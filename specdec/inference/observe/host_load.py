@@ -13,7 +13,7 @@ _SUMMED = (0, 1, 2, 7)
 """Columns of /proc/stat that count as busy: user, nice, system, steal; not interrupts, as this run causes some."""
 
 MAX_OTHERS = 0.1
-"""Share of the cores that other processes may use; a desktop or a monitoring agent takes a few per cent."""
+"""Share (0 to 1) of the cores that other processes may use; a desktop or a monitoring agent takes a few per cent."""
 MAX_SPREAD = 1.5
 """Speed of the fastest of equal runs over that of the slowest, from which a machine counts as unsteady; about 1.1 on a
 quiet one."""
@@ -69,7 +69,7 @@ def busy_warning(load: HostLoad, spread: float) -> str:
 
 
 async def busy_at_start(cores: Sequence[int]) -> str:
-    """Watch the host for a moment; return why a run that begins now will be unreliable, empty if the host is quiet."""
+    """Watch the host for half a second; return why a run that begins now will be unreliable, empty if it is quiet."""
     meter = LoadMeter(cores, is_whole=True)
     await asyncio.sleep(_LOOK_S)
     load = meter.read()
@@ -112,9 +112,9 @@ class LoadMeter:
         return HostLoad(self._before, load_average(), len(self._cores), others)
 
     def _read_times(self) -> tuple[float, float, float] | None:
-        """Return CPU seconds of all processes on these cores, those of this process and its children, and the time.
+        """Return CPU seconds of all processes on these cores and of this process with its children, and the time.
 
-        Children count once they have ended. None where the system does not tell.
+        Children count once they have ended. None if the system has no /proc/stat.
         """
         try:
             rows = [line.split() for line in _CPU_TIMES.read_text().splitlines()]

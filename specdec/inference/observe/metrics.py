@@ -60,7 +60,7 @@ class Load(Protocol):
 
 
 class Replaceable(Protocol):
-    """Files that a process reads again when they change; stale if the changed files could not be used."""
+    """Files that a process reads again when they change; stale while the changed files cannot be used."""
 
     @property
     def is_stale(self) -> bool: ...
@@ -99,7 +99,7 @@ class Upstream(Protocol):
 
 
 class _Upstreams(Collector):
-    """Metrics of the servers that requests are passed on to, read at every scrape; a server that left has none."""
+    """Metrics of the servers that requests are passed on to, read at every scrape; a server that is gone has none."""
 
     def __init__(self, model_name: str, servers: Callable[[], Iterable[Upstream]]) -> None:
         self._model_name = model_name
@@ -122,7 +122,10 @@ class _Upstreams(Collector):
 
 
 class Drafting(Protocol):
-    """On-off switch of drafting, with its measurements; `specdec.inference.engine.drafting.Drafting` describes them."""
+    """Switch that is off while drafting would slow requests down, with its measurements.
+
+    `specdec.inference.engine.drafting.Drafting` describes the attributes.
+    """
 
     is_on: bool
     num_switches: int
@@ -134,13 +137,13 @@ class Drafting(Protocol):
 
 
 class _Drafting(Collector):
-    """Metrics of the switch of drafting, read at every scrape."""
+    """Metrics of the switch that turns drafting on and off, read at every scrape."""
 
     def __init__(self, model_name: str, drafting: Drafting) -> None:
         self._model_name, self._drafting = model_name, drafting
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the state, the figures by number of sessions, switches and losses, for Prometheus."""
+        """Yield for Prometheus whether drafting is on, its gain by number of requests, switches and lost seconds."""
         drafting, labels, name = self._drafting, (*_MODEL, "streams"), self._model_name
         on = GaugeMetricFamily("specdec_drafting_on", "1 while draft models may compute.", labels=_MODEL)
         on.add_metric((name,), drafting.is_on)
@@ -239,7 +242,7 @@ class Metrics:
         self._request_output = self._histogram("vllm:request_generation_tokens", "Output tokens.", TOKEN_BUCKETS)
 
     def _add_run_ahead(self) -> None:
-        """Add the metrics that show how well draft worker and target work together."""
+        """Add the metrics of drafting ahead of the target's answers: tokens wasted, branches hit, round trip."""
         self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
         self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
         self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
@@ -261,7 +264,7 @@ class Metrics:
         return Histogram(name, text, _MODEL, registry=self.registry, buckets=buckets).labels(self._name)
 
     def watch(self, load: Load) -> None:
-        """Add gauges of running and waiting requests, and of held slots if there are any, read from `load`."""
+        """Add gauges of running and waiting requests, and of slots in use if `load` has slots, read from `load`."""
         running = self._gauge("vllm:num_requests_running", "Requests with a slot.")
         waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue.")
         running.set_function(lambda: load.num_running)
@@ -290,12 +293,12 @@ class Metrics:
         self._account_tokens.labels(self._name, account).inc(num_tokens)
 
     def watch_vocabulary(self, share: Callable[[], float]) -> None:
-        """Add a gauge of the share of the target's token ids that the draft can propose."""
+        """Add a gauge of the share (0 to 1) of the target's token ids that the draft can propose."""
         text = "Share of the target's token ids that the draft has, and can propose; others the target chooses alone."
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def watch_drafting(self, drafting: Drafting) -> None:
-        """Add metrics of the on-off switch of drafting."""
+        """Add metrics of the switch that turns drafting on and off."""
         self.registry.register(_Drafting(self._name, drafting))
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
@@ -395,7 +398,7 @@ class RequestMetrics:
         return self._metrics._name, self._num_tokens, time.monotonic() - self._arrived
 
     def take(self, event: TextEvent | TokenEvent) -> None:
-        """Count an event that has just arrived."""
+        """Count an event of the request's answer that has just arrived."""
         if isinstance(event, Started):
             self._start(event)
         elif isinstance(event, Opened):

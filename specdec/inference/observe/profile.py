@@ -27,7 +27,7 @@ PERCENTILES = (25, 50, 75, 90, 95, 99)
 MAX_REQUESTS = 10_000
 """Most requests of a profile."""
 MAX_MESSAGES = 500_000
-"""Number of messages of all its requests, some 200 MB, from which a profile takes no further request."""
+"""Number of messages, of all requests together, at which a profile is full; their records take some 200 MB."""
 MAX_LABEL_CHARACTERS = 128
 
 
@@ -59,7 +59,7 @@ class Profile:
         return [{"request": label, **figures([stats])} for label, stats in self._requests if stats.arrivals]
 
     def total(self) -> dict[str, Any]:
-        """Return the row for all requests together."""
+        """Return the row for all requests together, with the columns of `rows`."""
         return {"request": "total", **figures([stats for _, stats in self._requests if stats.arrivals])}
 
     def write(self, directory: Path) -> tuple[Path, Path]:
@@ -154,7 +154,11 @@ def _rate_of(source: str, requests: Sequence[RequestStats]) -> float | None:
 
 
 def _scheduling(requests: Sequence[RequestStats]) -> dict[str, Any]:
-    """Return figures of run-ahead, such as wasted tokens; means are over the commits with a window, see `Counts`."""
+    """Return figures of drafting ahead of the target's answers, such as wasted tokens, by name of column.
+
+    The means of `window` (most draft tokens past the committed ones) and of `max_branches` are over the commits that
+    have a window. A figure without any value is None.
+    """
     counts = [counts for stats in requests for counts in stats.counts]
     round_trips_us = [timings.round_trip_us for stats in requests for timings in stats.timings]
     return {

@@ -61,7 +61,7 @@ class LoadedDraft:
         prefix_caching: True if slots keep prefixes for later requests.
         token_map: map from the targets' token ids to the draft model's.
         own: the draft model's own tokenizer, and the number of rows of its output layer; None for prompt lookup.
-        min_share: least share of a target's tokens that the draft must have.
+        min_share: least share (0 to 1) of a target's tokens that the draft must have.
         num_threads: threads of the draft model; 0 for prompt lookup.
     """
 
@@ -94,7 +94,7 @@ class LoadedDraft:
         """Return the vocabulary, the map of token ids and the compiler of grammars for targets with this tokenizer.
 
         Raises:
-            IncompatibleDraftError: as `for_target`.
+            IncompatibleDraftError: the draft has too few of the targets' tokens, or is prompt lookup, not a model.
         """
         draft = self.for_target(tokenizer)
         return TargetWords(draft.vocabulary, draft.token_map, draft.grammars)
@@ -152,8 +152,8 @@ async def target_engine(config: ModelConfig | FusedConfig, limits: EngineLimits)
     """Load a target, or a target with its draft, and run an engine over them until the block ends.
 
     Args:
-        limits: limits of requests and times. Those that follow from the models are replaced here. `num_spare` of them
-            is the number of slots to add to the configuration's, if the backend does not fix the number.
+        limits: limits of requests and times. Those that follow from the models are replaced here. Its `num_spare` is a
+            number of slots to add to those that the configuration has, if the backend can have more.
 
     Raises:
         IncompatibleDraftError: target and draft do not share a vocabulary.
@@ -190,8 +190,8 @@ class _LoadedTarget:
 
     Attributes:
         decoder: decoder over the target, or over the target and its draft.
-        gamma: most draft tokens of a session in one pass.
-        width: most draft tokens of a session in one pass if they are looked up in a text that the output may repeat.
+        gamma: most draft tokens of a sequence in one pass.
+        width: most draft tokens of a sequence in one pass if they are looked up in a text that the output may repeat.
     """
 
     decoder: Decoder
@@ -317,8 +317,8 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
 async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
     """Load a model's tokenizer, then in a thread the model itself, and warm the model up.
 
-    The tokenizer comes first, so that no two threads import at a time: onnx adds to a dictionary of numpy over which
-    numpy.ma may just iterate in its own import: so a start on a busy machine failed with "dictionary changed size".
+    The tokenizer comes first, so that no two threads import at a time. An import of onnx adds to a dictionary of numpy;
+    if an import of numpy.ma iterates over it meanwhile, the start fails with "dictionary changed size".
     """
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
@@ -337,7 +337,13 @@ def _warm_up(backend: Backend) -> None:
 def model_card(
     name: str, topology: str, source: TokenSource, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
-    """Return the description of a served model, which clients get from GetModel; see `ModelCard`."""
+    """Return the description of a served model, which clients get from GetModel; see `ModelCard`.
+
+    Args:
+        topology: kind of the server, such as "target".
+        source: engine of the model, whose limits the description names.
+        defaults: values for parameters that requests leave open.
+    """
     limits, words = (source.max_length, source.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
     card = ModelCard(name, topology, *limits, *words, defaults, model_id, text_fingerprint=tokenizer.text_fingerprint)
     return replace(card, call_format=tokenizer.call_format())

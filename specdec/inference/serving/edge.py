@@ -1,8 +1,8 @@
 """Life cycle of an edge: a process in front of the servers of one model, with a draft worker or without.
 
 Edges are gateways, draft workers that serve clients or complete prompts themselves, and clients without a model. All
-of them dial their servers and notice when these serve another model. An edge with a draft also drafts, and makes the
-text of tokens. Edges differ in whether they have a draft, and in their ports.
+of them dial their servers and notice when these serve another model. An edge with a draft also drafts, and turns tokens
+into text. Edges differ in whether they have a draft, and in their ports.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RunningDraft:
 
     Attributes:
         loaded: the draft, which drafts in the target's token ids.
-        path: directory of the tokenizer whose token ids these are.
+        path: directory of the tokenizer in whose token ids the draft drafts.
         engine: engine over the draft.
         worker: draft worker that drafts with this engine for the requests of the process.
     """
@@ -76,7 +76,7 @@ class RunningDraft:
     worker: PrivateWorker
 
     async def follow(self, card: ModelCard) -> None:
-        """Read requests from now on as the model of `card` does, with its chat template and its defaults.
+        """Use the chat template and the request defaults of the model that `card` describes for requests from now on.
 
         Raises:
             ConfigError: the chat template is too long.
@@ -85,13 +85,14 @@ class RunningDraft:
 
 
 class Edge:
-    """Process in front of the servers of one model: a completer over them, and the description (card) of their model.
+    """Process in front of the servers of one model: it sends them requests, and has the card that describes the model.
 
     Attributes:
         fleet: the servers.
         card: description of the model that the servers have now.
         draft: draft of this process; None if there is none.
-        remote: completer and codec over the servers; the draft worker drafts for its requests.
+        remote: sender of requests to the servers, which also asks them to tokenize texts; the process's draft worker,
+            if there is one, drafts for these requests.
     """
 
     def __init__(
@@ -106,7 +107,11 @@ class Edge:
 
     @property
     def completer(self) -> Completer:
-        """Return the completer for requests; with a draft whose tokenizer fits, texts are made in this process."""
+        """Return the object that completes requests, which it sends to the servers.
+
+        If there is a draft whose tokenizer fits, this process turns the tokens of answers into text; else the servers
+        do so.
+        """
         return self.remote if self.draft is None else TextCompleter(self.remote, self._writer)
 
     def _writer(self) -> Tokenizer | None:
@@ -158,7 +163,11 @@ class Edge:
 async def edge(
     connection: ConnectionConfig, drafting: Drafting | None = None, headers: Headers = dict
 ) -> AsyncGenerator[Edge, None]:
-    """Yield the servers of a model, once one of them answers and the draft that `drafting` names is loaded.
+    """Yield an `Edge`, once a server of `connection` answers and the draft that `drafting` names is loaded.
+
+    Args:
+        drafting: settings of a draft for this process's requests; None: it has no draft.
+        headers: function that returns headers for each call to a server.
 
     Raises:
         ConfigError: the draft cannot be loaded.
@@ -179,7 +188,10 @@ async def edge(
 
 
 async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None) -> ModelCard:
-    """Return what `_card` returns; ask again for up to `patience_s` seconds, since servers may be busy at first."""
+    """Ask the servers for the card of their model, as `_card` does, until one answers, for up to `patience_s` seconds.
+
+    Servers may be busy at first. Errors that last until a server is replaced (`REFUSALS`) are raised at once.
+    """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + patience_s
     while True:
@@ -192,7 +204,7 @@ async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None)
 
 
 async def _card(fleet: Fleet, draft: Vocabulary | None) -> ModelCard:
-    """Return the card of the model that a fleet's servers have, after a check that the draft, if there is one, fits it.
+    """Return the card that describes the servers' model, after a check that the draft, if there is one, fits it.
 
     Raises:
         IncompatibleDraftError: the draft has another vocabulary, or the servers are not targets.
@@ -209,11 +221,12 @@ async def _card(fleet: Fleet, draft: Vocabulary | None) -> ModelCard:
 async def private_draft(
     loaded: LoadedDraft, path: Path, config: DraftConfig, fleet: Fleet, card: ModelCard
 ) -> AsyncGenerator[RunningDraft, None]:
-    """Run an engine over a loaded draft, and a worker that drafts with it for this process's requests to the fleet.
+    """Run an engine over a loaded draft, and a worker that drafts with it for this process's requests to servers.
 
     Args:
         path: directory of the tokenizer in whose token ids the draft drafts.
-        card: description of the fleet's model.
+        fleet: the servers.
+        card: description of the servers' model.
     """
     reader = await _reader(loaded, path, card)
     async with running(draft_engine(loaded, max_waiting=config.max_waiting)) as engine:
@@ -227,7 +240,7 @@ async def private_draft(
 
 
 async def _reader(draft: LoadedDraft, path: Path, card: ModelCard) -> Reader:
-    """Return a reader that reads requests as the model of `card` does, with the draft's tokenizer."""
+    """Return a reader of requests with the draft's tokenizer, and the chat template, limits and defaults of `card`."""
     words = await asyncio.to_thread(draft.tokenizer.with_template, card.chat_template, path)
     return Reader(words, max_length=card.max_length, vocab_size=card.vocab_size, defaults=card.defaults)
 
@@ -304,7 +317,10 @@ def _metrics(behind: Edge, name: str, role: str) -> Metrics:
 
 
 class EdgeWork(DraftWork):
-    """`Work` (host.py) of a process that drafts for the requests which it sends to targets: requests and engine."""
+    """The requests and the draft engine of a process that drafts for its own requests to targets, as one `Work`.
+
+    A `Host` watches and drains it (host.py).
+    """
 
     def __init__(self, completer: SupervisedCompleter, engine: DraftEngine) -> None:
         super().__init__(engine)

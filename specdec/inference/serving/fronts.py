@@ -41,7 +41,7 @@ async def _always() -> bool:
 
 
 POOL = "pool"
-"""Role whose server only lends draft workers to `vllm serve`, and refuses clients."""
+"""Role whose server only gives `vllm serve` the use of draft workers, and refuses clients."""
 
 
 class GrpcFront(Server):
@@ -137,7 +137,11 @@ class Ports:
     def side_fronts(
         self, observers: Observers, metrics: Metrics, is_healthy: Callable[[], Awaitable[bool]] = _always
     ) -> list[Front]:
-        """Return the ports for Prometheus and for probes, if the configuration asks for them; see `fronts`."""
+        """Return the ports for Prometheus and for probes, if the configuration asks for them.
+
+        Args:
+            is_healthy: function that returns whether the servers that this one needs are serving.
+        """
         metrics.watch_security(self._tls, self._access)
         port, probes = observers.config.metrics_port, self.probe_fronts(is_healthy)
         if port is None:
@@ -151,9 +155,10 @@ class Ports:
         return [SidePort("metrics", Probes(RequestId(scrape), is_healthy), port, self.server, self._tls), *probes]
 
     def probe_fronts(self, is_healthy: Callable[[], Awaitable[bool]]) -> list[Front]:
-        """Return a list with the port for probes if the configuration asks for it; `is_healthy` as in `fronts`.
+        """Return a list with the port for probes, empty if the configuration asks for none.
 
-        Each call returns the same port, since it may be open already when the others are made.
+        Each call returns the same port, since it may be open already when the others are made. `is_healthy` returns
+        whether the servers that this one needs are serving; that of the first call is used.
         """
         if self._probes is None:
             self._probes = []
@@ -167,7 +172,7 @@ class Ports:
         return self._probes
 
     def name_of(self, card: ModelCard) -> str:
-        """Return the name by which clients know a model."""
+        """Return the name by which clients know the model of `card`: that of --served_model_name, or else its own."""
         return card.named(None if self._http is None else self._http.served_model_name).name
 
     def show(self, card: ModelCard) -> None:

@@ -45,7 +45,7 @@ NO_DRAFT = "none"
 DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
 
 PAIR = {"target": "revision", "draft": "draft_revision"}
-"""`Models.REVISIONS` for a target and its draft."""
+"""Value of `Models.REVISIONS` for a target and its draft: each model's field, with the field of its revision."""
 
 
 @cache
@@ -87,7 +87,8 @@ class LoadingSettings(Loading):
         Args:
             draft: directory of the draft model, or "ngram" for prompt lookup.
             tokenizer: directory of the tokenizer in whose tokens it drafts.
-            num_threads, neuron: as for `target`.
+            num_threads: threads of a pass, unless the settings have a number.
+            neuron: options for Neuron devices.
         """
         if draft == NGRAM:
             return ProposerConfig(tokenizer, None, self.num_slots)
@@ -101,8 +102,11 @@ class LoadingSettings(Loading):
 
         Args:
             gamma: draft tokens that a compiled verification pass has room for; 0 for a draft, or a model alone.
-            method: speculation method that replaces the settings'.
-            tp_degree: number of cores that replaces the settings'.
+            method: speculation method in place of the settings'; None: the settings'.
+            tp_degree: number of cores in place of the settings'; None: the settings'.
+
+        Raises:
+            ConfigError: the settings ask for something that the backend does not have.
         """
         method = method or self.speculation_method or "vanilla"
         if method == MTP:
@@ -406,7 +410,7 @@ class DefaultSettings:
 
 @dataclass(frozen=True, slots=True)
 class PairSettings:
-    """Settings of target and draft together."""
+    """Settings of roles that run target and draft in one process: both models, and how many tokens are drafted."""
 
     models: ModelPair = group(ModelPair)
     gamma: int | None = same(FusedConfig, "gamma", default=None)

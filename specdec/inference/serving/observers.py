@@ -38,7 +38,7 @@ class Observers:
     spans: Spans | None
 
     def around(self, completer: Completer, metrics: Metrics, *, model: str) -> SupervisedCompleter:
-        """Return `completer` inside a `SupervisedCompleter`, which adds spans, metrics, limits and deadlines."""
+        """Return `completer` in a wrapper that adds trace spans, metrics, limits and deadlines to its requests."""
         return SupervisedCompleter(completer, Observer(metrics, self.profile), self.spans, model=model)
 
     def open_span(
@@ -103,7 +103,11 @@ def report_profile(profile: Profile) -> None:
 
 @contextmanager
 def _exported(config: ObserveConfig) -> Generator[Spans | None, None, None]:
-    """Yield a source of trace spans, which are sent to a collector during the block; None if no collector is named."""
+    """Yield a source of trace spans, which are sent to a collector during the block; None if no collector is named.
+
+    Raises:
+        ConfigError: the collector's address is not a URL, or OpenTelemetry is not installed.
+    """
     endpoint = config.otlp_endpoint
     if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINTS):
         yield None

@@ -69,7 +69,11 @@ async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | 
 
 @asynccontextmanager
 async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[tuple[RunningTarget, str], None]:
-    """Start vLLM, and this project's engine in front of it; yield that engine, warmed up, and the model's id."""
+    """Start vLLM, and this project's engine in front of it; yield that engine, warmed up, and the model's id.
+
+    Raises:
+        ConfigError: vLLM refuses the model or a flag.
+    """
     tokenizer = Tokenizer.load(model.path)
     config = await asyncio.to_thread(engine_config, model)
     eos, words, noise = tokenizer.eos_token_ids, config.model_config, noise_of(config, model.noise)
@@ -104,9 +108,14 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
 
 
 def laws(config: Any, eos: frozenset[int], noise: Noise) -> tuple[str, str]:
-    """Return two texts that name all but the files on which a model's output depends: arithmetic, and ends of outputs.
+    """Return two texts that name what a model's output depends on beside its files: the arithmetic and where it ends.
 
     Both become a part of the model's id, so that no server continues an answer for which it would choose other tokens.
+
+    Args:
+        config: vLLM's configuration.
+        eos: ids of the tokens that end an output.
+        noise: rule by which a seed gives the random numbers of a choice of tokens.
     """
     words = config.model_config
     arithmetic = f"vllm {installed()} {words.dtype} {words.quantization}" + " invariant" * is_invariant()
@@ -137,7 +146,7 @@ async def _llm(config: Any, flags: Sequence[str]) -> AsyncGenerator[Any, None]:
 
 
 async def _adapters(llm: Any, model: VllmModel) -> tuple[dict[str, LoRARequest], dict[str, str]]:
-    """Load the model's adapters; return them and their digests, by name.
+    """Load the model's adapters (LoRA) into vLLM; return them and their digests, by name.
 
     Raises:
         ConfigError: vLLM refuses one.

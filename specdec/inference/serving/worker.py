@@ -1,4 +1,4 @@
-"""Life cycle of a draft worker in the pools of targets, which drafts for the sessions that the targets assign to it."""
+"""Life cycle of a draft worker in the pools of targets, which drafts for the requests that the targets assign to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ async def serve_worker(
     gamma: int,
     security: DialSecurity,
 ) -> None:
-    """Draft for the sessions of targets until a signal. The gRPC port, if there is one, only reports health.
+    """Draft for requests of the given targets until a signal. The gRPC port, if there is one, only reports health.
+
+    Args:
+        proposer: the draft model, or prompt lookup.
+        targets: addresses of the targets.
+        gamma: most draft tokens of a request in a pass.
+        security: certificates and token for the targets.
 
     Raises:
         ConfigError: the draft cannot be loaded, a port is taken, or a file of `security` cannot be used.

@@ -1,7 +1,8 @@
 """Backend of Neuron devices: a causal language model compiled by NxDI (NxD Inference), which keeps sequences in slots.
 
-Owns what each slot holds and the order of calls; knows nothing of compiling. Logits come to the host in float32, and
-the host chooses the tokens, by the same rule and noise as over any other backend.
+The backend keeps count of the tokens in each slot and orders the calls of the graphs; it knows nothing of compiling.
+Logits come to the host in float32, and the host chooses the tokens, by the same rule and the same seeded random numbers
+as over any other backend.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Application(Protocol):
 
 
 class CompiledModel:
-    """Base of a model that NxDI has compiled: its application and the limits of its graphs and slots.
+    """Base class of models that NxDI has compiled; it has NxDI's application and the limits of graphs and slots.
 
     Args:
         application: NxDI's application, loaded.
@@ -54,8 +55,10 @@ class NeuronBackend(CompiledModel):
     """Model with slots, and with graphs for prompts, for one token, and for `shape.width` tokens if that is above 1.
 
     Args:
-        application, shape: as for `CompiledModel`.
-        one_width: run all passes by the graph of `shape.width` tokens.
+        application: NxDI's application, loaded.
+        shape: limits of the compiled graphs.
+        one_width: True to use the graph of `shape.width` tokens for single tokens too: in bfloat16 the graphs may
+            choose different tokens.
     """
 
     def __init__(self, application: Application, shape: SlotShape, *, one_width: bool = False) -> None:
@@ -66,7 +69,10 @@ class NeuronBackend(CompiledModel):
         self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a whole prompt in one call
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether few passes read the rest of a prompt of which a slot holds the first tokens."""
+        """Return whether to reuse the first `num_held` tokens of a prompt of `num_tokens`, which a slot holds.
+
+        They are reused if a few passes can read the rest; else the prompt graph reads the whole prompt again.
+        """
         return takes_few_passes(num_tokens - num_held, width=self._shape.width)
 
     @torch.no_grad()
@@ -84,7 +90,7 @@ class NeuronBackend(CompiledModel):
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), dtype=np.float32)
 
     def _read_prompt(self, work: Reading) -> None:
-        """Read the beginning of a prompt by the prompt graph, unless passes read all of the span."""
+        """Read the beginning of a span by the prompt graph, unless `prompt_row` leaves the whole span to passes."""
         row = prompt_row(work, width=self._shape.width, max_prompt=self._shape.max_prompt)
         if row is None:
             return
@@ -94,7 +100,7 @@ class NeuronBackend(CompiledModel):
         work.position = len(row.token_ids)
 
     def _run_pass(self, works: Sequence[Reading]) -> None:
-        """Make one call over all spans that have tokens left to read."""
+        """Make one call of the application, over the next tokens of every span that has tokens left to read."""
         rows, width = next_rows(works, width=self._shape.width, one_width=self._one_width)
         logits = self._logits(continued_call(rows, width=width))  # [num_rows, width, vocab_size]
         by_slot = {work.slot: work for work in works}
@@ -110,12 +116,12 @@ class NeuronBackend(CompiledModel):
         return of_vocabulary
 
     def _keep(self, work: Reading, position: int, logits: np.ndarray[Any, Any]) -> None:
-        """Append the wanted rows of `logits` to `work.rows`; row 0 of `logits` is of the token at `position`."""
+        """Append the rows of `logits` that the span asks for to `work.rows`; row 0 is of the token at `position`."""
         work.rows.extend(row for at, row in enumerate(logits, start=position) if work.wants(at))
 
 
 def load_neuron_backend(config: ModelConfig) -> NeuronBackend:
-    """Load a checkpoint through NxDI; compile it first if the store has no compiled model.
+    """Load a checkpoint through NxDI; compile it first if the folder of compiled models does not have it.
 
     Raises:
         ConfigError: NxDI is missing, or the checkpoint or the settings cannot be used; the message names which.
@@ -125,10 +131,11 @@ def load_neuron_backend(config: ModelConfig) -> NeuronBackend:
 
 
 def slot_model(config: ModelConfig) -> Compilation:
-    """Check the configuration of a model whose tokens the host chooses; return its compilation.
+    """Check the configuration of a model whose tokens the host chooses; return what compiles and loads it.
 
     Raises:
-        ConfigError: the configuration asks for something else, or the model cannot be used.
+        ConfigError: the configuration asks for another speculation method or for tokens chosen on the device, or the
+            model or the settings cannot be used.
     """
     options = config.neuron
     if options.method != "vanilla":
@@ -142,10 +149,10 @@ def slot_model(config: ModelConfig) -> Compilation:
 
 
 def checked_config(config: ModelConfig) -> tuple[PretrainedConfig, int]:
-    """Return a checkpoint's own configuration, and the number of positions of a slot.
+    """Return the configuration in a checkpoint's config.json, and the number of positions of a slot.
 
     Raises:
-        ConfigError: the model or the cores cannot be used.
+        ConfigError: the model cannot be used, or not with the device and the cores that are asked for.
     """
     if config.device != "auto":
         raise ConfigError(f"device {config.device}: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES")
@@ -157,7 +164,7 @@ def checked_config(config: ModelConfig) -> tuple[PretrainedConfig, int]:
 
 
 def check_model(config: ModelConfig, model_config: PretrainedConfig, length: int) -> None:
-    """Raise ConfigError if NxDI cannot run a checkpoint in slots of `length`, or split it over the cores."""
+    """Raise ConfigError if NxDI cannot run a checkpoint in slots of `length` positions, or split it over the cores."""
     require_supported_config(model_config, length)
     check_family(config.path, model_config)
     check_sharding(config.path, model_config, config.neuron.tp_degree)

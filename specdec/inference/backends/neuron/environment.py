@@ -46,7 +46,10 @@ COMPILER_ENVIRONMENT = (
 
 
 def require_nxdi() -> None:
-    """Raise ConfigError unless NxD Inference, recent enough, and a real torch-neuronx can be imported."""
+    """Raise ConfigError unless a supported release of NxD Inference and its torch-neuronx can be imported.
+
+    Placeholders from PyPI that bear these names are refused too.
+    """
     _require_xla()
     _require_package(NXDI, "neuronx_distributed_inference.models.config")
     if () < release_of(NXDI) < OLDEST_NXDI:
@@ -58,7 +61,7 @@ def require_nxdi() -> None:
 
 
 def toolchain() -> dict[str, Any]:
-    """Return the versions of this installation that a compiled model depends on, beside its settings."""
+    """Return what a compiled model depends on beside its settings: versions of Neuron's packages and of our graphs."""
     return {"format": FORMAT, "versions": {package: version_of(package) for package in VERSIONS}}
 
 
@@ -110,7 +113,12 @@ def set_fp8_environment() -> None:
 
 
 def check_logical_cores(overrides: Mapping[str, object]) -> None:
-    """Refuse a logical NeuronCore size that the environment contradicts: NxDI would follow the environment.
+    """Refuse a logical NeuronCore size in neuron_config that the environment contradicts.
+
+    NxDI would follow the environment, and ignore neuron_config.
+
+    Args:
+        overrides: the user's arguments of NeuronConfig.
 
     Raises:
         ConfigError: the sizes differ; the message names both.

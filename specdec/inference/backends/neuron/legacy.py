@@ -1,6 +1,7 @@
 """Backend of transformers-neuronx, NxDI's predecessor, for Inf2 and Trn1 on SDK 2.26.
 
-AWS's support ended on 2025-09-16. Only Llama is served, one sequence at a time, through the same slot backend as NxDI.
+AWS's support ended on 2025-09-16. Only Llama is served, one sequence at a time, by `NeuronBackend`, the same class as
+over NxDI.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ AMP = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 class LegacyApplication:
-    """Adapter that lets the slot backend call a LlamaForSampling as an NxDI application.
+    """Adapter that lets `NeuronBackend` call a LlamaForSampling of transformers-neuronx as an NxDI application.
 
     In transformers-neuronx positions are called cache_ids, slots start_ids, and logits are transposed.
     """

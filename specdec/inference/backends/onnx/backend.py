@@ -33,8 +33,11 @@ from specdec.inference.model.slots import Array, Span
 logger = logging.getLogger(__name__)
 
 MAX_PLACES = 16
-"""Most places (see `Place`) of one run of a graph. A pass with more places runs in groups of this size, in which
-arithmetic takes longer than reading the weights, so reading them again costs little."""
+"""Most places (groups of sequences that attend together, see `Place`) of one run of a graph.
+
+A pass with more places runs in groups of this size, in which arithmetic takes longer than reading the weights, so
+reading them again costs little.
+"""
 
 SWEEP_SIZES = (6, 12)
 """Numbers of rows that ONNX Runtime multiplies with a float32 matrix in one sweep over the matrix, with AVX-512.
@@ -48,12 +51,12 @@ logit, or to 1 if that is larger."""
 
 
 class OnnxBackend:
-    """Backend over a decoder's ONNX graphs, with its slots.
+    """Backend over the ONNX graphs of a decoder, with memory for the keys and values of its slots.
 
     Args:
         num_threads: threads of a pass.
-        is_exact: in float32 too, make a token's logits the same bits however many tokens a pass has, by spare tokens
-            (see `graph`).
+        is_exact: True to make a token's logits in float32 the same bits however many tokens a pass has. A graph then
+            pads each span with a spare token (see `graph`); in int8 it always does.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ CONSTANTS = {
     *("cosines", "sines", "qkv_sizes", "heads_shape", "flat_shape", "logit_cap", "flat_hidden", "flat_attended"),
     *onnx_int8.CONSTANTS,
 }
-"""Names, without a number at the end, of initializers that are not weights; each graph has its own constants."""
+"""Names, without a number at the end, of the constants that each graph has beside the weights, as initializers."""
 
 
 def is_constant(name: str) -> bool:
@@ -56,20 +56,23 @@ def is_constant(name: str) -> bool:
 
 
 def cache_names(layer: int, place: int) -> tuple[str, str]:
-    """Return the names of the inputs for a place's keys and values; outputs have `new_` before the same names."""
+    """Return the names of the graph's inputs for the keys and the values of a layer, for one place (see `Place`).
+
+    The outputs to which new keys and values are written have the same names after `new_`.
+    """
     return f"key_{layer}_{place}", f"value_{layer}_{place}"
 
 
 class DecoderGraph:
-    """Builder of the graph; each method adds nodes and returns the name of their result.
+    """Builder of a decoder's ONNX graph; each private method adds nodes and returns the name of their result.
 
     `benchmarks.framework` overrides all that is neither a matrix product nor attention, to measure its cost.
 
     Args:
         dtype: arithmetic of the linear layers, "float32" or "int8".
-        num_places: number of places of a pass, >= 1.
+        num_places: number of places of a pass (groups of sequences that attend together, see `Place`), >= 1.
         room: positions of a slot, one of them for the spare token.
-        has_spare: whether float32 has spare tokens too, as the module describes them for int8.
+        has_spare: whether spans get a spare token in float32 too, so that logits do not depend on the other spans.
     """
 
     def __init__(self, shape: DecoderShape, dtype: str, num_places: int, room: int, *, has_spare: bool = False) -> None:
@@ -82,7 +85,7 @@ class DecoderGraph:
         self._nodes: list[onnx.NodeProto] = []
 
     def build(self, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
-        """Return the graph over weights with names of `weights.py` or `int8.py`, usually references to a file."""
+        """Return the graph over weights that `weights.py` and `int8.py` name, and that usually refer to a file."""
         self._parts()
         self._decoder()
         graph = helper.make_graph(
@@ -154,7 +157,11 @@ class DecoderGraph:
         return self._add("SimplifiedLayerNormalization", [hidden, weight], [output], axis=-1, epsilon=eps)
 
     def _project_and_norm(self, name: str, layer: int, hidden: str, residual: str, norm: str) -> tuple[str, str]:
-        """Add a linear layer, its sum with the residual, and the norm of that sum; no norm if `norm` is empty."""
+        """Add a linear layer, its sum with the residual, and the norm of that sum; no norm if `norm` is empty.
+
+        Returns:
+            The names of the normalized sum and of the sum itself; without a norm, the sum's name twice.
+        """
         projected = self._linear(name, layer, hidden)
         if self._shape.output_norms:
             projected = self._rms_norm(projected, f"{name}_norm_{layer}", f"{name}_own_{layer}", self._shape.rms_eps)
@@ -206,7 +213,11 @@ class DecoderGraph:
         return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
 
     def _as_run(self, layer: int, place: int, part: str) -> str:
-        """Give a place's tokens an axis for its sequences, if it may have several; return the result's name."""
+        """Give the tokens of a place (see `Place`) an axis for its sequences, if it may have several.
+
+        Returns:
+            The name of the result.
+        """
         if self._has_spare:
             return part
         return self._add("Reshape", [part, f"shape_{place}"], [f"qkv_run_{layer}_{place}"])
@@ -229,7 +240,7 @@ class DecoderGraph:
         )
 
     def _parts(self) -> None:
-        """Add nodes that split the inputs for all places, such as `lasts`, into one tensor per place."""
+        """Add nodes that split inputs for all places (see `Place`), such as `lasts`, into one tensor per place."""
         if len(self._places) == 1:
             return
         num_places = len(self._places)

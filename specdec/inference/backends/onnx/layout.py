@@ -23,7 +23,10 @@ MAKING = "making-"  # how the names of unfinished folders begin
 
 
 def session_options(num_threads: int) -> onnxruntime.SessionOptions:
-    """Return options of ONNX Runtime's sessions; those that pack weights and those that run passes have the same."""
+    """Return the options of all sessions of ONNX Runtime here: those that pack weights and those that run passes.
+
+    They leave the graph unchanged, since packed weights fit only its original nodes.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
@@ -76,7 +79,7 @@ def _opened(file: Path, *, read_only: bool) -> int:
 
 
 def remove_unused(folder: Path, *, min_age_s: float = 0.0) -> None:
-    """Delete a folder that no process has locked and that is at least `min_age_s` old."""
+    """Delete a folder if no process has locked it and it is at least `min_age_s` seconds old; else do nothing."""
     with suppress(OSError):  # others may delete it, too
         if time.time() - folder.stat().st_mtime < min_age_s:
             return

@@ -56,11 +56,11 @@ class PackedDecoder:
         folder: folder of the weights' file.
         dtype: arithmetic of the linear layers, "float32" or "int8".
         config: Transformers' configuration of the checkpoint, as read back from JSON.
-        shape: facts that the graph depends on.
+        shape: sizes and settings of the decoder, on which the graph depends.
         weights: initializers that refer to the weights' file.
-        probe_token_ids: tokens of the test at loading.
-        probe_logits: their logits in Transformers, float32 [num_tokens, vocab_size].
-        narrow_logits: their logits in Transformers with the windows of `DecoderShape.narrowed`.
+        probe_token_ids: tokens of the test at loading, in which the graph's logits must be those of Transformers.
+        probe_logits: logits of these tokens in Transformers, float32 [num_tokens, vocab_size].
+        narrow_logits: the same with the narrow sliding windows of `DecoderShape.narrowed`.
         lock: lock that keeps the folder from being deleted while it is open.
     """
 
@@ -75,7 +75,10 @@ class PackedDecoder:
     lock: FolderLock
 
     def narrowed(self) -> PackedDecoder:
-        """Return this decoder with sliding windows so narrow that the test's tokens extend beyond them."""
+        """Return this decoder for a test of sliding windows: with windows narrower than the test's few tokens.
+
+        Its expected logits are those of Transformers with these windows.
+        """
         return replace(self, shape=self.shape.narrowed(), probe_logits=self.narrow_logits)
 
 

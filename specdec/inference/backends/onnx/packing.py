@@ -47,7 +47,10 @@ NamedArray: TypeAlias = "tuple[str, np.ndarray[Any, Any]]"
 
 
 def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> None:
-    """Pack the checkpoint at `path` into `folder`.
+    """Pack the checkpoint at `path` into `folder`, with weights in "float32" or "int8" (`dtype`).
+
+    Args:
+        sequence_length: positions of a slot that are asked for; None: the model's own.
 
     Raises:
         ConfigError: the checkpoint cannot be used, is broken, or the cache cannot be written.
@@ -117,7 +120,7 @@ def _weights(model: PreTrainedModel, shape: DecoderShape, dtype: str) -> Iterato
 
 
 def _write_plain(weights: Iterable[NamedArray], file: Path) -> list[onnx.TensorProto]:
-    """Write arrays one after another; return references to them."""
+    """Write arrays to a file, one after another; return references to them, with name, type, shape and offset."""
     references = []
     with file.open("wb") as out:
         for name, array in weights:

@@ -1,4 +1,7 @@
-"""Session of ONNX Runtime over one graph, which runs passes with a fixed number of places (see `Place`)."""
+"""Session of ONNX Runtime over one graph, for passes with a fixed number of places.
+
+A place is a group of sequences that attend together (see `Place`).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,16 @@ from specdec.inference.backends.onnx.slots import OnnxSlots
 from specdec.inference.model.slots import Span
 
 MAX_KEPT = 48
-"""Most shapes of passes whose memory is kept by one `OnnxPass`; with one place, enough for all sizes of a pass."""
+"""Most shapes of passes for which one `OnnxPass` keeps memory. A graph for one place needs no more than this."""
 
 
 class OnnxPass:
-    """Runner of passes with exactly `num_places` places (see `Place`), the number that `graph` was made for.
+    """Runner of passes with exactly `num_places` places (groups of sequences that attend together, see `Place`).
 
     Args:
-        graph: model that `DecoderGraph.build` made.
+        decoder: the model, with its packed weights.
+        slots: memory of keys and values.
+        graph: model that `DecoderGraph.build` made for this number of places.
         num_threads: threads of a pass.
     """
 
@@ -48,11 +53,11 @@ class OnnxPass:
         self._names = [[name for layer in layers for name in cache_names(layer, place)] for place in range(num_places)]
 
     def run(self, spans: Sequence[Span], places: Sequence[Place]) -> Weight:
-        """Return the logits of the wanted rows, in the order of the spans, float32 [num_rows, vocab_size].
+        """Run spans; return the logits that they ask for, in the order of the spans, float32 [num_rows, vocab_size].
 
         Args:
-            spans: spans of the whole pass; `places` names those that run now.
-            places: exactly `num_places`.
+            spans: all spans of the pass.
+            places: exactly `num_places` places, which name the spans that run now.
         """
         places = self._arranged(places)
         flat = flattened(spans, places)
@@ -63,7 +68,13 @@ class OnnxPass:
         return feeds.logits(len(flat.rows))
 
     def _feeds(self, inputs: Mapping[str, Sequence[int]], num_sequences: int) -> Feeds:
-        """Return bound memory for the inputs and logits of a pass of this size, perhaps that of an earlier pass."""
+        """Return memory for the inputs and logits of a pass of this size, bound to the session.
+
+        It is that of an earlier pass of the same size, if this was kept.
+
+        Args:
+            inputs: the pass's inputs by name.
+        """
         shape = len(inputs["token_ids"]), num_sequences, len(inputs["rows"])
         feeds = self._kept.get(shape)
         if feeds is None:
@@ -78,7 +89,11 @@ class OnnxPass:
         return feeds
 
     def _arranged(self, places: Sequence[Place]) -> Sequence[Place]:
-        """Return the places in an order in which most are bound to their slots already; bind the others to theirs."""
+        """Reorder places (see `Place`) so that most already have their slots bound to the graph; bind the others.
+
+        Returns:
+            The places in that order.
+        """
         if [place.slots for place in places] == self._bound:
             return places
         new = {place.slots: place for place in places}
@@ -91,7 +106,10 @@ class OnnxPass:
         return arranged
 
     def _bind(self, place: int, slots: range) -> None:
-        """Bind the keys and values of `slots` to the graph's inputs and outputs number `place`; a run extends them."""
+        """Bind the keys and values of `slots` to inputs and outputs of the graph's place number `place`.
+
+        A run of the session then writes new keys and values into the slots.
+        """
         self._bound[place] = None  # until all are: if one fails, the rest are still another sequence's
         for name, value in zip(self._names[place], self._slots.values(slots), strict=True):
             self._binding.bind_ortvalue_input(name, value)

@@ -1,6 +1,6 @@
-"""Shape of a decoder: the facts that its ONNX graph depends on, and the families that the graph expresses.
+"""Shape of a decoder: the sizes and settings that its ONNX graph depends on, and the model families that are supported.
 
-Reads those facts from a Transformers model, and says how heads are padded. Knows no graph.
+Reads the shape from a Transformers model, and says how heads are padded. Knows no graph.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Differences of a family from Llama that its modules do not show; `shape_of` and `decoder_weights` find the rest.
+    """Differences of a model family from Llama that its modules do not show.
+
+    `shape_of` and `decoder_weights` find all other differences in the modules.
 
     Attributes:
-        activation: field of the configuration that names the activation of the gate.
+        activation: name of the configuration's field that names the activation of the gate.
         norm_offset: number that is added to the weights of norms.
     """
 
@@ -51,7 +53,7 @@ FAMILIES = {
 }
 
 PROBE_WINDOW = 3
-"""Sliding window of the test at loading, whose few tokens would not extend beyond a model's own window."""
+"""Sliding window in tokens for the test at loading, whose few tokens would all lie within a model's own window."""
 
 HEAD_MULTIPLE = 16
 """GroupQueryAttention on CPU takes head sizes that are multiples of this; other heads are padded with zeros."""
@@ -70,8 +72,8 @@ class DecoderShape:
         input_norms: attention and gates read normalized inputs.
         output_norms: outputs of attention and gates are normalized before they are added (Gemma2, OLMo2).
         activation: activation of the gate, one of `ACTIVATIONS`.
-        score_cap: bound of the attention scores; 0 is none.
-        logit_cap: bound of the logits; 0 is none.
+        score_cap: limit to which a tanh bends the attention scores; 0: they have none.
+        logit_cap: the same for the logits.
         windows: by layer, the number of last positions that a token sees, its own among them; 0 is all.
         rotaries: rotary positions of the layers, without duplicates.
         layer_rotaries: index into `rotaries` of each layer.
@@ -119,7 +121,7 @@ class DecoderShape:
         return replace(self, windows=tuple(min(window, PROBE_WINDOW) for window in self.windows))
 
     def save(self, path: Path) -> None:
-        """Write the shape as JSON, in which floats survive unchanged."""
+        """Write the shape to a JSON file; floats are read back exactly."""
         path.write_text(json.dumps(asdict(self)))
 
     @staticmethod
@@ -187,7 +189,7 @@ def _head_norms(attention: Any) -> Literal["", "head", "all"]:
 
 
 def _rotary(decoder: Any, layer: int) -> Rotary:
-    """Return a layer's rotary positions, of frequency 0 if it has none; some families keep them by type of layer."""
+    """Return a layer's rotary positions, with frequencies 0 if it uses none; some families keep them by layer type."""
     rotary = decoder.rotary_emb
     kind = "" if hasattr(rotary, "inv_freq") else f"{decoder.config.layer_types[layer]}_"
     frequencies = getattr(rotary, f"{kind}inv_freq")

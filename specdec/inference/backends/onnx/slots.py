@@ -12,14 +12,14 @@ from specdec.inference.backends.onnx.shape import DecoderShape
 from specdec.inference.errors import RoomError
 
 MAX_KEPT = 1024
-"""Most ranges of slots whose values are kept as objects of ONNX Runtime; to make them takes 12 us per layer."""
+"""Most ranges of neighbouring slots for which objects of ONNX Runtime are kept; making them takes 12 us per layer."""
 
 
 class OnnxSlots:
-    """Room for `num_slots` sequences of `max_length` positions each, and for the graph's spare token after them.
+    """Memory for keys and values of `num_slots` sequences of `max_length` positions, and one spare position each.
 
     Attributes:
-        room: positions of a slot, the spare token's among them.
+        room: positions of a slot, the spare one among them.
         memory: keys and values, float32 [2 * num_layers, num_slots, num_kv_heads, room, head_room].
         slot_bytes: bytes of one slot.
 
@@ -43,7 +43,7 @@ class OnnxSlots:
         self._well_filled: set[int] = set()
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """Copy the positions start .. end-1 of one slot to another."""
+        """Copy keys and values of the positions start .. end-1 from one slot to another."""
         self.memory[:, destination_slot, :, start:end] = self.memory[:, source_slot, :, start:end]
 
     def note_length(self, slot: int, length: int) -> None:

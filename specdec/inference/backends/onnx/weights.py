@@ -19,7 +19,7 @@ from specdec.inference.backends.onnx.shape import FAMILIES, DecoderShape, Weight
 
 
 def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
-    """Yield (name, float32 array) one at a time, so that a large model is not held twice."""
+    """Yield name and float32 array of each weight, one at a time, so that a large model is not in memory twice."""
     decoder: Any = model.get_decoder()
     config = decoder.config
     offset = FAMILIES[config.model_type].norm_offset
@@ -36,7 +36,7 @@ def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tup
 
 
 def _matrices(layer: Any, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
-    """Yield the matrices of linear layers, with the layers' biases."""
+    """Yield name and array of each matrix of a layer's linear layers, and of their biases."""
     attention, mlp = layer.self_attn, layer.mlp
     yield "qkv", _array(_stacked(attention, "weight", shape).T)  # [hidden_size, query_size + 2 * kv_size]
     if "qkv" in shape.biases:
@@ -68,7 +68,7 @@ def _norms(layer: Any, shape: DecoderShape, offset: float) -> Iterator[tuple[str
 
 
 def _stacked(attention: Any, field: str, shape: DecoderShape) -> torch.Tensor:
-    """Return the weights or biases of query, key and value as one array: [query_size + 2 * kv_size, ...]."""
+    """Return the weights or biases (`field`) of query, key and value as one array: [query_size + 2 * kv_size, ...]."""
     query, key, value = _projections(attention, field, shape)
     turned = [_pad_heads(_turned_halves(rows, shape), shape) for rows in (query, key)]
     return torch.cat([*turned, _pad_heads(value, shape)])
@@ -90,7 +90,7 @@ def _gate_and_up(mlp: Any) -> Sequence[torch.Tensor]:
 
 
 def _turned_halves(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
-    """Reorder rows [num_heads * head_dim, ...]: each half of a head begins with the elements that positions rotate."""
+    """Reorder rows [num_heads * head_dim, ...]: those that rotary positions rotate begin each half of a head."""
     turned, rest = shape.rotary_dim // 2, (shape.head_dim - shape.rotary_dim) // 2
     if not rest:
         return rows

@@ -106,6 +106,7 @@ def scored_attention(
         query: [batch, num_heads, num_tokens, dim]
         keys, values: [batch, num_kv_heads, length, dim]
         mask: added to the scores, [num_tokens, length] or [batch, 1, num_tokens, length]; None is no mask.
+        scaling: factor of the scores; None is one over the square root of dim.
         options: `softcap` bounds the scores; `s_aux`, [num_heads], are scores of a position without a value.
 
     Returns:
@@ -157,7 +158,8 @@ class SpanAttention:
         Args:
             query: [1, num_heads, num_tokens, dim]
             keys, values: all that the slot holds up to the span's end, [1, num_kv_heads, end, dim].
-            scaling, options: as in `LayerAttention.attend`.
+            scaling: factor of the scores; None is one over the square root of dim.
+            options: further arguments of the layer; `sliding_window`, `softcap` and `s_aux` (sinks) have an effect.
 
         Returns:
             [1, num_heads, num_tokens, dim]

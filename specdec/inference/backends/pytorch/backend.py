@@ -1,4 +1,4 @@
-"""The torch backend: it runs causal language models of Transformers, if slots of keys and values can serve them.
+"""The torch backend: it runs causal language models of Transformers that need nothing but keys and values by position.
 
 Implements `Backend` (`inference/model/slots.py`), and loads a checkpoint. Passes run as they come or in fixed shapes
 (`specdec.inference.backends.pytorch.passes`). Knows nothing of tokenizers, sampling or speculation.
@@ -51,11 +51,11 @@ class TorchBackend:
     """A causal language model and its slots. Replaces the model's attention by one that reads from the slots.
 
     Args:
-        model: model that `require_supported_config` does not refuse.
+        model: model that `require_supported_config` does not refuse; nothing else may use it.
         fixed: shapes to which all passes are padded; None: each pass has its own shape, and runs operator by operator.
         device: device that the model moves to, after a test pass on its present device; None: it does not move.
-        windows: windows of positions in which spans run; `fixed` then has the one shape of such a pass. None: spans
-            run as they come.
+        windows: runs of positions that passes always compute whole (see `windows.py`); `fixed` then has the one shape
+            of such a pass. None: passes compute just the tokens of their spans.
 
     Attributes:
         passes: runner of the model over spans that have been checked.
@@ -184,7 +184,7 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
-    """Compile the passes of both models; torch keeps their code for the servers that load them.
+    """Compile the passes of the given models; torch keeps the code on disk for servers that load the models later.
 
     Raises:
         ConfigError: a model or the settings cannot be used.
@@ -216,7 +216,11 @@ def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | No
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return a device of this machine; raise ConfigError if there is none of this name."""
+    """Return a device of this machine; "auto" is CUDA if there is any, else the CPU.
+
+    Raises:
+        ConfigError: this machine has no device of this name.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == DEVICE:
@@ -233,7 +237,11 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of weights and passes on a device; raise ConfigError if it is no floating point."""
+    """Return the type of weights and passes on a device; "auto" is float32 on a CPU and bfloat16 elsewhere.
+
+    Raises:
+        ConfigError: the type is not a floating point one.
+    """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype: torch.dtype = getattr(torch, name)

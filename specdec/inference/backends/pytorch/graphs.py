@@ -23,7 +23,7 @@ NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspace in their fir
 
 
 class Maker(Protocol):
-    """Maker of graphs.
+    """Maker of graphs, which turns passes of fixed shapes into CUDA graphs or compiled functions.
 
     Attributes:
         name: participle that says in logs what happens to passes, such as "captured as CUDA graphs".

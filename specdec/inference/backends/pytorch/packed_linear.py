@@ -43,7 +43,7 @@ OPERATORS.impl("packed_linear", _product, "CompositeExplicitAutograd")  # type: 
 
 
 class PackedLinear(torch.nn.Module):
-    """Layer that computes the same as `linear`, in float32 on CPU, without gradients."""
+    """Layer that computes the same as `linear`, from weights that oneDNN has rearranged; float32, CPU, no gradients."""
 
     def __init__(self, linear: torch.nn.Linear | Conv1D) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> 
     """Replace the linear layers of a float32 model on CPU, if its logits stay the same; else log the reason.
 
     Args:
-        logits: function that runs some tokens through the model in its present state.
+        logits: function that runs some tokens through the model in its present state and returns their logits.
     """
     before = logits()
     plain = {

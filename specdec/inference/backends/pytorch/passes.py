@@ -38,7 +38,10 @@ class Passes(Protocol):
         """Make the graphs of all passes, if passes have fixed shapes; this overwrites slots."""
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
-        """Return logits as `specdec.inference.model.slots.Backend.forward` does, in the model's dtype."""
+        """Run spans of distinct slots; return the logits that they ask for, [num_rows, vocab_size], in the model dtype.
+
+        The rows are in the order of `specdec.inference.model.slots.Backend.forward`.
+        """
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """Copy keys and values of the positions start .. end-1 from one slot to another."""

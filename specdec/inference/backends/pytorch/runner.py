@@ -1,4 +1,4 @@
-"""A Transformers model whose attention is that of the running pass, and its properties, found by a test pass.
+"""A Transformers model whose attention each pass provides, and its properties, found by a test pass.
 
 Knows nothing of the order of spans, of the shapes of passes, or of compilers.
 """
@@ -19,7 +19,7 @@ from specdec.inference.errors import ConfigError, UnsupportedModelError
 
 
 class ModelRunner:
-    """A model whose attention modules call the attention of the running pass. The model must have no other user.
+    """A model whose attention modules call the attention object of the running pass. The model has no other user.
 
     Args:
         max_length: positions of a slot.
@@ -42,7 +42,7 @@ class ModelRunner:
         self.vocab_size, self.layers = self._probe(max_length)
 
     def logits(self, inputs: Tensor, running: LayerAttention, rows: Sequence[int] | int = 0) -> Tensor:
-        """Run the model.
+        """Run the model over the tokens of one pass; return logits.
 
         Args:
             inputs: token ids and positions, [2, num_tokens].
@@ -68,7 +68,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _probe(self, max_length: int) -> tuple[int, list[LayerShape]]:
-        """Run one token, at the last position, to learn the vocabulary's size and what each layer stores."""
+        """Run one token, at the last position; return the vocabulary's size and the shapes that each layer stores.
+
+        Raises:
+            UnsupportedModelError: the token cannot be run, or the layers do not call the attention of the pass.
+        """
         config = self.model.config
         architecture = architecture_name(config)
         recorder = ShapeRecorder(architecture, layer_windows(config), max_length)

@@ -50,7 +50,7 @@ class Buckets:
 
 
 class Shapes:
-    """Shapes of the passes of a model with a number of slots and positions.
+    """All shapes that the passes of a model with this number of slots and positions may have.
 
     Attributes:
         widths: tokens per span in passes over several spans, ascending.

@@ -26,7 +26,7 @@ class LayerShape:
 
 
 class SlotCache:
-    """Room for `num_slots` sequences of `max_length` positions each.
+    """Memory for the keys and values of `num_slots` sequences of `max_length` positions each.
 
     Args:
         num_spare: further positions after each slot, for the padding of passes of fixed shapes; never read.
@@ -82,7 +82,7 @@ class SlotCache:
         return slot_keys.narrow(2, 0, start + num_tokens), slot_values.narrow(2, 0, start + num_tokens)
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """Copy the positions start .. end-1 of one slot to another."""
+        """Copy keys and values of the positions start .. end-1 from one slot to another."""
         for rooms in (*self._slot_keys, *self._slot_values):
             source = rooms[source_slot].narrow(2, start, end - start)
             rooms[destination_slot].narrow(2, start, end - start).copy_(source)

@@ -40,14 +40,14 @@ class FixedShapes:
 
 
 class StaticPass:
-    """`LayerAttention` of passes of one fixed shape, and the tensor with their inputs.
+    """Attention (a `LayerAttention`) of passes of one fixed shape, and the tensor with the inputs of these passes.
 
     If the shape has as many spans as there are slots, and spans share none, row i of the pass is slot i: then keys and
     values are read in place. In other shapes the keys and values of the rows' slots are copied.
 
     Args:
-        graphs_only: as in `Maker`.
-        shares_slots: as in `Buckets`.
+        graphs_only: whether the device runs nothing but graphs; then attention is made of plain operations.
+        shares_slots: whether spans of one pass may belong to the same slot.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class StaticPass:
         return self._inputs[start : start + self._num_tokens].view(self.shape.batch, self.shape.width)
 
     def _extend(self, room: Tensor, new: Tensor) -> Tensor:
-        """Write keys or values to the slots, and return what the pass attends to.
+        """Write new keys or values to their slots, and return all those that the pass attends to.
 
         Args:
             room: keys or values of one layer, [num_slots, num_kv_heads, num_positions, dim].
@@ -228,7 +228,7 @@ class StaticPasses:
         run()
 
     def launch(self, shape: Shape, spans: Sequence[Span]) -> tuple[StaticPass, Tensor]:
-        """Start one pass of a given shape; return it with the logits of all rows, which may still be being computed."""
+        """Start one pass of a given shape; return it with the logits of all rows, which may not be computed yet."""
         static, run = self._made.get(shape) or self._make(shape)
         static.fill(spans)
         return static, run()

@@ -25,7 +25,7 @@ WIDTH = 16
 """Positions of a window. Narrower ones cut proposals short more often, and read prompts in more passes."""
 
 MAX_WINDOWS = 16
-"""Most windows of a pass; further sessions take another pass. 256 rows cost no time on a device that needs longer to
+"""Most windows of a pass; further sequences take another pass. 256 rows cost no time on a device that needs longer to
 read the weights than to compute with them."""
 
 
@@ -101,7 +101,7 @@ def choose_windows(
         has_experts: whether tokens choose among experts, whose numbers of rows no window fixes.
 
     Returns:
-        None: passes run spans as they come.
+        The windows; None if passes compute just the tokens of their spans.
     """
     if config.exact == "never" or (config.exact == "auto" and dtype not in (torch.bfloat16, torch.float16)):
         return None

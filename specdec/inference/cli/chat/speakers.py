@@ -39,7 +39,12 @@ Speaker: TypeAlias = Callable[[Messages, Options], Pieces]
 
 
 async def ask_server(servers: Edge, deadline_s: float, messages: Messages, options: Options) -> Pieces:
-    """Yield the answer of a server of this project, asked by gRPC; see `Speaker`."""
+    """Ask a server of this project over gRPC; yield its answer to the messages, piece by piece.
+
+    Args:
+        servers: connection to the servers, of which one answers.
+        deadline_s: seconds that the answer may take.
+    """
     request = CompletionRequest(
         Chat.read(messages),
         seed=options.get("seed"),

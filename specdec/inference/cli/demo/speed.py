@@ -65,13 +65,13 @@ async def run(start: Start) -> int:
 
 
 async def completer_of(stack: AsyncExitStack, port: int) -> FailoverCompleter:
-    """Return a completer that asks the server at this port of this machine; closing `stack` closes it."""
+    """Return an object that sends requests to the server at this port of this machine; closing `stack` closes it."""
     connection = ConnectionConfig(f"127.0.0.1:{port}")
     return FailoverCompleter(await stack.enter_async_context(connected(connection)), connection)
 
 
 def sampling_of(prompt: str) -> SamplingParams:
-    """Return the sampling parameters of the demo for a prompt: `PROSE` if it has only words, else `STRUCTURED`."""
+    """Return the sampling parameters of the demo for a prompt: temperature 0.8 if it has only words, else greedy."""
     return PROSE if prompt.replace(" ", "").isalpha() else STRUCTURED
 
 
@@ -90,7 +90,7 @@ async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Compari
 async def complete(
     completer: Completer, prompt: str, sampling: SamplingParams, *, gamma: int | None = None, show: bool = False
 ) -> Result:
-    """Return the result of a prompt.
+    """Complete a prompt with at most `MAX_NEW_TOKENS` tokens and the demo's seed; return the result.
 
     Args:
         gamma: most draft tokens per pass; 0 for none; None leaves it to the server.

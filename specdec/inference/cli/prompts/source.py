@@ -149,7 +149,14 @@ def read_prompts(prompts: Sequence[str] | None, file: Path) -> list[str]:
 
 
 def text_of(path: Path, what: str = "grammar file") -> str:
-    """Return the text of a file; raise ConfigError, which begins with `what` the file is, if it cannot be read."""
+    """Return the text of a UTF-8 file.
+
+    Args:
+        what: kind of the file, with which the message of an error begins.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:

@@ -15,7 +15,7 @@ DRAFT_DIRECTORY = setting(BUNDLED_DRAFT, "--model --draft_model DIR", help="draf
 
 @dataclass(frozen=True, slots=True)
 class VerifyTargetSettings:
-    """Settings of --role verify_target."""
+    """Settings of --role verify_target, which completes prompts with the target model alone, in this process."""
 
     model: OneModel = group(OneModel)
     prompts: PromptSettings = group(PromptSettings)
@@ -24,7 +24,7 @@ class VerifyTargetSettings:
 
 @dataclass(frozen=True, slots=True)
 class VerifyDraftSettings(VerifyTargetSettings):
-    """Settings of --role verify_draft."""
+    """Settings of --role verify_draft, which completes prompts with the draft model alone, in this process."""
 
     model: OneModel = group(OneModel, path=DRAFT_DIRECTORY)
     observe: ObserveConfig = group(ObserveConfig, role="verify_draft", without=SERVICE_FLAGS)
@@ -32,7 +32,7 @@ class VerifyDraftSettings(VerifyTargetSettings):
 
 @dataclass(frozen=True, slots=True)
 class VerifyFusedSettings(PairSettings):
-    """Settings of --role verify_fused."""
+    """Settings of --role verify_fused, which completes prompts with target and draft in this process."""
 
     prompts: PromptSettings = group(PromptSettings)
     observe: ObserveConfig = group(ObserveConfig, role="verify_fused", without=SERVICE_FLAGS)

@@ -14,7 +14,7 @@ SECTION = "compiled models"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactSettings:
-    """Settings of --role artifacts.
+    """Settings of --role artifacts, which lists, verifies or cleans a folder of compiled models.
 
     Attributes:
         action: ls: list each model with the settings it was compiled for; verify: read every file; clean: delete
@@ -29,7 +29,7 @@ class ArtifactSettings:
 
 
 async def run(settings: ArtifactSettings) -> int:
-    """Print a report on the folder.
+    """Do what the settings ask for with a folder of compiled models, and print a line for each of them.
 
     Return 1 if a model is damaged, the folder does not allow deletion, or none is ready where one is asked for, else 0.
     """

@@ -17,7 +17,7 @@ SECTION = "audit"
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """Settings of --role audit.
+    """Settings of --role audit, which asks a server whether an output is its model's own choice, token by token.
 
     Attributes:
         output_text: a UTF-8 file with the text that followed the prompt.
@@ -34,7 +34,11 @@ class AuditSettings:
 
 
 async def run(settings: AuditSettings) -> int:
-    """Print the result; return 0 if all tokens are the model's choice, else 1."""
+    """Print whether each token of the output is the model's own choice; return 0 if all are, else 1.
+
+    Raises:
+        ConfigError: there is not exactly one prompt, or no output.
+    """
     job = settings.prompts.job(concurrency=1, observe=settings.observe)
     if len(job.prompts) != 1:
         raise ConfigError(f"an audit is of one --prompt, {len(job.prompts)} are given")

@@ -10,7 +10,7 @@ from specdec.inference.settings import group, same, setting
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Settings of --role chat.
+    """Settings of --role chat, which holds a conversation with a server in the terminal.
 
     Attributes:
         url: base URL of an OpenAI-compatible API, such as http://localhost:8000/v1, in place of --target_host.
@@ -27,7 +27,7 @@ class ChatSettings:
 
 
 async def run(settings: ChatSettings) -> int:
-    """Talk until the input ends."""
+    """Hold a conversation in the terminal until the input ends; return exit code 0."""
     from contextlib import suppress
     from functools import partial
 

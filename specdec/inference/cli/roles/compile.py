@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompileSettings:
-    """Settings of --role compile."""
+    """Settings of --role compile, which compiles models ahead of time for the servers that will load them."""
 
     models: CompiledModels = group(CompiledModels)
     gamma: int = same(
@@ -31,7 +31,10 @@ class CompileSettings:
 
 
 async def run(settings: CompileSettings) -> int:
-    """Compile the target, the draft or both: into one graph if the speculation method is fused, else one of each."""
+    """Compile the target, the draft or both: into one graph if the speculation method is fused, else one of each.
+
+    Return exit code 0.
+    """
     models, loading = settings.models, settings.models.loading
     method = loading.method_of_pair(has_draft=models.target is not None and models.draft is not None)
 

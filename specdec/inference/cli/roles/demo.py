@@ -10,7 +10,7 @@ from specdec.inference.settings import group, setting
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """Settings of --role demo.
+    """Settings of --role demo, which shows the service at work on the bundled models.
 
     Attributes:
         scene: speed: a draft worker and a target beside the target alone, with a table of figures; failover: a target

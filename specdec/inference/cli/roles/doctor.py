@@ -35,8 +35,8 @@ MAX_READ_BYTES = 1 << 28
 """Most bytes of the matrix that is read to measure a bandwidth: more than nearly all caches hold."""
 PART_BYTES = 1 << 22
 READING_S, GAIN = 1.0, 0.95
-"""Reading memory to measure a bandwidth ends when the least time has not fallen below GAIN times the least time before
-for READING_S seconds."""
+"""Seconds, and a factor: to measure a bandwidth, memory is read again and again, until in READING_S seconds the best
+time has not fallen below GAIN times what it was."""
 BUNDLED_SHARE = "0.7 to 1 in lists and code, 0.3 in prose, as `specdec demo` shows"
 
 
@@ -64,7 +64,7 @@ class ExaminedModels(Models):
 
 @dataclass(frozen=True, slots=True)
 class DoctorSettings:
-    """Settings of --role doctor."""
+    """Settings of --role doctor, which reports whether models would be served, how, and how fast."""
 
     models: ExaminedModels = group(ExaminedModels)
     loading: LoadingSettings = group(LoadingSettings, "model")
@@ -72,7 +72,7 @@ class DoctorSettings:
 
 
 async def run(settings: DoctorSettings) -> int:
-    """Print a report on the models; return 1 if one would not be served or the draft does not fit, else 0."""
+    """Print a report on the models; return 1 if one would not be served or draft and target do not fit, else 0."""
     paths, loading = settings.models.paths, settings.loading
     if "neuron" in loading.backend:
         raise ConfigError(f"backend {loading.backend}: `specdec compile` checks models for it, not this command")
@@ -157,7 +157,9 @@ def _show_speed(target: Fit, draft: Fit | None, models: ExaminedModels) -> None:
 
 
 def bound(share: float, cost: float) -> float:
-    """Return the speed-up over the target alone at the best number of draft tokens, by arXiv 2211.17192, theorem 3.8.
+    """Return the greatest speed-up over the target alone that a draft can give, by arXiv 2211.17192, theorem 3.8.
+
+    It is that of the best number of draft tokens per pass, of at most `MAX_GAMMA`.
 
     Args:
         share: probability that a draft token is accepted, if those before it were.

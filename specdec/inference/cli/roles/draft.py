@@ -27,7 +27,7 @@ SERVICE = "service (instead of prompts)"
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """Settings of --role draft."""
+    """Settings of --role draft, which drafts in this process for a target elsewhere."""
 
     model: DraftModel = group(DraftModel)
     draft: DraftConfig = group(DraftConfig)
@@ -69,9 +69,10 @@ async def _run(settings: DraftSettings) -> int:
 
 
 def proposer_config(settings: DraftSettings) -> ProposerConfig:
-    """Return the configuration of the draft.
+    """Return the configuration of the draft that the settings describe.
 
-    If the draft runs ahead of the target and its backend can copy slots, it prepares branches beside its chain.
+    If the draft runs ahead of the target's answers and its backend can copy slots, it also prepares branches, which are
+    alternatives to its likeliest continuation.
     """
     runs_ahead = settings.draft.schedule.runs_ahead
     return with_branches(settings.model, settings.branches) if runs_ahead else settings.model.config()

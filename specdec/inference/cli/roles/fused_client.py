@@ -11,7 +11,7 @@ from specdec.inference.settings import group, same
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Settings of --role fused_client."""
+    """Settings of --role fused_client, which completes prompts at a server, without a model of its own."""
 
     connection: ConnectionConfig = group(ConnectionConfig)
     batch: int = same(Loading, "num_slots", help="prompts in flight at once", section="load")

@@ -17,7 +17,7 @@ from specdec.inference.settings import group
 
 @dataclass(frozen=True, slots=True)
 class FusedSettings(PairSettings):
-    """Settings of --role fused_target."""
+    """Settings of --role fused_target, which serves target and draft from one process."""
 
     server: ServerConfig = group(ServerConfig, without=("idle_timeout_s", "max_worker_slots"))
     http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)

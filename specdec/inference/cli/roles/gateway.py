@@ -17,7 +17,7 @@ from specdec.inference.settings import group
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Settings of --role gateway."""
+    """Settings of --role gateway, which serves OpenAI's HTTP API, and gRPC, in front of other servers."""
 
     connection: ConnectionConfig = group(ConnectionConfig)
     http: HttpConfig = group(HttpConfig, port=8000)

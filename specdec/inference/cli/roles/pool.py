@@ -13,7 +13,7 @@ from specdec.inference.settings import group, setting
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Settings of --role pool.
+    """Settings of --role pool, which lets a `vllm serve` on the same machine use draft workers.
 
     Attributes:
         mailbox: folder, of this user alone, in which pool and vLLM find each other (default: /tmp/specdec-UID).

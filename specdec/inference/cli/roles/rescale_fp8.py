@@ -30,14 +30,17 @@ class Checkpoints(Models):
 
 @dataclass(frozen=True, slots=True)
 class RescaleSettings:
-    """Settings of --role rescale_fp8."""
+    """Settings of --role rescale_fp8, which makes of a public fp8 checkpoint one that Neuron devices can read."""
 
     checkpoints: Checkpoints = group(Checkpoints)
     observe: ObserveConfig = group(ObserveConfig, role="rescale_fp8", without=(*SERVICE_FLAGS, "trace", "profile"))
 
 
 async def run(settings: RescaleSettings) -> int:
-    """Write the new checkpoint, and print a line per file; Ctrl-C ends that after the file that is being written."""
+    """Write the new checkpoint, and print a line per file; return exit code 0.
+
+    Ctrl-C ends this once the file that is being written is finished; a later call continues there.
+    """
     from specdec.inference.backends.registry import tool
 
     lines = tool("rescale_fp8")(settings.checkpoints.model, settings.checkpoints.output)

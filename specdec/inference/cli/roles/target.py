@@ -14,7 +14,7 @@ from specdec.inference.settings import group, same
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """Settings of --role target."""
+    """Settings of --role target, which serves the target model to draft workers and clients."""
 
     model: TargetModel = group(TargetModel)
     gamma: int = same(CompileSettings, "gamma")
@@ -42,7 +42,10 @@ async def run(settings: TargetSettings) -> int:
 
 
 async def _run_vllm(settings: TargetSettings) -> int:
-    """Serve with vLLM as the engine; settings are checked before that, since importing vLLM takes long."""
+    """Serve with vLLM as the engine; return the exit code.
+
+    Settings are checked first, since importing vLLM takes long.
+    """
     from specdec.inference.serving.fronts import check_ports
     from specdec.inference.vllm.group import in_own_group, leads_group, leave
     from specdec.inference.vllm.options import VllmModel, check_flags, prepare_environment

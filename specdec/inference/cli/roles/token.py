@@ -21,7 +21,7 @@ SECTION = "token"
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """Settings of --role token.
+    """Settings of --role token, which makes an access token.
 
     Attributes:
         auth_file: file of callers and their rights; created if it does not exist (docs/security.md).
@@ -40,13 +40,25 @@ class TokenSettings:
 
 
 async def run(settings: TokenSettings) -> int:
-    """Print the token, and nothing else, to stdout; servers that run accept it from their next request on."""
+    """Make an access token, add its hash to the auth file, and print the token alone to stdout; return exit code 0.
+
+    Servers that run accept the token from their next request on.
+    """
     print(new_token(settings.auth_file, settings.name, settings.grant, speaks_for_others=settings.speaks_for_others))
     return 0
 
 
 def new_token(auth_file: Path, name: str, grant: Sequence[str], *, speaks_for_others: bool = False) -> str:
-    """Make an access token, add its hash to the auth file, and return the token."""
+    """Make an access token, add its hash to the auth file, and return the token.
+
+    Args:
+        name: owner of the token.
+        grant: rights of the owner.
+        speaks_for_others: whether servers trust the account that the owner names in each request.
+
+    Raises:
+        ConfigError: the file is not valid, or cannot be written.
+    """
     token = f"specdec-{secrets.token_urlsafe(32)}"
     digest, rights = hashlib.sha256(token.encode()).hexdigest(), json.dumps(list(dict.fromkeys(grant)))
     entry = f'\n[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = {rights}\n'

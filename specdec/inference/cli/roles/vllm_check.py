@@ -11,7 +11,7 @@ from specdec.inference.vllm.hooks import VARIABLE, Hooks, installed, read_hooks
 
 @dataclass(frozen=True, slots=True)
 class VllmCheckSettings:
-    """Settings of --role vllm_check."""
+    """Settings of --role vllm_check, which reports whether the installed vLLM can be a target's engine."""
 
     observe: ObserveConfig = group(ObserveConfig, role="vllm_check", without=(*SERVICE_FLAGS, "trace", "profile"))
 

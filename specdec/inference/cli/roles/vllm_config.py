@@ -1,4 +1,4 @@
-"""Role vllm_config: prints the settings that let a pool of draft workers help `vllm serve`."""
+"""Role vllm_config: prints the settings with which `vllm serve` uses a pool of draft workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECTION = "vLLM"
 
 @dataclass(frozen=True, slots=True)
 class VllmConfigSettings:
-    """Settings of --role vllm_config.
+    """Settings of --role vllm_config, which prints the settings with which `vllm serve` uses a pool of draft workers.
 
     Attributes:
         gamma: most draft tokens of a request in a pass.
@@ -41,7 +41,10 @@ class VllmConfigSettings:
 
 
 async def run(settings: VllmConfigSettings) -> int:
-    """Print the settings, and nothing else, to stdout, for a file to take them."""
+    """Print the settings with which `vllm serve` uses a pool of draft workers; return exit code 0.
+
+    Nothing else goes to stdout, so that the output can be written to a file.
+    """
     from specdec.inference.vllm.options import serve_parts
 
     if settings.flags and settings.ray:
@@ -58,7 +61,7 @@ async def run(settings: VllmConfigSettings) -> int:
 
 
 def _named(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of vLLM's flag for each setting; one that is False becomes the flag --no-NAME."""
+    """Yield the name and value of vLLM's flag for each setting; a setting of value False becomes the flag no-NAME."""
     for name, value in parts.items():
         flag = name.replace("_", "-")
         yield (f"no-{flag}", True) if value is False else (flag, value)

@@ -28,7 +28,7 @@ from specdec.inference.settings import REQUIRED, group, same, setting
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Settings of --role worker.
+    """Settings of --role worker, which drafts for the requests of all clients of targets.
 
     Attributes:
         attach: draft for these targets' sessions until stopped; dns:///NAME:PORT: all addresses of a name;
@@ -73,7 +73,10 @@ async def _run(settings: WorkerSettings) -> int:
 
 
 def with_branches(model: DraftModel, branches: int) -> ProposerConfig:
-    """Return the configuration of a draft that runs ahead, with `branches` as set if its backend can copy slots."""
+    """Return the configuration of a draft that runs ahead, with `branches` branches if its backend can copy slots.
+
+    Branches are alternatives to the likeliest continuation; each sequence has at most that many.
+    """
     from specdec.inference.backends.registry import CANNOT_FORK
 
     config = model.config()
@@ -82,7 +85,7 @@ def with_branches(model: DraftModel, branches: int) -> ProposerConfig:
 
 @contextmanager
 def ways_out(model: DraftModel) -> Generator[None, None, None]:
-    """Add to an IncompatibleDraftError of the block what to use instead of the bundled draft, if `model` is that."""
+    """Add to an IncompatibleDraftError of the block which drafts to use instead, if `model` is the bundled draft."""
     try:
         yield
     except IncompatibleDraftError as exc:

@@ -13,7 +13,8 @@ from specdec.inference.errors import ConfigError
 Shapes = dict[str, tuple[int, ...]]
 
 MIN_EAGLE3_LAYERS = 7
-"""Least number of layers of a target at which layer 1, the one before the middle and the fourth last all differ."""
+"""Fewest layers of a target of EAGLE3. The draft reads layer 1, the one before the middle and the fourth from the end;
+with fewer layers, two of these are the same layer."""
 EAGLE_FAMILIES = ("llama",)
 """Model types that NxDI supports as EAGLE drafts."""
 

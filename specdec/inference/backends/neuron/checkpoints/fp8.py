@@ -17,8 +17,10 @@ def _half(byte: int) -> int:
 
 
 HALVED = bytes(map(_half, range(256)))
-"""Table for `bytes.translate` from a byte to that of half its value, or to the even neighbour where half has no byte.
-Not for NaN."""
+"""Table for `bytes.translate` from the byte of an E4M3 value to the byte of half the value.
+
+Some small values have no exact half; they go to the neighbour of the half whose last bit is 0. NaN has no valid entry.
+"""
 _ODD = bytes(byte for byte in range(256) if byte & _NAN < _FIRST_UNEVEN and byte % 2)  # half has no byte
 _IS_BEYOND = bytes((byte & _NAN) > _LARGEST for byte in range(256))
 
@@ -29,10 +31,10 @@ def has_nan(data: bytes) -> bool:
 
 
 def is_beyond_neuron(data: bytes) -> bool:
-    """Return whether any value is above 240, or NaN."""
+    """Return whether any of these bytes, values in E4M3, is NaN or has a size above 240, the largest of FP8_EXP4."""
     return 1 in data.translate(_IS_BEYOND)
 
 
 def num_lost(data: bytes) -> int:
-    """Return how many values lose their last bit when they are halved by `HALVED`."""
+    """Return how many of these bytes, values in E4M3, have no exact half, so that `HALVED` rounds it."""
     return len(data) - len(data.translate(None, _ODD))

@@ -1,8 +1,8 @@
 """Names of a checkpoint's fp8 weights and their scales, and the check that the weights are in Neuron's format.
 
-Reads headers, and one weight tensor at most. Scales of inputs (`input_scale`) are doubled too: they were made for 448,
-and NxD clips the inputs that it divided by them at 240 (`quantize_static_quant_activations`). Bounds of inputs
-(`input_scale_ub`) and scales of the KV cache stay.
+Reads headers, and one weight tensor at most. Scales of inputs (`input_scale`) are doubled too: they were made for a
+largest value of 448, and NxD clips the inputs that it divided by them at 240 (`quantize_static_quant_activations`).
+Upper limits of inputs (`input_scale_ub`) and scales of the KV cache stay as they are.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ MARK = "rescaled_to_neuron_fp8"
 
 
 def check_rescaled(folder: Path) -> None:
-    """Refuse E4M3 weights that Neuron would read as infinite or NaN.
+    """Refuse a checkpoint with E4M3 weights above 240, which Neuron would read as infinite or NaN.
 
-    A checkpoint with `MARK` in its config.json was rescaled. Of others one tensor is read, the smallest in E4M3. If the
-    weights were not rescaled, its largest value is 448, since quantizing gives each tensor, row or block the scale for
-    that.
+    A checkpoint with `MARK` in its config.json was rescaled, and passes. Of any other, only the smallest E4M3 tensor is
+    read: in a checkpoint that was not rescaled its largest value is 448, since quantizing chooses the scale of each
+    tensor, row or block for that. If nothing is above 240, a warning says that the mark is missing. A folder that does
+    not exist, or has no E4M3 weights, passes.
 
     Raises:
-        ConfigError: the checkpoint was not rescaled.
+        ConfigError: the tensor has a value above 240, so the checkpoint was not rescaled.
     """
     if not folder.is_dir() or ((folder / "config.json").exists() and MARK in read_json(folder / "config.json")):
         return
@@ -70,7 +71,7 @@ class Plan:
 
 
 def planned(model: Path) -> Plan:
-    """Return the plan for a checkpoint.
+    """Return which tensors of a checkpoint are to be halved (its fp8 weights) and doubled (their scales).
 
     Raises:
         ConfigError: the files have no fp8 weights, or a weight has no scale, two scales, or a scale of a wrong shape
@@ -84,9 +85,13 @@ def planned(model: Path) -> Plan:
 
 
 def _scales_of(weight: str, tensors: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Return the names of a weight's scale and of its input's scale.
+    """Return the names of an fp8 weight's scale and, if there is one, of its input's scale.
 
-    Names are those of compressed-tensors, of DeepSeek and Qwen (`_inv`, which also multiplies), and of NxDI.
+    The names are those that compressed-tensors, DeepSeek and Qwen, and NxDI give to scales. DeepSeek's and Qwen's end
+    with `_inv`, but they multiply the weight, as the others do.
+
+    Raises:
+        ConfigError: the weight has no scale or several, or a scale has a shape or dtype that does not fit.
     """
     layer = weight.removesuffix(".weight")
     found = [name for name in (f"{weight}_scale", f"{weight}_scale_inv", f"{layer}.scale") if name in tensors]

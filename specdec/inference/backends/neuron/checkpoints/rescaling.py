@@ -26,7 +26,7 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # their conte
 
 
 def rescale(model: Path, output: Path) -> Iterator[str]:
-    """Write a checkpoint that Neuron can read, continuing an earlier run; yield a line per file and a total.
+    """Write a checkpoint that Neuron can read, continuing an earlier run; yield a line of text per file, then a total.
 
     Args:
         output: folder of the new checkpoint; config.json is written last, with `MARK`.
@@ -82,7 +82,11 @@ def _stamp(shard: Path) -> list[int]:
 
 
 def _done_before(shards: Sequence[Path], output: Path) -> dict[str, Any]:
-    """Return the notes on finished files that were made from exactly these shards."""
+    """Return the notes on finished files of an earlier run, without those whose source file has changed since.
+
+    Raises:
+        ConfigError: the notes name a file that is not among the shards, so `output` belongs to another checkpoint.
+    """
     noted = read_json(output / PROGRESS) if (output / PROGRESS).exists() else {}
     if noted.keys() - {shard.name for shard in shards}:
         raise ConfigError(f"--output {output} holds parts of another checkpoint")
@@ -94,7 +98,10 @@ def _is_done(note: Any, shard: Path, output: Path) -> bool:
 
 
 def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
-    """Write one file, and give it its final name; return how many fp8 values it has, and how many lost a bit."""
+    """Write the rescaled copy of one safetensors file; return how many fp8 values it has, and how many lost a bit.
+
+    The copy gets its final name once it is complete.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -113,7 +120,11 @@ def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
 
 
 def _changed(name: str, tensor: Any, plan: Plan, counts: dict[str, int]) -> Any:
-    """Return a tensor as the plan changes it, with the same shape and dtype; add its fp8 values to `counts`."""
+    """Return a tensor halved or doubled as the plan says, or as it is; add its fp8 values to `counts`.
+
+    Raises:
+        ConfigError: a doubled scale is not finite, or a weight holds NaN.
+    """
     import torch
 
     if name in plan.scales:

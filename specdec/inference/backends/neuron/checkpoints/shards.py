@@ -12,7 +12,7 @@ from specdec.inference.errors import ConfigError
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return a file's JSON object; raise ConfigError if it has none."""
+    """Return the JSON object in a file; raise ConfigError if the file cannot be read or holds something else."""
     try:
         value = json.loads(file.read_text())
     except (OSError, ValueError) as error:

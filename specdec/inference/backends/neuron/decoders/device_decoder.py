@@ -1,4 +1,4 @@
-"""Decoders with graphs that choose the tokens on the device and return no logits; they refuse what these cannot do.
+"""Decoders with graphs that choose tokens on the device and return no logits; requests that need logits are refused.
 
 Greedy decoding is exact. Where the device samples (EAGLE, or the target alone), tokens have the target's distribution.
 NxDI's random numbers take no seed, so a request with a seed is refused.
@@ -21,20 +21,24 @@ from specdec.inference.request import GenerationRequest, SamplingParams
 logger = logging.getLogger(__name__)
 
 SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
-"""Fields of `SamplingParams` that `DeviceDecoder` and `check_seed` check one by one."""
+"""Fields of `SamplingParams` that `DeviceDecoder` and `check_seed` check; any other must have its default value."""
 REQUEST_FIELDS = {
     *("prompt_token_ids", "prompt_logprobs", "grammar", "sampling"),  # refused by name, here or in `check_request`
     *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # used by the engine alone
     *("num_committed_tokens", "cache_salt", "draft_session", "include_rejected", "prediction"),
 }
-"""Fields of `GenerationRequest` that a graph which returns tokens can serve, or that other checks refuse."""
+"""Fields of `GenerationRequest` that a graph which returns tokens can serve, or that other checks refuse.
+
+Any other field must have its default value.
+"""
 
 
 class DeviceDecoder(GraphDecoder):
     """Decoder over a graph that returns tokens instead of logits.
 
     Args:
-        application, shape: as for `GraphDecoder`.
+        application: NxDI's application, loaded.
+        shape: limits of the compiled graphs.
         method: name of the speculation method, for messages.
         max_top_k: number of the likeliest tokens from which the device samples; 0 if the graph is only greedy.
         remedy: end of a refusal's message, with what the user can do; empty if nothing helps.
@@ -73,7 +77,11 @@ class DeviceDecoder(GraphDecoder):
             yield "top_k", f"top_k {sampling.top_k} (it must be 1..{self._max_top_k})"
 
     def _device_sampling(self, sampling: SamplingParams) -> tuple[float, float, float]:
-        """Return top_k, top_p and temperature for the device. top_k 0, which means all tokens, becomes its limit."""
+        """Return top_k, top_p and temperature for the device.
+
+        A top_k of 0, which means all tokens, becomes the largest that the device can do; the first time, a warning is
+        logged.
+        """
         if sampling.greedy:
             return GREEDY
         if not sampling.top_k and not self._has_cut_top_k:

@@ -1,6 +1,6 @@
-"""Decoder of a target without a draft whose tokens the device chooses.
+"""Decoder of a target alone, without a draft, where the device chooses the tokens.
 
-Measurements compare pairs whose tokens the device chooses with this decoder.
+Measurements use it as the baseline of pairs (target and draft) whose tokens the device chooses.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ def _verdict(token: torch.Tensor) -> Verdict:
 
 
 def target_compilation(target: ModelConfig) -> Compilation:
-    """Check the configuration of a target; return its compilation, with one graph for prompts and one for a token."""
+    """Check the configuration of a target; return what compiles and loads its graphs, for prompts and for one token.
+
+    Raises:
+        ConfigError: the model or the settings cannot be used.
+    """
     model_config, length = checked_config(target)
     return slot_compilation(target, model_config, target_arguments(target, length=length))

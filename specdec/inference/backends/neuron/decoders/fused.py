@@ -1,10 +1,10 @@
-"""NxDI's fused speculation: draft and verification in one compiled graph. Also chooses graph and decoder by method.
+"""NxDI's fused speculation: draft and verification in one compiled graph; also the choice of decoder by method.
 
-Either the host or the graph accepts draft tokens. By default the host does, with the project's own noise on the
-target's logits, and overrules the graph: keys and values of rejected tokens are at positions that no later token reads
-before they are overwritten. So every request is served, exactly as without a draft. With device_sampling the graph
-accepts, and a step brings only token ids to the host. EAGLE's graph always accepts, since its draft goes on from the
-hidden state of the token that the graph kept.
+Either the host or the graph accepts draft tokens. By default the host does: it chooses the target's tokens from the
+target's logits with its own seeded random numbers, and overrules the graph. This is safe, since keys and values of
+rejected tokens are at positions that no later token reads before they are overwritten. So every request is served,
+exactly as without a draft. With device_sampling the graph accepts, and a step brings only token ids to the host.
+EAGLE's graph always accepts, since its draft goes on from the hidden state of the token that the graph kept.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ from specdec.inference.model.decoder import Decide, Turn, Verdict
 
 
 class HostFusedDecoder(GraphDecoder):
-    """Fused pair with tokens chosen on the host; the width of its shape is K, and the graph drafts K - 1 tokens.
+    """Fused pair whose tokens the host chooses; with a shape of width K, the graph drafts K - 1 tokens per step.
 
     Args:
-        application, shape: as for `GraphDecoder`.
-        decide: function that chooses and verifies.
+        application: NxDI's application, loaded.
+        shape: limits of the compiled graphs.
+        decide: function that chooses tokens from the target's logits, and so verifies the draft's tokens.
     """
 
     keeps_grammars = True
-    """True, since the host chooses; with a grammar fewer draft tokens are accepted, as the draft does not know it."""
+    """True: requests with a grammar are served, since the host chooses the tokens.
+
+    Fewer draft tokens are accepted then, as the draft does not know the grammar.
+    """
 
     def __init__(self, application: Application, shape: SlotShape, decide: Decide) -> None:
         super().__init__(application, shape)
@@ -87,7 +91,15 @@ class FusedDecoder(DeviceDecoder):
         }
 
     def _verdict(self, turn: Turn, accepted: torch.Tensor, num_tokens: int) -> Verdict:
-        """Return a verdict; `num_tokens` counts the target's own token, which is not in the slot yet."""
+        """Return the result of a step for one sequence from the tokens that the graph accepted.
+
+        Also note how many tokens the sequence's slot now has.
+
+        Args:
+            turn: one sequence's part in the step.
+            accepted: int [K], the token ids, padded with -1.
+            num_tokens: number of token ids; it counts the target's own token, which is not in the slot yet.
+        """
         self._held[turn.slot] = turn.start + num_tokens
         token_ids = self._token_ids(accepted, num_tokens)
         return Verdict(token_ids, num_draft_tokens=self._shape.width - 1, num_accepted_tokens=num_tokens - 1)
@@ -100,16 +112,16 @@ class FusedDecoder(DeviceDecoder):
 
 
 def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide) -> GraphDecoder | None:
-    """Load a decoder over a graph of NxDI's own; compile it if the store lacks it.
+    """Load a decoder over a graph of NxDI's own; compile it if the folder of compiled models does not have it.
 
     Such graphs are those of a fused pair, of a target with Medusa heads, and of a target with --device_sampling.
 
     Args:
         draft: the draft model; with Medusa the target itself, which has the heads; None for a target alone.
-        decide: function that chooses and verifies on the host.
+        decide: function that chooses tokens from the target's logits, and verifies the draft's, on the host.
 
     Returns:
-        None for method vanilla without --device_sampling.
+        The decoder; None for method vanilla without --device_sampling, which has no such graph.
 
     Raises:
         ConfigError: NxDI is missing, or the pair, the method or the settings cannot be used; the message names which.
@@ -141,7 +153,11 @@ def load_fused_decoder(target: ModelConfig, draft: ModelConfig | None, decide: D
 
 
 def pair_compilation(target: ModelConfig, draft: ModelConfig) -> Compilation:
-    """Check the configurations of target and draft; return the compilation of their fused graph."""
+    """Check the configurations of target and draft; return what compiles and loads their fused graph.
+
+    Raises:
+        ConfigError: a model, the pair or the settings cannot be used.
+    """
     target_words, length = checked_config(target)
     draft_words = load_config(draft.path)
     if target_words.model_type != draft_words.model_type:
@@ -157,7 +173,9 @@ def pair_compilation(target: ModelConfig, draft: ModelConfig) -> Compilation:
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
-    """Compile the models that the store of compiled models lacks.
+    """Compile the given models, unless the folder of compiled models has them already.
+
+    A target and a draft are compiled into one graph if the speculation method has one for both.
 
     Raises:
         ConfigError: NxDI is missing, or a model or the settings cannot be used.
@@ -167,7 +185,11 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def _compilations(target: ModelConfig | None, draft: ModelConfig | None) -> list[Compilation]:
-    """Return the compilation of both models in one graph, or of each given model alone."""
+    """Return what compiles and loads the given models.
+
+    This is one compilation if the speculation method has one graph for target and draft, else one for each model that
+    is not None.
+    """
     if target is not None and target.neuron.method == "medusa":
         return [medusa_compilation(target)]
     if target is not None and draft is not None and target.neuron.method != "vanilla":

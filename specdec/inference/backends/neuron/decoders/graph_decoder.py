@@ -24,7 +24,7 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class GraphDecoder(CompiledModel, ABC):
-    """`specdec.inference.model.decoder.Decoder` over a compiled graph and its slots.
+    """Decoder (`specdec.inference.model.decoder.Decoder`) over a compiled graph and its slots.
 
     After a prompt, the target reads at most `shape.width` tokens of a sequence in one step.
     """
@@ -38,7 +38,7 @@ class GraphDecoder(CompiledModel, ABC):
         self.prompt_chunk_tokens = shape.length  # a prompt is read in one call
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidRequestError for a request that the compiled prompt graph cannot read or score."""
+        """Raise InvalidRequestError if the prompt is too long for the compiled graph, or prompt_logprobs are wanted."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens > self._shape.max_prompt:
             limit = self._shape.max_prompt
@@ -54,7 +54,11 @@ class GraphDecoder(CompiledModel, ABC):
 
     @torch.no_grad()
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        """Read the prompts of new sequences one by one; take one step with all other sequences."""
+        """Read the prompts of new sequences one by one; take one step with all other sequences.
+
+        Returns:
+            For each turn, which is one sequence's part in the step, the tokens that it commits; none if it wants none.
+        """
         verdicts = {turn.slot: _NOTHING for turn in turns}
         wanted = [turn for turn in turns if turn.chooses]
         going_on = sorted((turn for turn in wanted if self._goes_on(turn)), key=lambda turn: turn.slot)
@@ -77,8 +81,12 @@ class GraphDecoder(CompiledModel, ABC):
 
     @abstractmethod
     def _read_prompt(self, turn: Turn) -> Verdict:
-        """Read all tokens of `turn` by the prompt graph; return the verdict with the one token that follows."""
+        """Read all tokens of a sequence by the prompt graph; return the one token that follows as the step's result."""
 
     @abstractmethod
     def _advance(self, turns: Sequence[Turn]) -> dict[int, Verdict]:
-        """Take one step with sequences that have all tokens but the last in their slots; return verdicts by slot."""
+        """Take one step with sequences that have all tokens but the last in their slots.
+
+        Returns:
+            For each sequence, by its slot, the tokens that the step commits.
+        """

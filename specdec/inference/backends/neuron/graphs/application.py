@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MODELS = "neuronx_distributed_inference.models"
 
 FAMILIES = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-"""Values of model_type in config.json: the families of NxDI that were tried."""
+"""Values of model_type in config.json that are supported: families of NxDI that were tried with this project."""
 QUANTIZATION_DTYPES = ("int8", "f8e4m3", "f8e5m2")
 QUANTIZATION_TYPES = ("per_tensor_symmetric", "per_channel_symmetric", "blockwise_symmetric")
 # Settings that use fp8 even where the weights do not.
@@ -58,7 +58,7 @@ class Compilation:
         config: NxDI's InferenceConfig.
         arguments: keyword arguments of NeuronConfig.
         shape: limits of the compiled graphs.
-        draft: configuration of a pair's draft.
+        draft: configuration of a pair's draft; None for a single model.
     """
 
     application_class: Any
@@ -93,8 +93,8 @@ class Compilation:
         """Return the folder of the compiled model; compile the model if it is missing and the policy permits it.
 
         Raises:
-            ConfigError: the model is missing and may not, or cannot, be compiled; or the folder is no store but one
-                compiled model, which lacks a graph that is needed or has other settings.
+            ConfigError: the model is missing and may not, or cannot, be compiled; or the folder holds a single model
+                that another program compiled, and this model has other settings or needs a graph that it lacks.
         """
         options = self.model.neuron
         root = artifacts_root(options.artifacts)
@@ -131,7 +131,11 @@ class Compilation:
         return application
 
     def load(self) -> Any:
-        """Return an application that runs on the device, or in NxDI's CPU mode, which compiles nothing."""
+        """Return an application that runs on the device, or in NxDI's CPU mode, which compiles nothing.
+
+        Raises:
+            ConfigError: the cores do not suffice, or the model cannot be compiled or run in CPU mode.
+        """
         if self.arguments.get("on_cpu"):
             return self._on_cpu()
         take_cores(self.model.neuron.cores, self.config.neuron_config.tp_degree)
@@ -142,7 +146,14 @@ class Compilation:
 
 
 def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> Compilation:
-    """Return a model's compilation: graphs for prompts, one token and `speculation_length` tokens, or for a tree."""
+    """Return the compilation of one model, and write its quantized checkpoint if `arguments` ask for one.
+
+    It has graphs for prompts and for one token, and, if `arguments` ask for it, one that verifies: over
+    `speculation_length` tokens in a row, or over Medusa's tree.
+
+    Raises:
+        ConfigError: NxDI is missing, or the settings cannot be used.
+    """
     base, neuron_config = _prepare(config, model_config, arguments)
     nxdi_config = _inference_config(base, neuron_config, config.path)
     _quantize(base, config.path, nxdi_config, arguments)
@@ -153,7 +164,13 @@ def slot_compilation(config: ModelConfig, model_config: PretrainedConfig, argume
 def fused_compilation(
     target: ModelConfig, draft: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]
 ) -> Compilation:
-    """Return a fused pair's compilation: one graph for both models' prompts, one that drafts and verifies."""
+    """Return a fused pair's compilation: one graph for both models' prompts, and one that drafts and verifies.
+
+    The target's quantized checkpoint is written if `arguments` ask for one.
+
+    Raises:
+        ConfigError: NxDI is missing, or the settings cannot be used.
+    """
     base, neuron_config = _prepare(target, model_config, arguments)
     draft_config = _inference_config(base, _draft_of(neuron_config, draft, arguments), draft.path)
     _check_fused_qkv(arguments, "draft_model_modules_to_not_convert", draft_config.num_hidden_layers)
@@ -168,7 +185,11 @@ def fused_compilation(
 
 
 def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dict[str, Any]) -> tuple[Any, Any]:
-    """Return NxDI's class of the model, and its NeuronConfig."""
+    """Return NxDI's class of the model, and a NeuronConfig made from `arguments`.
+
+    Raises:
+        ConfigError: NxDI is missing, or the settings cannot be used.
+    """
     _check_quantization(arguments)
     _check_fused_qkv(arguments, "modules_to_not_convert", model_config.num_hidden_layers)
     require_nxdi()
@@ -187,7 +208,13 @@ def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dic
 
 
 def _base_class(model_config: PretrainedConfig) -> Any:
-    """Return NxDI's class by its naming convention, since NxDI's own table imports all families and image packages."""
+    """Return NxDI's class for a model type, found by NxDI's naming convention.
+
+    NxDI's own table would import all families, and packages for images.
+
+    Raises:
+        UnsupportedModelError: the model type is not one of `FAMILIES`.
+    """
     kind = str(model_config.model_type)
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -199,7 +226,10 @@ def _base_class(model_config: PretrainedConfig) -> Any:
 
 
 def _with_one_token_graph(base: Any) -> Any:
-    """Return a class that also decodes single tokens: with a speculation_length NxDI builds no graph for that."""
+    """Return a class derived from `base` that also has a graph for one token.
+
+    With a speculation_length above 0, NxDI itself builds none.
+    """
 
     def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
         base.__init__(self, *arguments, **keywords)
@@ -245,7 +275,7 @@ def _check_quantization(arguments: dict[str, Any]) -> None:
 
 
 def _quantization_faults(arguments: dict[str, Any], *, dtype: str, kind: str) -> Iterator[str]:
-    """Yield faults of the quantization, some of which NxDI would answer with garbage."""
+    """Yield faults of the settings of quantization, with some of which NxDI would produce wrong tokens."""
     remedy = "set quantization_type per_channel_symmetric"
     if not arguments.get("quantized_checkpoints_path"):
         yield "quantized needs quantized_checkpoints_path (written if it is not there)"
@@ -258,10 +288,15 @@ def _quantization_faults(arguments: dict[str, Any], *, dtype: str, kind: str) ->
 
 
 def _check_fused_qkv(arguments: dict[str, Any], parameter: str, num_layers: int) -> None:
-    """Refuse a list of unquantized modules that excludes a layer's attention by a part of its name.
+    """Refuse a list of unquantized modules in which an entry is only a part of the name of a layer's attention.
 
-    NxDI's models take each entry for a part of a name, its reader of checkpoints for the whole name. Such a list
-    leads to a KeyError, after hours of compiling.
+    The list is the NeuronConfig argument `parameter`. It matters only if the model is quantized and has fused_qkv.
+
+    NxDI's models take each entry for a part of a name, its reader of checkpoints for the whole name. So such a list
+    would lead to a KeyError, after hours of compiling.
+
+    Raises:
+        ConfigError: the list has such an entry, but not the whole name.
     """
     entries = arguments.get(parameter) or ()
     for name in (f"layers.{layer}.self_attn" for layer in range(num_layers)):
@@ -271,7 +306,11 @@ def _check_fused_qkv(arguments: dict[str, Any], parameter: str, num_layers: int)
 
 
 def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]) -> None:
-    """Write the quantized checkpoint, unless it exists."""
+    """Write the quantized checkpoint if `arguments` ask for one and it does not exist.
+
+    Raises:
+        ConfigError: NxDI cannot write it.
+    """
     if not arguments.get("quantized") or Path(arguments["quantized_checkpoints_path"]).exists():
         return
     where = Path(arguments["quantized_checkpoints_path"])

@@ -19,7 +19,7 @@ GREEDY = (1.0, 1.0, 1.0)
 """top_k, top_p and temperature of a row whose likeliest token is wanted, or whose token the host chooses."""
 
 SHORT_PROMPT = 2
-"""Length of the longest prompt whose last position, 1, is not above the position of NxDI's padding."""
+"""Number of tokens of the longest prompt that must be padded here, not by NxDI; `prompt_call` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ def medusa_call(
 ) -> dict[str, Any]:
     """Return the tensors of a pass over a token tree, placed after the `start` tokens of slot 0 and padded to `width`.
 
-    Node i is written to position start + i, whatever its depth.
+    Node i is written to position start + i, whatever its depth. `sampling` is top_k, top_p and temperature; top_k is
+    the number of token ids that the target and each of the `num_heads` Medusa heads return per node.
     """
     num_padding = width - len(tree.token_ids)
     seen = torch.eye(width, dtype=torch.long)  # [width, width]: which nodes a node sees

@@ -1,4 +1,4 @@
-"""Checks of models that NxDI lacks: without them it would give wrong tokens, or crash after an hour of compiling."""
+"""Checks of models that NxDI does not make: it would give wrong tokens, or crash after an hour of compiling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_sharding(path: Path, model_config: PretrainedConfig, tp_degree: int) -
 
 
 def check_family(path: Path, model_config: PretrainedConfig) -> None:
-    """Raise UnsupportedModelError if NxDI's model silently leaves out a part of the checkpoint."""
+    """Raise UnsupportedModelError if NxDI would silently leave out a part of the model, such as its rotary scaling."""
     for fault in _family_faults(model_config):
         raise UnsupportedModelError(f"model {path}: {fault}")
 

@@ -18,7 +18,7 @@ import torch
 from specdec.inference.backends.devices import load_module
 
 NUM_HEADS = 4
-"""Number of a pair's outputs before its keys and values: tokens of draft and target, logits of draft and target."""
+"""Number of outputs before keys and values in a fused pair's graph: tokens of draft and target, logits of both."""
 
 
 def corrected(base: Any, *, host_chooses: bool) -> Any:
@@ -26,9 +26,9 @@ def corrected(base: Any, *, host_chooses: bool) -> Any:
 
     Args:
         base: NxDI's class, such as NeuronLlamaForCausalLM.
-        host_chooses: the target's configuration has `output_logits`, the draft's does not. A call's `fused_outputs`
-            are then NxDI's first four, the draft's tokens int32 [num_rows, K], and the target's logits float32
-            [num_rows, K, vocabulary]; for a prompt, [1, 1] and [1, 1, vocabulary].
+        host_chooses: True if the host chooses the tokens, so the target's configuration has `output_logits`. A call's
+            `fused_outputs` are then the first four outputs of NxDI's graph, the draft's tokens int32 [num_rows, K], and
+            the target's logits float32 [num_rows, K, vocabulary]; for a prompt, [1, 1] and [1, 1, vocabulary].
     """
     graph = _graph_class(host_chooses=host_chooses)
 

@@ -54,7 +54,7 @@ class Reading:
 
 
 def takes_few_passes(num_tokens: int, *, width: int) -> bool:
-    """Return whether passes should read the last `num_tokens` of a prompt, rather than the prompt graph all of it.
+    """Return whether the last `num_tokens` of a prompt are read faster by passes than the whole by the prompt graph.
 
     Args:
         width: number of tokens of a pass.
@@ -91,7 +91,7 @@ def next_rows(works: Sequence[Reading], *, width: int, one_width: bool = False) 
     """Return the rows of the next pass over all spans with tokens left, in the order of slots, and its width.
 
     Args:
-        width: K; 1 if there is no graph of K tokens.
+        width: K, the number of tokens of a verification pass; 1 if there is no graph for that.
         one_width: take the graph of K tokens for single ones too: in bfloat16 the two graphs may choose other tokens.
     """
     left = sorted((work for work in works if work.num_left), key=lambda work: work.slot)

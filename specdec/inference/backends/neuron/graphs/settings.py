@@ -23,25 +23,31 @@ _TILING = "cc_pipeline_tiling_factor"
 
 
 def verification_width(gamma: int) -> int:
-    """Return K for a gamma: one committed token and the draft tokens after it; 0 if there are none to verify."""
+    """Return how many tokens verify `gamma` draft tokens in a pass: these and a committed one; 0 if gamma is 0."""
     return gamma + 1 if gamma else 0
 
 
 def slot_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
     """Return the NeuronConfig arguments of a model that returns logits, from which the host chooses.
 
+    Args:
+        length: positions of a slot.
+
     Raises:
-        ConfigError: neuron_config contradicts a flag, or breaks a rule of such models.
+        ConfigError: neuron_config contradicts a flag, or asks for something that such a model cannot do.
     """
     width = verification_width(config.neuron.gamma)
     return _arguments(config, {"speculation_length": width}, _slot_faults(config), length=length, width=width)
 
 
 def target_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """Return the arguments of a target without a draft, whose device chooses one token per pass.
+    """Return the NeuronConfig arguments of a target without a draft, whose device chooses one token per pass.
+
+    Args:
+        length: positions of a slot.
 
     Raises:
-        ConfigError: as for `slot_arguments`.
+        ConfigError: neuron_config contradicts a flag, or asks for something that such a model cannot do.
     """
     own = {"speculation_length": 0, "on_device_sampling_config": SAMPLES}
     return _arguments(config, own, _sampling_faults(config, is_greedy_only=False), length=length)
@@ -53,10 +59,16 @@ def host_chooses(config: ModelConfig) -> bool:
 
 
 def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """Return the arguments of the target in NxDI's fused graph; `application.py` makes the draft's from a copy.
+    """Return the NeuronConfig arguments of the target in NxDI's graph of a fused pair.
+
+    The draft's NeuronConfig is made from a copy of the target's (`application.py`).
+
+    Args:
+        length: positions of a slot.
 
     Raises:
-        ConfigError: as for `slot_arguments`, or the mode cannot do what neuron_config asks.
+        ConfigError: neuron_config contradicts a flag, or asks for something that the speculation method cannot do; or
+            the speculation length leaves no room for a draft token.
     """
     options = config.neuron
     if options.gamma < 2:
@@ -72,10 +84,13 @@ def fused_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
 
 
 def medusa_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
-    """Return the arguments of a target with Medusa heads; tree and widths come from neuron_config.
+    """Return the NeuronConfig arguments of a target with Medusa heads; tree and widths come from neuron_config.
+
+    Args:
+        length: positions of a slot.
 
     Raises:
-        ConfigError: as for `slot_arguments`.
+        ConfigError: neuron_config contradicts a flag, or asks for something that Medusa cannot do.
     """
     overrides = config.neuron.overrides
     sampling = {"top_k": num_ranks(overrides["medusa_tree"])}
@@ -141,11 +156,15 @@ _BY_FLAG = {
 def _arguments(
     config: ModelConfig, own: Mapping[str, Any], faults: Iterator[str], *, length: int, width: int = 0
 ) -> dict[str, Any]:
-    """Return all arguments of a model: the common ones, a method's `own`, and neuron_config's.
+    """Return all NeuronConfig arguments of a model: those of all models, those of its method (`own`), neuron_config's.
 
     Args:
-        faults: faults of neuron_config by the rules of the method; this function adds those of all methods.
+        faults: what is wrong with neuron_config by the rules of the method; other faults are found here.
+        length: positions of a slot.
         width: tokens of a verification graph; 0 without one.
+
+    Raises:
+        ConfigError: there is a fault; the message names the first one.
     """
     arguments, overrides = {**_common(config, length=length), **own}, config.neuron.overrides
     merged = {**arguments, **overrides}

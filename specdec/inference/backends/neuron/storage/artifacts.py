@@ -1,4 +1,4 @@
-"""Compiled models, found in the store by a key of configuration and checkpoints, or compiled into it.
+"""Compiled models in a folder (the store), found by a key of configuration and checkpoints, or compiled into it.
 
 NxDI has no such key, and would silently load artifacts of another model or width. Artifacts hold the weights too
 (`save_sharded_checkpoint`), so the key covers the checkpoint's content.
@@ -34,7 +34,7 @@ _NOTHING: tuple[Any, ...] = (None, False, {}, [])
 
 
 def artifacts_root(asked: Path | None) -> Path:
-    """Return the folder of all compiled models: the one asked for, the environment's, or one in the user's cache."""
+    """Return the folder of all compiled models: `asked`, or if None, NEURON_COMPILED_ARTIFACTS or the user's cache."""
     return asked or Path(os.environ.get(ENVIRONMENT) or user_cache() / "neuron")
 
 

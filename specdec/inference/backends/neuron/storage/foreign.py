@@ -58,12 +58,14 @@ def _as_saved(config: Any) -> dict[str, Any]:
 
 
 def _matters(name: str, *, is_in_both: bool) -> bool:
-    """Return whether a compiled model fits only if this setting of it is the one asked for.
+    """Return whether a compiled model fits only if it was compiled with the value of this setting that is asked for.
 
-    That holds for NeuronConfig, and for what both programs record, except where files are and versions.
+    This is so for all settings of NeuronConfig, and for the others that both programs record. It is not so for versions
+    of Transformers, and for settings that say where files are.
 
     Args:
-        name: name of the setting, with those of the settings that it is nested in before it, joined by dots.
+        name: name of the setting, after those of the settings that it is nested in, joined by dots.
+        is_in_both: whether both programs record the setting.
     """
     parts = name.split(".")
     if not _OF_NO_CONSEQUENCE.isdisjoint(parts) or name.endswith("transformers_version"):

@@ -1,4 +1,4 @@
-"""Local folder in which a model is compiled, with the compiler's own files. It is not in the store."""
+"""Local folder in which a model is compiled, with the compiler's own files; the result is then moved elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from specdec.inference.backends.digests import user_cache
 logger = logging.getLogger(__name__)
 
 WORK_DIR = "BASE_COMPILE_WORK_DIR"
-"""NxDI's variable; if the user sets it, every compilation gets a folder inside that directory."""
+"""Environment variable with which NxDI finds its folder; if the user sets it, each compilation gets a folder in it."""
 PROGRESS_S = 30.0
 """Seconds between two lines of progress; the compiler itself may print nothing for an hour."""
 
 
 @contextmanager
 def workshop(key: str) -> Iterator[Path]:
-    """Yield a folder to compile into, beside the compiler's own; both are deleted at the end, but kept on an error."""
+    """Yield an empty local folder to compile into, beside a folder for the compiler's own files.
+
+    Both are deleted at the end; after an error they are kept, and the log says where.
+
+    Args:
+        key: name of the compiled model, for the folder's name and for messages.
+    """
     parent = Path(os.environ.get(WORK_DIR) or user_cache() / "compiling").absolute()
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=parent))
