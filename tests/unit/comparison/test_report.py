@@ -586,7 +586,7 @@ def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
 
 
 def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
-    """The page has landmarks, ordered headings, captions, table scopes, and alternative texts with pictures' figures."""
+    """The page has landmarks, ordered headings, captions, table scopes, and texts with the figures of its pictures."""
     text = (sweep / "report.html").read_text()
     page = _Page(text)
     tags = [tag for tag, _ in page.tags]
