@@ -250,7 +250,7 @@ class TestInBrowser:
     async def test_a_wait_for_the_first_token_is_shown(self, browser: Page) -> None:
         """While a server has not begun to answer, the page shows that it waits.
 
-        Regression: nothing on the page moved.
+        Regression: the page did not change until the first token came.
         """
         completer = ScriptedCompleter([["a "]], gap_s=600)
         async with page_of(completer, browser):
