@@ -195,7 +195,7 @@ async def test_an_answer_goes_on_with_what_the_client_has_begun() -> None:
 
 
 class Spelled(ScriptedCompleter):
-    """Completer that ends with words of 7, 3 and 2 letters (see `WordCodec`); a stop string hides the last two words."""
+    """Completer that ends with words of 7, 3 and 2 letters (see `WordCodec`); a stop string hides the last two."""
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         async for event in super().complete(request):

@@ -1,4 +1,4 @@
-"""Fields of other servers' APIs are accepted with values that change no answer; errors about others list these values."""
+"""Fields of other servers' APIs are accepted with values that change no answer; errors about others list those."""
 
 from __future__ import annotations
 
