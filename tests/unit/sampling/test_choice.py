@@ -422,7 +422,7 @@ def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: l
 @relaxed
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=40), sampled_params, any_position)
 def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingParams, position: int) -> None:
-    """Greedy decoding takes the lowest of equally good ids in all libraries and dtypes; low precision makes many ties."""
+    """Greedy decoding takes the lowest of equally good ids in all libraries and dtypes; bfloat16 makes ties common."""
     greedy = replace(params, temperature=0.0)
     for array in (np.array([logits], dtype=np.float32), torch.tensor([logits], dtype=torch.bfloat16)):
         assert choose_tokens(array, [greedy], [position]) == [logits.index(max(logits))]
