@@ -308,7 +308,7 @@ def test_a_character_that_a_mark_cuts_comes_once() -> None:
 
 
 def test_a_template_that_refuses_messages() -> None:
-    """An empty system message that a chat template refuses is left out; any other refusal is an error for the client."""
+    """An empty system message that a chat template refuses is left out; any other refusal is an error of the client."""
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())
