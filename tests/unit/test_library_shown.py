@@ -45,7 +45,7 @@ def test_several_prompts_have_a_bar_where_somebody_looks(
 
 
 def test_errors_of_a_user_have_few_frames(client: specdec.Client) -> None:
-    """The traceback of an error of a library's user has few frames, and none from inside the library's work.
+    """When a call of the library has a wrong argument, the traceback has few frames, without the library's inner ones.
 
     Regression: a misspelt parameter gave 11 frames, and a missing model 55, with its causes.
     """

@@ -180,7 +180,7 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """If a worker loses a session and gets it again, proposals that it sent in between or before have no effect.
+    """If a worker loses a session and gets it again, proposals that it sends for the earlier time have no effect.
 
     Regression: the session had the same id as before, so proposals for the old time were taken for new ones.
     """

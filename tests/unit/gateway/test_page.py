@@ -286,7 +286,7 @@ class TestInBrowser:
             assert len(completer.requests) == num_requests
 
     async def test_hostile_output_stays_text(self, browser: Page) -> None:
-        """Text from the model, as tokens or Markdown, runs no script, loads nothing, and shows all addresses it links to."""
+        """Model output, as tokens or Markdown, runs no script, loads nothing, and links only to addresses it shows."""
         pieces = [HOSTILE[i : i + 7] for i in range(0, len(HOSTILE), 7)]
         async with page_of(
             ScriptedCompleter([pieces[i : i + 4] for i in range(0, len(pieces), 4)]), browser

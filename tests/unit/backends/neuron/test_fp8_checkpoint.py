@@ -90,7 +90,7 @@ def logits_of(model: Path) -> np.ndarray[Any, Any]:
 
 
 def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
-    """Return `overrides` with the neuron_config fields of CONFIG in `TAKEN`, for `NUM_LAYERS` layers, and `changes`."""
+    """Return {"overrides": fields}: `TAKEN` of CONFIG, adapted to `NUM_LAYERS` layers, and updated by `changes`."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     found = {name: values[name] for name in TAKEN}
     found["modules_to_not_convert"] = [

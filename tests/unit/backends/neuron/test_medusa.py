@@ -67,7 +67,7 @@ def engine(decoder: MedusaDecoder) -> TargetEngine:
 async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: Path, calls: Calls, spare: int) -> None:
     """Medusa gives Transformers' greedy tokens, whether graphs are as wide as the tree or four tokens wider.
 
-    Wider graphs have room to compute accepted tokens of the last tree again, whose cache entries lie out of place.
+    Wider graphs have room to compute accepted tokens of the last tree again, whose KV cache lies at wrong positions.
     """
     wanted = requests(12, seed=11, sampled=False)
     running = engine(load(checkpoint, medusa_speculation_length=WIDTH + spare))

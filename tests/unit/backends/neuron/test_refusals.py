@@ -141,7 +141,7 @@ def test_unusable_settings_of_pairs_are_refused(models: ModelDirectories, option
 
 
 def test_a_pair_refuses_another_device(models: ModelDirectories) -> None:
-    """A target and draft on backend neuron refuse --device, as one model does.
+    """A target and draft on backend neuron refuse --device, as a single model does.
 
     Regression: --device cuda beside --backend neuron was refused for one model, and ignored for a pair.
     """

@@ -31,7 +31,7 @@ BUCKETS = Buckets(widths=(16,), prompts=(), batches=(NUM_SLOTS,), shortest=20, s
 HALVES = ("bfloat16", "float16")
 QUICK = ("llama-bfloat16", "llama-float16", "gemma3-bfloat16", "qwen3, mixed layers-bfloat16")
 TOGETHER = ("alone", "mixed")
-"""The two kinds of request history that together have what each kind in `KINDS` is for."""
+"""The two kinds of request history that together cover what all kinds in `KINDS` cover."""
 EVERY = [
     *(pytest.param(*name.split("-"), TOGETHER, id=name) for name in QUICK),
     *(

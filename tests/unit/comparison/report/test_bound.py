@@ -66,7 +66,7 @@ def ahead_s(hits: Hits, costs: Costs, rng: random.Random, rtt_s: float) -> float
 
 
 def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[float]:
-    """Return the second at which each position's draft token reaches the target, if drafting begins at `start`."""
+    """Return, for each position, the second at which its draft token arrives, if drafting begins at `start`."""
     arrivals, now = [known_s] * len(hits), known_s
     for position in range(start, len(hits)):
         now += step_s * (hits[position] is not Hit.OWN)

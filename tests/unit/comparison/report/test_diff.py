@@ -1,4 +1,4 @@
-"""`diff` of two comparisons: it finds a slowdown, finds none in equal results, and refuses other conditions."""
+"""`diff` of two comparisons: finds a slowdown, finds none in equal results, refuses results of other conditions."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def one_noise_under_a_ratio(p: Law, q: Law, rng: np.random.Generator) -> tuple[i
 
 
 def answers(rule: Rule, seed: int, num_tokens: int, *, off_by: int = 0) -> Counts:
-    """Return counts of a server that samples by `rule`; with `off_by` 1 it wrongly uses one position's target late."""
+    """Return counts of a server that samples by `rule`; `off_by` 1 wrongly uses the target of one position before."""
     target, draft = laws(seed)
     rng, counts = np.random.default_rng(seed), Counts()
     for number in range(math.ceil(num_tokens / (NUM_TOKENS - 1))):
