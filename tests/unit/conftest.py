@@ -1,6 +1,6 @@
-"""Settings of Hypothesis: no time limit per example, since machines may be slow.
+"""Settings of Hypothesis: an example has no time limit, since machines may be slow.
 
-Regression: on a busy machine an example of a pure function took more than 200 ms, and its test failed.
+Regression: on a busy machine one example of a pure function took more than 200 ms, and so its test failed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ P, Q = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.1, 0.3, 0.4, 0.2])
 
 
 def test_shared_noise_has_the_acceptance_of_its_own_draws() -> None:
-    """The expected acceptance with shared noise is that of 40,000 draws: four standard errors are 0.01."""
+    """The expected acceptance with shared random numbers is that of 40,000 draws, up to 0.01 (four standard errors)."""
     count = 40_000
     laws = [np.log(np.tile(law, (count, 1))) for law in (P, Q)]
     drawn = [choose_tokens(law, [SamplingParams(temperature=1.0, seed=3)] * count, range(count)) for law in laws]

@@ -1,4 +1,4 @@
-"""Checks of the project's claims: a wrong distribution is found, low speed fails, and a busy machine is not judged."""
+"""Checks of the project's claims: wrong distributions are found, low speed fails, busy machines get no judgement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.samples import BUSY, QUIET
 
 @pytest.fixture(scope="module")
 def counts() -> Counts:
-    """Return tokens drawn from made-up distributions (laws), some of which hardly leave a choice."""
+    """Return counts of tokens drawn from made-up distributions, some of which hardly leave a choice."""
     rng, tokens = np.random.default_rng(1), []
     laws = [np.sort(rng.dirichlet(np.full(NUM_RANKS + 1, 0.8)))[::-1][:NUM_RANKS].tolist() for _ in range(40)]
     for number in range(4000):

@@ -1,4 +1,4 @@
-"""The Trainium and vLLM reports show the figures of compared servers side by side, or why a step did not run."""
+"""Reports of device runs and of vLLM show the figures of compared servers side by side, or why a step did not run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_report_of_vllm_names_ways_that_exist() -> None:
 def test_the_report_of_vllm_names_every_step_and_why_it_did_not_run(
     found: object, reasons: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page of the vLLM report names every step, and why a step did not run."""
+    """The page of the vLLM report has every step, with the reason if the step did not run."""
     monkeypatch.setattr("scripts.device_report.vllm.find_spec", lambda name: found)
     if found:  # races need vLLM itself: tests/vllm/test_report.py
         monkeypatch.setattr("scripts.device_report.vllm.WAYS", {"Hybrid model": WAYS["Hybrid model"]})
@@ -115,9 +115,9 @@ def test_a_missing_device_ends_the_report(
 
 
 def test_the_text_of_a_way_is_compared_with_its_own_way_without_speculation() -> None:
-    """Each text is compared with that without speculation, and the tokens that differ are counted beside the rates.
+    """Each text is compared with the text of the same engine without speculation; differing tokens are counted.
 
-    With batch invariance the right texts are others than without it.
+    With vLLM's batch invariance the right texts are others than without it.
     """
 
     def at(rate: float, *texts: list[int]) -> dict[str, dict[str, object]]:
@@ -139,7 +139,7 @@ def test_the_text_of_a_way_is_compared_with_its_own_way_without_speculation() ->
 def test_a_way_that_fails_is_named_and_the_others_are_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If every engine fails, as without vLLM, the benchmark names all of them and ends with exit code 1."""
+    """If no engine works, as without vLLM, the benchmark names all of them and ends with exit code 1."""
     monkeypatch.setattr("sys.argv", ["same_text", "--model", "nowhere", "--speculative_config", "{}"])
     with pytest.raises(SystemExit, match="1"):
         same_text.main()

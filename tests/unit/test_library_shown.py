@@ -1,4 +1,4 @@
-"""What a notebook shows of the library: objects in a line, a bar for lists, short tracebacks, no warning."""
+"""What a notebook shows of the library: objects in one line, a progress bar for lists, short tracebacks, no warning."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_several_prompts_have_a_bar_where_somebody_looks(
 
 
 def test_errors_of_a_user_have_few_frames(client: specdec.Client) -> None:
-    """The traceback of a user's error shows few frames, without the library's inner ones.
+    """When a call of the library has a wrong argument, the traceback has few frames, without the library's inner ones.
 
-    Regression: a typo gave 11 frames, a missing model 55 with its causes.
+    Regression: a misspelt parameter gave 11 frames, and a missing model 55, with its causes.
     """
     wrong: Any = {"max_new_token": 5}
     with pytest.raises(ConfigError) as typo:
@@ -63,9 +63,9 @@ def test_errors_of_a_user_have_few_frames(client: specdec.Client) -> None:
 
 
 def test_a_notebook_without_widgets_sees_no_warning() -> None:
-    """A notebook without ipywidgets sees no warning about them.
+    """A notebook without ipywidgets shows no warning that they are missing.
 
-    Regression: tqdm warned that ipywidgets is missing, wherever the hub's bars were imported in a notebook.
+    Regression: tqdm gave this warning wherever the progress bars of the model hub were imported in a notebook.
     """
     lines = (
         "import sys, types",

@@ -1,4 +1,4 @@
-"""The page about reliability names the limits that the code has."""
+"""The documentation page about reliability names the limits that the code has."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ MIB, KIB = 1 << 20, 1 << 10
     ],
 )
 def test_a_limit_is_the_codes(words: str) -> None:
-    """A limit that the page names is the code's.
+    """Each limit that the page about reliability names is the code's.
 
-    Regression: the page had 4,096 early draft tokens of a request where the code keeps 256.
+    Regression: the page had 4,096 as the number of draft tokens kept before their request comes; the code keeps 256.
     """
     assert words in PAGE

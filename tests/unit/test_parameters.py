@@ -1,4 +1,4 @@
-"""Every place in the code that must know a sampling parameter knows it; a forgotten one fails here."""
+"""All code that must know each sampling parameter knows it: a test here fails if one is left out somewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from specdec.parameters import ClientSettings, ModelSettings, Parameters
 NAMES = {field.name for field in fields(SamplingParams)} - {"noise"}  # a request has no part in it
 ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft")
 NO_FLAG = {"logit_bias"}
-"""Sampling parameters without a flag of the command line, since a table of tokens does not fit into one."""
+"""Sampling parameters without a command-line flag, since a table of tokens does not fit into a flag."""
 
 
 def another_value(name: str) -> Any:
@@ -58,9 +58,9 @@ def test_every_number_has_a_range() -> None:
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_each_changes_the_choice(name: str) -> None:
-    """Each sampling parameter has an effect: another value of it changes tokens, beside fixed values of the others.
+    """Each sampling parameter has an effect: another value of it changes the chosen tokens.
 
-    Regression: a parameter that every format accepted, and no arithmetic read, passed all tests.
+    Regression: a parameter that every format accepted, but that no computation used, passed all tests.
     """
     rows, plain = 64, SamplingParams(temperature=0.9, seed=1)
     logits = np.random.default_rng(5).normal(size=(rows, 32)).astype(np.float32)
@@ -98,7 +98,7 @@ def test_each_has_a_flag(role: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
-    """A value outside its range is refused by the field's name; so is NaN, though each comparison with NaN is false."""
+    """A value outside its range, also NaN and infinity, is refused with the field's name and the range's end."""
     limits = RANGES[name]
     outside: list[Any] = [limits.low if limits.above else limits.low - 1, limits.high + 1]
     if isinstance(limits.high, float):
@@ -111,7 +111,7 @@ def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
 
 
 class Unloaded:
-    """A compiled model whose graph must not run."""
+    """Stand-in for a compiled model, which fails the test if its graph runs."""
 
     def forward(self, **tensors: Any) -> Any:
         raise AssertionError("a check runs no graph")
@@ -128,7 +128,7 @@ DEVICE_DECODERS: list[DeviceDecoder] = [
 ]
 """Decoders that choose tokens on the device: two that sample, and two that are only greedy."""
 SERVED_ON_DEVICE = {"temperature", "top_k", "top_p", "seed"}
-"""Parameters that device samplers serve; `check_seed` of inference/model/decoder.py handles seeds."""
+"""Parameters that samplers on the device obey; `check_seed` of inference/model/decoder.py handles seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ def test_a_device_sampler_serves_or_names_each_parameter(decoder: DeviceDecoder,
 def test_a_device_refuses_what_is_added_later(
     decoder: DeviceDecoder, later: GenerationRequest, field: str, value: str
 ) -> None:
-    """A decoder on a device refuses every parameter that it does not know.
+    """A decoder that chooses tokens on the device refuses every parameter that it does not know.
 
-    Regression: the decoder listed the parameters to refuse, so it would have ignored a new one in silence.
+    Regression: the decoder listed the parameters to refuse, so it would have ignored a new one without an error.
     """
     words = re.escape(f"{field} {value}: ") + ".*chooses tokens on the device"
     with pytest.raises(InvalidRequestError, match=words) as caught:
@@ -219,11 +219,11 @@ def test_parameters_that_truncate_are_known(name: str) -> None:
 
 
 REWRITTEN = {"logit_bias", "stop", "stop_token_ids"}
-"""Parameters of the library that a program may give in more forms than a request has."""
+"""Parameters of the Python library that a program may give in more forms than a request has."""
 
 
 def test_the_librarys_parameters_are_those_of_requests() -> None:
-    """`Parameters` has each field of a request that a program sets, with the field's type."""
+    """The library's `Parameters` has each field of a request that a program may set, with the field's type."""
     hints = {**get_type_hints(SamplingParams), **get_type_hints(CompletionRequest)}
     own = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar", "noise", "audit"}
     shown = get_type_hints(Parameters)
@@ -240,7 +240,7 @@ def test_the_librarys_parameters_are_those_of_requests() -> None:
     ],
 )
 def test_the_librarys_settings_are_flags(shown: Any, kind: type[Any], models: set[str]) -> None:
-    """`ModelSettings` and `ClientSettings` have each flag of their configurations, with the type of its value."""
+    """`ModelSettings` and `ClientSettings` have every flag of their configuration class, with the type of its value."""
     flags = {each.setting.key: each.kind for each in declared(kind) if each.setting.key not in models}
     flags |= {"batch": int} if kind is ConnectionConfig else {}
     written = {Path: str | Path, Mapping: Mapping[str, Any], Emulation: str}

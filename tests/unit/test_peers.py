@@ -1,4 +1,4 @@
-"""The benchmark against other programs: its race and tables, from known times and tokens."""
+"""The benchmark against other programs: how it runs them in turn, and its tables, from known times and tokens."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
 
 
 class Clockwork:
-    """Stand-in for an engine of another program: its variants take known times and count up from the prompt.
+    """Stand-in for another program's engine: its variants take known times, and count up from the prompt's last token.
 
-    A variant of speed 0 fails.
+    A variant whose speed in `SPEED` is 0 raises UnavailableError.
     """
 
     def __init__(self, peer: Peer, tokens_per_s: float, variants: Sequence[str], step: int = 1) -> None:
@@ -93,7 +93,7 @@ def test_a_server_answers_or_names_its_last_words() -> None:
 def test_our_server_takes_the_requests_of_the_race_over_vllm() -> None:
     """A specdec server accepts the requests that the benchmark against vLLM sends to it.
 
-    Regression: requests had vLLM's field for token ids, which a specdec server refuses.
+    Regression: the requests had vLLM's field for token ids, which a specdec server refuses.
     """
     model = ("--model", str(BUNDLED_TARGET), "--threads", "1", "--port", str(free_port()))
     server = Server([sys.executable, *MAIN, "target", *model, "--http_port", str(port := free_port())], port)

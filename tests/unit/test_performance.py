@@ -1,4 +1,4 @@
-"""Pages generated from docs/performance.json have its figures."""
+"""The documentation pages generated from docs/performance.json have the figures of that file."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from specdec.inference.workers.drafting.service import MAX_WORKER_SLOTS
 
 PROTO = (ROOT / "protos" / "specdec" / "v1" / "specdec.proto").read_text()
 COMMENTS = " ".join(re.sub(r"\n *//", " ", PROTO).split())
-"""Text of the .proto in one line, so that a sentence is found wherever a comment breaks it."""
+"""Text of the .proto's comments in one line, so that a sentence is found wherever a comment breaks it."""
 NONE = SamplingParams()
 
 
@@ -89,7 +89,7 @@ def ends(limits: Range) -> str:
     ],
 )
 def test_a_limit_in_a_comment_is_the_codes(words: str, num_places: int) -> None:
-    """Each limit that a comment of the .proto names is the code's.
+    """Each limit that a comment of the .proto names is the code's, and is named as often as expected.
 
     Regression: the .proto had "1 .. 65536 characters" for a grammar, of which servers take 262,144.
     """

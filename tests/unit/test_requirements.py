@@ -29,7 +29,7 @@ ELSEWHERE = (
     *("locust", "gevent"),
     *("vllm", "vllm_same_text", "msgspec", "triton"),
 )
-"""Packages that are imported only with an extra that the tests' environment lacks."""
+"""Packages that are imported only with extras that the environment of the tests lacks."""
 
 
 @pytest.mark.parametrize("name", requirements())
@@ -38,9 +38,9 @@ def test_the_requirements_files_are_those_of_pyproject(name: str) -> None:
 
 
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
-    """The package needs ranges of versions, and the files of requirements name exact ones.
+    """The package's dependencies are ranges of versions; the requirements files name exact versions.
 
-    Regression: all versions were pinned, so few packages could be installed beside the wheel.
+    Regression: all versions were exact, so few packages could be installed beside this one.
     """
     for requirement in map(Requirement, EXTRAS["server"]):
         assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
@@ -64,12 +64,12 @@ NEIGHBOURS = {
     "Roboflow's inference 1.8": "tokenizers==0.22.2 numpy==2.3.5 cryptography==50.0.2 protobuf==7.36.2 rich==14.3.4 "
     "prometheus-client==0.26.0",
 }
-"""Versions that pip chooses for another project, of packages that this project's base dependencies include too."""
+"""Versions that pip chooses for other projects, of packages that this project's base dependencies include too."""
 
 
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
 def test_pip_leaves_a_neighbour_its_versions(neighbour: str) -> None:
-    """Pip keeps the versions of packages that are installed beside the wheel.
+    """Pip keeps the versions of other projects' packages if this package is installed beside them.
 
     Regression: all ranges ended at the tested version, so pip replaced vLLM's grpcio 1.85.3 by 1.85.1.
     """
@@ -116,7 +116,7 @@ except SpecDecError as error:
 
 
 def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
-    """Run code that can import the base packages only; return exit code and stderr."""
+    """Run Python code that can import only packages of the base dependencies; return (exit code, stderr)."""
     blocked, installed = bare_environment()
     given = f"BLOCKED, INSTALLED = {blocked!r}, {installed!r}\n{CLIENT_ALONE}{code}"
     command = [sys.executable, "-c", given, *arguments]
@@ -126,7 +126,7 @@ def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
 
 @cache
 def bare_environment() -> tuple[set[str], set[str]]:
-    """Return the modules that are missing where only the base is installed, and the packages that are there."""
+    """Return (modules that cannot be imported with the base dependencies alone, names of the installed packages)."""
     installed = closure({name_of(spec) for spec in BASE}) | {name_of(PROJECT["name"])}
     owners = packages_distributions()
     blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
@@ -135,7 +135,7 @@ def bare_environment() -> tuple[set[str], set[str]]:
 
 
 def closure(names: set[str]) -> set[str]:
-    """Return the packages `names` and all of their dependencies."""
+    """Return the names of these packages and of all their dependencies."""
     found: set[str] = set()
     while names:
         found |= names
@@ -153,9 +153,9 @@ def closure(names: set[str]) -> set[str]:
     ids=["fused_client", "Client"],
 )
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
-    """A client needs only the packages of the base.
+    """A client needs only the base dependencies.
 
-    Regression: a thin client took 1.5 GB; later neither client started without packages of the server.
+    Regression: a client took 1.5 GB; later neither client started without packages of the server.
     """
     status, report = run_as_client(code, *arguments)
     assert (status, "no server answers" in report) == (1, True), report
@@ -171,7 +171,7 @@ def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, .
     ],
 )
 def test_errors_of_a_thin_client_name_the_extra(code: str, arguments: str, status: int) -> None:
-    """The error about a package that the base lacks names the extra to install.
+    """The error about a package that the base dependencies lack names the extra to install, in one line.
 
     Regression: each of these errors was a traceback.
     """
@@ -189,7 +189,7 @@ REFUSAL = "specdec needs Python 3.11 to 3.14, {python} is 3.10"
 
 @pytest.fixture
 def old_python(tmp_path: Path) -> Path:
-    """Stand-in for a Python 3.10, which records whether it is asked for more than its version."""
+    """Return a stand-in for Python 3.10, which makes the file `went_on` if it is asked for more than its version."""
     python = tmp_path / "python3.10"
     python.write_text(OLD_PYTHON.format(folder=tmp_path, python=sys.executable))
     python.chmod(0o755)
@@ -198,7 +198,7 @@ def old_python(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("goal", ["demo", "install", "test", "test-python", "manifests", "lock"])
 def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: Path, tmp_path: Path) -> None:
-    """`make install` refuses an old Python before it downloads anything.
+    """Goals of the Makefile that need Python refuse an old one before they download anything.
 
     Regression: pip downloaded half a gigabyte of torch, and then blamed another package.
     """
@@ -214,9 +214,9 @@ def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: P
 
 
 def test_pip_refuses_an_old_python_before_it_downloads() -> None:
-    """An old Python is refused before pip downloads anything.
+    """Pip with an old Python ends with an error before it downloads anything.
 
-    setup.py refuses it, since pip before version 24.1 checks requires-python only after all downloads.
+    setup.py raises the error, since pip before version 24.1 checks requires-python only after all downloads.
     """
     code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=150)
@@ -241,14 +241,14 @@ NEURON_IMAGES = {
     "2.29": ("2.9.0.2.13", "0.9.17334", "4.57.6"),
     "2.31": ("2.9.0", "0.10.18399", "4.57.6"),
 }
-"""By SDK version: the torch-neuronx and NxDI of its images, and a Transformers that this NxDI pins."""
+"""By version of Neuron's SDK: its torch-neuronx, its NxDI (NxD Inference), and a Transformers that this NxDI pins."""
 
 
 @pytest.mark.parametrize("sdk", NEURON_IMAGES)
 def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
-    """Pip keeps the NxDI of an image.
+    """Pip keeps the NxDI (AWS's NxD Inference) of a Neuron container image.
 
-    Regression: a pinned NxDI, or just a pinned Transformers, made pip replace the image's NxDI by another.
+    Regression: a pinned NxDI, or just a pinned Transformers, made pip replace the image's NxDI by another version.
     """
     wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")
@@ -283,4 +283,4 @@ def test_every_imported_package_is_a_declared_dependency() -> None:
 
 
 INDIRECT = {"starlette", "pydantic", "pydantic-core", "googleapis-common-protos"}
-"""Packages that come with declared ones: the first three with FastAPI, the last with grpcio-status."""
+"""Packages that come with declared ones: the first three with FastAPI, the last one with grpcio-status."""

@@ -1,4 +1,4 @@
-"""A TokenView, a part of a list of tokens without a copy, equals the list that it stands for, after any operations."""
+"""A TokenView, which is a part of a list of tokens without a copy, equals that part after any operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CUTS = st.lists(st.tuples(PLACES, PLACES, TOKENS), max_size=4)
 
 
 def cut(view: TokenView, plain: list[int], steps: list[tuple[int | None, int | None, list[int]]]) -> TokenView:
-    """Apply the same slices and appended tokens to a view and to a list, which changes in place; return the view."""
+    """Apply slices and appended tokens to a view, and to the list `plain` in place; return the changed view."""
     for start, stop, more in steps:
         view, plain[:] = view[start:stop] + more, [*plain[start:stop], *more]
     return view
@@ -34,7 +34,7 @@ def test_a_view_is_the_list_that_it_stands_for(log: list[int], tail: list[int], 
 def test_views_are_compared_as_lists_are(
     log: list[int], grown: list[int], one_tail: list[int], other_tail: list[int], steps: list[object]
 ) -> None:
-    """The common beginning of two views is as long as that of the lists that they represent."""
+    """The common beginning of two views is as long as the common beginning of the lists that they stand for."""
     one = TokenView(log, end=len(log), tail=one_tail)
     plain = [*one]
     log += grown

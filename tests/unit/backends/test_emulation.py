@@ -1,4 +1,4 @@
-"""Emulated passes take the time that the flag gives, and change nothing else."""
+"""Passes of a model with an emulated pass time take at least that time, and give the same logits as without."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_a_device_is_not_emulated(tmp_path: Path) -> None:
 
 @given(base=st.floats(0, 1), session=st.floats(0, 1), token=st.floats(0, 1), sessions=st.integers(1, 64))
 def test_passes_follow_the_roofline(base: float, session: float, token: float, sessions: int) -> None:
-    """An emulated pass takes the longer of reading weights and computing tokens, plus a time per session.
+    """An emulated pass takes the longer of reading the weights and computing the tokens, plus a time per session.
 
-    Further tokens cost nothing until computing takes as long as reading the weights.
+    A further token costs nothing until computing takes as long as reading the weights.
     """
     time_of = PassTime(base, session, token).seconds
     ridge = int(base / token) if token > base / 1e6 else 1000

@@ -1,4 +1,4 @@
-"""Copies of a model have equal model ids; different models have different ids."""
+"""Copies of a model have equal model ids; other weights, settings or context lengths give different ids."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_other_weights_settings_or_arithmetic_are_another(models: ModelDirectori
 def test_another_context_is_another_model(models: ModelDirectories) -> None:
     """A model with another --sequence_length has another model id.
 
-    Regression: a request was resumed at a replica with a shorter --sequence_length, where its answer ended
-    early.
+    Regression: a request was resumed at a server with the same model but a shorter --sequence_length, where its
+    answer ended early.
     """
     tokenizer = Tokenizer.load(models.target)
     contexts = [TargetEngine(ScriptedDecoder(max_length=max_length)) for max_length in (100, 100, 200)]
@@ -58,7 +58,7 @@ def test_every_byte_counts_and_no_date(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of weights is hashed once, and one from a model hub never, since its name there is its hash.
+    """Each file of weights is hashed only once; a file from a model hub is never hashed, since its name is its hash.
 
     Hashing hundreds of gigabytes at every start would take longer than loading them.
     """

@@ -76,13 +76,13 @@ def drop_a_weight(path: Path) -> None:
 
 
 def quantize(path: Path, *, method: str) -> None:
-    """Name a method of quantization in the configuration, and delete the weights: a refusal must not need them."""
+    """Name a quantization method in config.json, and delete the weights, which a refusal must not need."""
     edit_config(quantization_config={"quant_method": method, "bits": 4})(path)
     (path / "model.safetensors").unlink()
 
 
 def shard(path: Path) -> None:
-    """Write an index that names two files of weights, of which only one exists."""
+    """Turn a checkpoint into one whose index names two files of weights, of which only one exists."""
     (path / "model.safetensors").rename(path / "part-1.safetensors")
     names = {"model.norm.weight": "part-1.safetensors", "lm_head.weight": "part-2.safetensors"}
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
@@ -200,7 +200,7 @@ def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[s
 def test_too_long_sequences_are_refused_before_anything_is_loaded(checkpoint: Path) -> None:
     """A --sequence_length above the model's limit is refused before anything is loaded.
 
-    Regression: the default backend warned of it, and then torch loaded the model to refuse it again.
+    Regression: backend auto logged a warning and went on to torch, which loaded the model only to refuse it.
     """
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="sequence_length 129 is above"):
@@ -238,8 +238,8 @@ def test_slots_that_do_not_fit_into_memory_are_refused(max_length: int) -> None:
 def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path: Path) -> None:
     """A short sequence takes little of its slot's memory.
 
-    Regression: with pages of 2 MiB, the first request of each slot took all of the slot's memory, and up to
-    18 times as long.
+    Regression: with memory pages of 2 MiB, the first request of each slot took all of the slot's memory, and up to
+    18 times as long as with small pages.
     """
     save_tiny_model(tmp_path, "llama", num_key_value_heads=4, head_dim=64, max_position_embeddings=8192)
     config = config_for(tmp_path, backend=backend_name, num_slots=8, sequence_length=8192)
@@ -254,9 +254,9 @@ def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path:
 
 
 def test_packed_experts_of_gpt_oss_are_unpacked(tmp_path: Path) -> None:
-    """Experts in MXFP4, as gpt-oss is published, are read and unpacked by this project's code.
+    """Experts in MXFP4, the format in which gpt-oss is published, are read and unpacked without further packages.
 
-    Transformers refuses to read them without further packages.
+    Transformers would need such packages.
     """
     paths = [save_tiny_model(tmp_path / name, "gpt_oss", intermediate_size=32) for name in ("packed", "plain")]
     stored = [load_file(path / "model.safetensors") for path in paths]
@@ -277,7 +277,7 @@ def test_packed_experts_of_gpt_oss_are_unpacked(tmp_path: Path) -> None:
 
 
 def packed_experts(num_experts: int, num_inputs: int, num_outputs: int) -> tuple[torch.Tensor, ...]:
-    """Return random MXFP4 weights as blocks (two values a byte), scales (one per 32 values), and float weights."""
+    """Return random MXFP4 weights: blocks (two values a byte), scales (one per 32 values), and the same as floats."""
     generator = torch.Generator().manual_seed(0)
     shape = num_experts, num_outputs, num_inputs // 32
     blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)

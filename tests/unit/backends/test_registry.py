@@ -53,7 +53,7 @@ def test_auto_is_torch_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_idle_neuron_devices_are_named(
     backend: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that chooses the CPU beside Neuron devices logs how to use them.
+    """A server that runs on the CPU of a machine with Neuron devices logs how to use them.
 
     Regression: without --backend neuron, an 8B model on a Trainium instance silently ran on the CPU.
     """
@@ -78,9 +78,9 @@ def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.
 def test_limits_of_all_backends_are_refused_at_once(
     tmp_path: Path, fields: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A value above a limit that all backends have is refused at once, without a hint at another backend.
+    """A value above a limit of all backends is refused by the first, and the log suggests no other backend.
 
-    Regression: the log named torch as the way out, and the server loaded the model again, only to refuse it.
+    Regression: the log suggested torch, and the server loaded the model again, only to refuse it.
     """
 
     def no_memory(num_bytes: int) -> None:
@@ -102,7 +102,7 @@ def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_examined_model_is_loaded_as_examined(tmp_path: Path, family: str) -> None:
-    """Reading a model's files predicts the backend, slot size and context length that loading then has."""
+    """Examining a model's files predicts the backend, slot size and context length that the loaded model has."""
     config = ModelConfig(save_tiny_model(tmp_path, family), backend="auto", device="cpu", sequence_length=128)
     fit, loaded = examine(config), load_backend(config)
     assert (fit.slot_bytes, fit.max_length) == (loaded.slot_bytes, loaded.max_length)

@@ -1,4 +1,4 @@
-"""A command's process ends even if a thread hangs or its output has no reader; its log has few foreign lines."""
+"""A command's process ends even if a thread hangs or its output has no reader; its log leaves out libraries' lines."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ sys.exit(specdec.main())
 
 @pytest.mark.parametrize("executor", ["None", "concurrent.futures.ThreadPoolExecutor(1)"])
 def test_an_endless_thread_does_not_delay_the_end(executor: str) -> None:
-    """A drained process ends, even if one of its threads does not.
+    """A process whose work is done ends, even if one of its threads is still running.
 
-    Regression: a thread that waited for a silent DNS server, or ran an endless template, held a drained
-    process for minutes.
+    Regression: after its last request a server stayed for minutes, since a thread waited for a silent DNS server or
+    ran an endless chat template.
     """
     began = time.monotonic()
     done = subprocess.run(
@@ -66,7 +66,7 @@ def written_to(stdout: int) -> tuple[int, str]:
 
 
 def test_a_reader_that_left_is_no_failure() -> None:
-    """A command whose output is closed by its reader ends without an error.
+    """A command whose output nobody reads any more ends without an error message, with exit code 1.
 
     Regression: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError.
     """
@@ -98,9 +98,9 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
     ],
 )
 def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
-    """The log has each warning of NxDI only once.
+    """The log has each warning of NxDI (AWS's NxD Inference) only once.
 
-    Regression: only 8 of 250 lines in a draft's log were its own, since NxDI writes to the root logger.
+    Regression: only 8 of 250 lines in a draft's log were the draft's own, since NxDI logs to the root logger.
     """
     quiet = QuietLibraries()
     assert [quiet.filter(record(level, message)) for _ in range(2)] == shown
@@ -123,17 +123,17 @@ def test_other_lines_are_logged_every_time() -> None:
     ],
 )
 def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
-    """A client that leaves at the last write causes no traceback in the log.
+    """A client that disconnects during the last message to it causes no traceback in the log.
 
-    Regression: 1 in some 1,000 callers left as its status was written, which put a traceback into a target's
-    log.
+    Regression: 1 in some 1,000 clients disconnected while its status was sent, and gRPC put a traceback into the
+    target's log.
     """
     told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, message, (), None)
     assert QuietLibraries().filter(told) is shown
 
 
 def test_calls_that_the_end_cancels_leave_no_traceback() -> None:
-    """The end of a server cancels calls that watch its health, which gRPC logs with a traceback."""
+    """Calls that a server's end cancels leave no traceback in the log, though gRPC would log one; errors still do."""
     for error, shown in ((asyncio.CancelledError(), False), (ValueError(), True)):
         cause = (type(error), error, None)
         told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, "not handled", (), cause)
@@ -141,7 +141,7 @@ def test_calls_that_the_end_cancels_leave_no_traceback() -> None:
 
 
 def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:
-    """No text of a peer can begin a new line of the log.
+    """Text from a peer, such as a name, cannot begin a new line of the log.
 
     Regression: a certificate's name with a newline forged a line of the audit log.
     """
@@ -152,9 +152,9 @@ def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:
 
 
 def test_a_line_of_the_log_has_an_end() -> None:
-    """A line of the log is cut to a limit of length.
+    """A line of the log is cut to a maximum length.
 
-    Regression: a name of 100 kB, which a hostile target chose, was a line of 100 kB.
+    Regression: a session's name of 100 kB, which a hostile target chose, made a line of 100 kB.
     """
     record = logging.LogRecord("specdec", logging.WARNING, "", 0, "session %s", ("x" * 100_000,), None)
     line = OneLine("%(message)s").format(record)

@@ -22,7 +22,7 @@ from tests.conftest import ModelDirectories
 
 
 def usage_error(*arguments: str | Path) -> None:
-    """Run main with flags that it must refuse with the exit code of a usage error; the message is on stderr."""
+    """Run a command with these arguments; assert that it ends with the exit code of a usage error."""
     try:
         code = main([str(argument) for argument in arguments])
     except SystemExit as exc:  # argparse
@@ -55,7 +55,7 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_program_calls_itself_as_it_was_called(
     program: str, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A program's help shows the name by which it was called, and the commands that this name has.
+    """The help of a program shows the name by which the program was called, and has all of its commands.
 
     Regression: the installed command called itself main.py, and lacked compare, study and diff.
     """
@@ -76,7 +76,7 @@ def test_both_programs_print_the_version(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown flag gets two lines, one of which names the flag that was probably meant.
+    """An unknown flag gets an error of two lines, of which the first suggests the flag that was probably meant.
 
     Regression: the error stood below thirty lines of usage, without the flag that was meant.
     """
@@ -95,7 +95,7 @@ def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_dashes_are_underscores(role: str, arguments: str) -> None:
     """Every command takes flags with dashes in place of underscores.
 
-    Regression: a comparison took flags with dashes, while a role refused them.
+    Regression: `compare` took flags with dashes, while other commands refused them.
     """
     spelled = re.sub(r"(?<=\w)-", "_", arguments).replace("--no_", "--no-")
     assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
@@ -110,9 +110,10 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
     ],
 )
 def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names a path that does not exist, and a --revision for a model that comes from no hub.
+    """The error names a path that does not exist, or a --revision given for a model that is not from a model hub.
 
-    Regression: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached.
+    Regression: `./nowhere/model` was taken for the name of a model on a hub, and the error was that the hub could not
+    be reached.
     """
     usage_error("--role", "verify_target", *flags, "--prompt", "x")
     (line,) = capsys.readouterr().err.splitlines()
@@ -123,7 +124,7 @@ def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsy
 def test_names_of_roles_have_two_spellings(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A role's name may have dashes or underscores, and help prints the latter.
+    """A role (kind of process) can be named with dashes or with underscores; its help has underscores.
 
     Regression: `fused-target` was unknown, and so was `vllm_config`.
     """
@@ -133,7 +134,7 @@ def test_names_of_roles_have_two_spellings(
 
 
 def test_an_attached_draft_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`draft --attach` is another name of role worker, with flags that both have."""
+    """`draft --attach` is the same as role `worker`, for the flags that both have."""
     served: list[WorkerSettings] = []
 
     async def keep(settings: WorkerSettings) -> int:
@@ -165,9 +166,9 @@ def test_an_attached_draft_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(tmp_path: Path) -> None:
-    """A draft without a tokenizer is refused before the target loads.
+    """A draft whose directory has no tokenizer is refused before the target is loaded.
 
-    Regression: a large target loaded for minutes first, and Transformers then wrote five lines about the
+    Regression: a large target was loaded for minutes first, and then Transformers wrote five lines about the
     draft.
     """
     for file in BUNDLED_DRAFT.iterdir():
@@ -223,7 +224,7 @@ def test_flags_keep_their_underscores(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["target", "draft", "fused_target", "fused_client", "gateway", "verify_fused"])
 def test_unknown_flags_are_refused(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A flag that a role does not know is refused, and so is the abbreviation of a known one."""
+    """A flag that a role does not know is refused, and so is a known flag's abbreviation."""
     usage_error("--role", role, "--no_such_flag")
     assert "--no_such_flag" in capsys.readouterr().err
     usage_error("--role", role, "--log", "info")
@@ -281,9 +282,10 @@ CASES = [
 def test_a_bad_value_is_named_with_its_limit(
     role: str, flags: tuple[str, ...], message: str, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A value out of range is refused at the start, with its limit.
+    """A value out of range is refused at the start; the error has the limit.
 
-    Regression: a thin client sent some of these values to the server, or waited for ever with --batch 0.
+    Regression: `fused_client`, which loads no model, sent some of these values to the server, and --batch 0 waited
+    for ever.
     """
     model = [] if role == "fused_client" else ["--model", str(models.target)]
     prompt = [] if role == "target" else ["--prompt", "x"]
@@ -298,9 +300,9 @@ def test_a_bad_value_is_named_with_its_limit(
 def test_no_draft_is_taken_for_another_target(
     role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Users with a target of their own must name a draft, since the bundled draft fits only the bundled target.
+    """Users who name their own target must name a draft too, since the bundled draft fits only the bundled target.
 
-    Regression: the bundled draft was used silently, and the error was about vocabularies.
+    Regression: the bundled draft was used without a word, and the error was about vocabularies.
     """
     usage_error("--role", role, *flags)
     report = capsys.readouterr().err
@@ -342,9 +344,9 @@ def test_what_cannot_be_used_is_refused_before_a_model_loads(
 
 
 def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A flag without effect gets one warning.
+    """A flag that has no effect gets one warning in the log.
 
-    Regression: the warning came twice, once for each model of the pair.
+    Regression: the warning came twice, for the target and for the draft.
     """
     fused_config(settings_of("fused_target", ["--tp_degree", "3"]))
     assert [record.getMessage() for record in caplog.records if "tp_degree 3 has no effect" in record.getMessage()] == [

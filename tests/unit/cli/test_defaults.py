@@ -1,4 +1,4 @@
-"""Defaults of requests, from a server's flags and from the checkpoint's generation_config.json."""
+"""Default values of request parameters, from a server's flags and from the checkpoint's generation_config.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def defaults(model: Path, *flags: str, role: str = "target") -> RequestDefaults:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Save only a generation_config.json, with values like Qwen3's; return its folder."""
+    """Save a generation_config.json with values like Qwen3's, and no other file; return its folder."""
     stored = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True, "eos_token_id": [1, 2]}
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     return tmp_path
@@ -42,7 +42,7 @@ TEXTBOOK = (
 
 @pytest.mark.parametrize("line", TEXTBOOK)
 def test_every_command_of_the_textbook_parses(line: str) -> None:
-    """The commands of the textbook are accepted as they stand there.
+    """The commands in `TEXTBOOK`, as a textbook prints them, are accepted unchanged.
 
     Regression: `--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2.
     """

@@ -34,10 +34,10 @@ def test_the_bundled_pair_has_a_command_that_serves_it(capsys: pytest.CaptureFix
 def test_the_least_time_of_a_pass_is_no_bound_on_a_busy_machine(
     is_busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Doctor reports a bound on the speed only if the machine is quiet; otherwise it says that the machine is busy.
+    """The estimates of speed that `specdec doctor` prints are called limits only if the machine is quiet.
 
-    Regression: on a busy machine it promised at most 30 tokens/s, and the first run had 116. It read 256 MB from the
-    memory, where the small models' weights stay in a cache, and said nothing of the other processes.
+    Regression: on a busy machine it promised at most 30 tokens/s, and the first run had 116. It had timed reading
+    256 MB of memory, while small models' weights stay in the CPU's cache, and did not mention other processes.
     """
     monkeypatch.setattr(host_load, "_CPU_TIMES", tmp_path / "unknown")  # so that the load average decides
     monkeypatch.setattr(host_load, "load_average", lambda: 99.0 if is_busy else 0.0)
@@ -61,7 +61,7 @@ def test_a_draft_of_another_tokenizer_fits_by_its_share(
 
 
 def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Doctor reports, for each model that cannot be served, the error that a server would end with."""
+    """`specdec doctor` reports, for each model that cannot be served, the error with which a server would end."""
     (tmp_path / "target").mkdir()
     target, draft = save_tiny_model(tmp_path / "target", "llama"), tmp_path / "draft.gguf"
     stored = json.loads((target / "config.json").read_text())
@@ -76,9 +76,9 @@ def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: 
 
 
 def test_the_bound_of_speed_is_leviathans() -> None:
-    """Doctor's bound on the speed-up is that of Leviathan et al., with the best number of draft tokens per round.
+    """Doctor's highest possible speed-up is the formula of Leviathan et al., with the best number of draft tokens.
 
-    At an acceptance of 0.5 a draft without cost gives at most 2; one as slow as its target gives no gain.
+    At an acceptance of 0.5 a draft that takes no time gives at most 2; a draft as slow as its target gives no gain.
     """
     assert bound(0.5, 0.0) == pytest.approx(2.0)
     assert bound(0.9, 1.0) == 1.0

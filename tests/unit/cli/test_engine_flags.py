@@ -1,4 +1,4 @@
-"""Flags of a target's engines: those after `--` are vLLM's, and settings of one engine are refused with the other."""
+"""A target runs on its own engine or on vLLM: flags after `--` go to vLLM; each engine refuses the other's flags."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`specdec doctor` and `specdec target` read a model's directory by the same code, and refuse it in the same words.
 
-Directories are those of public bug reports and of attacks; each error names the file, the field, and the way out.
+The directories have faults from public bug reports and from attacks; errors name the file, the field, and the way out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def config(**values: Any) -> Change:
 
 
 def header(**changes: Any) -> Change:
-    """Return a change of the entry of one tensor in the header of the weights."""
+    """Return a function that changes a tensor's entry in the weights' header; it removes fields with value `GONE`."""
 
     def change(folder: Path) -> None:
         content = (folder / WEIGHTS).read_bytes()
@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Change, tuple[str, ...]]] = {
 
 
 def refusals(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """Return what the doctor and a target say of a directory that both must refuse."""
+    """Return (error of `specdec doctor`, error of a target) for a directory that both must refuse."""
     assert main(["--role", "doctor", str(folder)]) == 1
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("target"))
     assert main(["--role", "target", "--model", str(folder), "--port", "0"]) == 2
@@ -167,10 +167,10 @@ def refusals(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str
 def test_doctor_and_target_refuse_in_the_same_words(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A directory that cannot be served is refused by both, with the file, the field and the way out.
+    """Doctor and target refuse a faulty directory with the same error, which names the file, field and way out.
 
-    Regression: the doctor said "served" of 18 of these and ended with a traceback for 11 others, and a target ended
-    with a traceback that named no file.
+    Regression: doctor called 18 of these directories served and ended with a traceback for 11 others, and a target
+    ended with a traceback that named no file.
     """
     change, parts = REFUSED[name]
     folder = save_tiny_model(tmp_path, "llama")
@@ -203,7 +203,7 @@ def test_the_doctor_serves_what_is_whole(name: str, tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3_text", "mixtral", "qwen3", "gpt_oss", "phi3"])
 def test_headers_fit_models_of_all_kinds(family: str, tmp_path: Path) -> None:
-    """Weights that are tied, fused or joined, and so have other names, are not called missing."""
+    """Weights with other names, because they are tied, fused or joined, are not reported as missing."""
     from specdec.inference.backends.checkpoint import load_config, require_fitting
 
     folder = save_tiny_model(tmp_path, family)

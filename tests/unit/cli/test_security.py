@@ -54,9 +54,9 @@ def test_a_gateways_token_speaks_for_others(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An auth file keeps its mode when a command adds a token.
+    """A file of access tokens keeps its mode when a command adds a token.
 
-    Regression: after root had made a token, the servers' user could not read the auth file, and refused the
+    Regression: after root had added a token, the servers' user could not read the file, and refused the
     token.
     """
     file = tmp_path / "auth.toml"
@@ -105,10 +105,10 @@ def test_trial_certificates_are_made_once_and_fit_each_other(tmp_path: Path) -> 
 async def test_a_trial_server_is_trusted_at_its_interface_address(
     tmp_path: Path, family: socket.AddressFamily, host: str, far: str
 ) -> None:
-    """The certificate of a trial server has the addresses of the machine's interfaces.
+    """The certificate that --tls_self_signed makes has the addresses of the machine's interfaces.
 
-    Regression: README's commands failed if HOST was an IP address, since on a machine without DNS the
-    certificate lacked it.
+    Regression: README's commands failed if HOST was an IP address: without DNS the certificate lacked
+    it.
     """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -133,7 +133,7 @@ async def test_a_trial_server_is_trusted_at_its_interface_address(
 
 
 def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A trial certificate gets a machine's new address from its old CA, so that the clients' ca.pem stays valid."""
+    """A trial certificate is issued anew for another host by its old CA, so clients' ca.pem stays valid."""
     folder = tmp_path / "certs"
     caplog.set_level("INFO")
     server("--host", "edge.example", "--tls_self_signed", folder)
@@ -174,9 +174,9 @@ def test_an_invalid_host_name_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_servers_that_start_together_agree_on_their_certificates(tmp_path: Path) -> None:
-    """Servers that make trial certificates in one folder at the same time have one chain there.
+    """Servers that make trial certificates in one folder at the same time use one CA and its certificates.
 
-    Regression: each made a CA, and some left a server.pem that ca.pem does not verify, which later starts kept.
+    Regression: each server made a CA. Some left a server.pem that ca.pem does not verify, and later starts kept it.
     """
     for number in range(5):
         folder = tmp_path / str(number)

@@ -43,7 +43,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_reads_its_defaults(role: str) -> None:
-    """Each role reads its settings from the defaults of its flags.
+    """Each role (kind of process) has all its settings if only its required arguments are given.
 
     Regression: a role that lacked a group of flags crashed at its start.
     """
@@ -78,7 +78,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """Each setting that a role leaves out exists, since a misspelt name would silently leave out nothing."""
+    """Each setting that a role says it leaves out exists; a misspelt name would silently leave out nothing."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -111,7 +111,7 @@ class _Room:
 
 
 def room(*arguments: str) -> tuple[Any, str]:
-    """Return the `_Room` that a command's flags set, and the command's --help."""
+    """Return the `_Room` that these command-line arguments set, and the text of the command's --help."""
     parser = ArgumentParser()
     add_group(parser, _Room)
     return read(_Room, vars(parser.parse_args(arguments))), parser.format_help()
@@ -141,7 +141,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A draft that serves refuses a plain-text --host beyond loopback; one that completes prompts does not."""
+    """A draft that serves clients refuses a plain-text --host beyond loopback; one that only completes does not."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])
@@ -154,7 +154,7 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return the table below a heading of docs/commands.md: its second cells by its first ones, links by their text."""
+    """Return the table below a heading of docs/commands.md: from first column to second, without links in brackets."""
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}
@@ -175,7 +175,7 @@ COMMAND = re.compile(r"^(?:specdec|python main\.py --role) (?!diff)(.*)$", re.M)
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
 def test_guides_name_flags_that_exist(guide: Path) -> None:
-    """Every flag that a guide names is a flag, with dashes or underscores, or the beginning of one."""
+    """Every flag named in a guide exists, with dashes or underscores; a guide may also name the beginning of one."""
     parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
     known = {
         "--role",
@@ -196,9 +196,9 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
     for line in COMMAND.findall(guide.read_text(encoding="utf-8"))
 ])  # fmt: skip
 def test_commands_of_guides_are_accepted(line: str) -> None:
-    """Commands in guides parse, and those that attach to a target pass an access token.
+    """Commands in guides are accepted, and those that attach a worker to a target pass an access token.
 
-    Regression: README's command of a pool worker had no token, so a target on a network refused it.
+    Regression: README's command of a worker had no token, so a target on a network refused it.
     """
     command, *arguments = shlex.split(line, comments=True)
     if command in ("compare", "study"):

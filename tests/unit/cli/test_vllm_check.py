@@ -1,4 +1,4 @@
-"""`vllm_check` looks for the names that this project needs in vLLM; here packages are made up, with and without them.
+"""`vllm_check` looks for the names that this project needs in vLLM; here made-up packages have or lack them.
 
 tests/vllm uses the real vLLM.
 """
@@ -23,7 +23,7 @@ from specdec.inference.vllm.hooks import VARIABLE, Hooks, read_hooks
 
 LOST_BY_RULE = hooks._lost_by_rule
 OWNER = "vllm.v1.worker.gpu.states:RequestState"
-"""Class that only vLLM's model runner V2 needs, with its attributes `draft_tokens` and `req_id_to_index`."""
+"""A class that vLLM's model runner V2 alone needs, with its attributes `draft_tokens` and `req_id_to_index`."""
 
 
 def grown(folder: Path) -> Path:
@@ -56,7 +56,7 @@ def read(place: Path) -> Hooks:
 
 @pytest.fixture(scope="module")
 def without_rule() -> Iterator[None]:
-    """Skip the names that the rule of `vllm_same_text` needs: it is a package with tests of its own."""
+    """Leave out the names that the package `vllm_same_text`, which has its own tests, needs in vLLM."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hooks, "_lost_by_rule", lambda place: [])
         yield
@@ -69,7 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, without_rule: None) -> Path:
 
 @pytest.fixture
 def place(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a package `vllm` importable that has all names vllm_check looks for; return its directory."""
+    """Make a package `vllm` with all names that vllm_check looks for, which can be imported; return its directory."""
     monkeypatch.delenv(VARIABLE, raising=False)
     place = Path(shutil.copytree(whole, tmp_path / "vllm"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -186,7 +186,7 @@ async def test_without_vllm_there_is_a_way_out(
 def test_runner_v2_needs_the_rule_of_the_plug_in(
     is_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the distribution `vllm_same_text`, or with a vLLM that its rule does not fit, runner V2 is not usable."""
+    """Runner V2 is not usable without the package `vllm_same_text`, or with a vLLM that this package does not fit."""
     monkeypatch.setattr(hooks, "find_spec", lambda name: is_installed or None)
     lost = LOST_BY_RULE(tmp_path)
     assert lost[0].startswith("EngineArgs.create_engine_config(self) in" if is_installed else "vllm_same_text (in our")
@@ -207,7 +207,7 @@ def test_runner_v2_needs_the_rule_of_the_plug_in(
 def test_wheels_have_the_names_that_the_page_says(
     wheel: str, usable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each vLLM wheel has the names that its usable runners need, as docs/vllm.md says; `vllm` is the newest wheel."""
+    """Each wheel has the names needed by the runners that docs/vllm.md says it can use; `vllm` is the newest wheel."""
     monkeypatch.delenv(VARIABLE, raising=False)
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest")
     subprocess.run([*pip, str(tmp_path), "--no-cache-dir", wheel], check=True)

@@ -23,7 +23,7 @@ from tests.support.foreign import foreign_server
 
 
 async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
-    """If prompts fail at times or always, failures are counted by code, and the report is written."""
+    """If some or all prompts fail, failures are counted by error code, and the report is still written."""
     (tmp_path / "some.txt").write_text("plain\nit dies here\nit fails\n")
     (tmp_path / "none.txt").write_text("busy\nbusy again\n")
     async with foreign_server() as one, foreign_server() as other:
@@ -54,7 +54,7 @@ async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
 def test_endpoints_exceed_the_limit_of_select() -> None:
     """More than 1023 endpoints can be open at once.
 
-    Regression: more than 1023 endpoints at once ended in a ValueError, since select() takes no socket above
+    Regression: more than 1023 endpoints at once ended in a ValueError, since select() takes no file descriptor above
     that.
     """
     config = parse_config(["--endpoint", "a=http://127.0.0.1:9/v1", "--concurrency", "1500"])

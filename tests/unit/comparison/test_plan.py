@@ -203,9 +203,9 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """Only topologies whose draft runs ahead are compared by number of branches (guesses about the next token).
+    """Only topologies whose draft runs ahead are measured with several numbers of branches (guesses for a token).
 
-    In a pool, each number has a target of its own.
+    In topology pool, each number of branches has a target server of its own.
     """
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
@@ -283,7 +283,8 @@ def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
 def test_every_contender_is_the_first_of_each_condition_equally_often(tmp_path: Path) -> None:
     """Each topology, draft and gamma is measured first equally often at each round trip time and kind of prompt.
 
-    Regression: with as many round trip times as servers to compare, each time had the same first one in all runs.
+    Regression: with as many round trip times as servers to compare, each round trip time had the same server first in
+    all runs.
     """
     plan = config(tmp_path)
     num = len(plan.contenders)

@@ -445,11 +445,11 @@ SHOWN = {
     "tokens /pass": ("mean_acceptance_length", 1.0),
     "speed-up": ("speedup", 1.0),
 }
-"""Heading of each column in the page's tables of speed: its field in results.json, and the factor to its unit."""
+"""Columns of the page's tables of speed: heading to (field in results.json, factor from the field's unit)."""
 
 
 def speeds(page: str) -> list[dict[str, str]]:
-    """Return the rows of the page's tables of speed, each by the headings of the columns."""
+    """Return the rows of the page's tables of speed, each as a dictionary from heading to cell."""
     found = []
     for table in re.findall(r"<caption>[^<]* prompts: speed</caption>(.*?)</table>", page, re.DOTALL):
         heading, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", table))
@@ -497,7 +497,7 @@ def test_unwritable_directory_is_refused_at_once(tmp_path: Path) -> None:
 
 
 FULL = Path("/dev/full")
-"""Device that takes no byte, as a full disk."""
+"""Device to which nothing can be written, as to a full disk."""
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here, which only Linux has")
@@ -586,7 +586,7 @@ def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
 
 
 def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
-    """The page has landmarks, ordered headings, captions, scopes, and texts with the figures of its pictures."""
+    """The page has landmarks, ordered headings, captions, table scopes, and texts with the figures of its pictures."""
     text = (sweep / "report.html").read_text()
     page = _Page(text)
     tags = [tag for tag, _ in page.tags]
@@ -623,7 +623,7 @@ def _luminance(colour: str) -> float:
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
     """The page shows the conditions and whether all tokens are the same; each picture shows its conditions.
 
-    Nothing is called emulated.
+    Without emulated pass times, nothing is marked as emulated.
     """
     text = (sweep / "report.html").read_text()
     assert "EMULATED" not in text
@@ -644,7 +644,7 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
     """A report on endpoints (servers that others run) has only figures that can be measured from outside.
 
-    Regression: a report on endpoints had a bound on speed, negative round trips, and topologies that were not
+    Regression: a report on endpoints had a computed highest speed, negative round trips, and topologies that were not
     started.
     """
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
@@ -714,7 +714,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, saved: list[Figure]) -> None:
-    """Pictures, tables and rows say that times were emulated, and name their conditions: each may be shown alone.
+    """Pictures, tables and rows of emulated runs say so and name their conditions, since each may be shown alone.
 
     None may be taken for a measurement of this machine.
     """
@@ -735,7 +735,7 @@ def test_pictures_of_a_busy_machine_say_so(
 ) -> None:
     """Each picture of a busy machine has a note that says so, and no other picture has one.
 
-    Regression: the page alone warned, and a picture without its page showed a bar eight times above its bound.
+    Regression: the page alone warned, and a picture without its page showed eight times the computed highest speed.
     """
     output = written(findings(config(tmp_path), load=load))
     notes = [figure.legends[0].get_title().get_text().replace("\n", " ") for figure in saved]
@@ -748,7 +748,7 @@ def test_pictures_of_a_busy_machine_say_so(
 def test_no_two_panels_of_latencies_have_one_title(tmp_path: Path) -> None:
     """Each panel of latencies has a title of its own, with the name of its figure.
 
-    Regression: six panels had the title "1 in flight, round trip 0 ms", and their figure's name stood once below.
+    Regression: six panels had the title "1 in flight, round trip 0 ms", and the figure's name stood only once, below.
     """
     titles = [axes.get_title() for axes in latency_shares(findings(config(tmp_path))).axes]
     assert len(set(titles)) == len(titles) == 6
@@ -756,9 +756,9 @@ def test_no_two_panels_of_latencies_have_one_title(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kinds", [TWO_KINDS, THREE_KINDS])
 def test_labels_of_bars_lie_on_no_bar_and_on_no_bound(tmp_path: Path, kinds: tuple[PromptSet, ...]) -> None:
-    """Labels of bars overlap neither bars, lines of bounds nor one another, and stay within the panel.
+    """Labels of bars overlap neither bars, lines of highest speeds nor other labels, and stay within the panel.
 
-    Regression: white plates at the foot of each bar hid what lay below them, and labels of narrow bars ran into one
+    Regression: white boxes at the foot of each bar hid what lay below them, and labels of narrow bars ran into one
     another.
     """
     workload = WorkloadConfig(kinds, num_runs=2)

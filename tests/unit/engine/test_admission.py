@@ -1,4 +1,4 @@
-"""Admission of requests of several accounts: who gets the next slot, and whose session gives one up."""
+"""Admission of requests of several accounts: which request gets the next slot, and which session gives its slot up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING = Prefix((), 0)
 
 
 class Request:
-    """A request that an admission without an engine can hold."""
+    """A request for tests of admission without an engine; it records its slot and its error."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Request:
 
 
 class Desk:
-    """An admission and its requests by name; the first letter of a name is the request's account."""
+    """An admission with requests that have names; the first letter of a name is the request's account."""
 
     def __init__(self, *, num_slots: int, max_waiting: int) -> None:
         self.admission: Admission[Request] = Admission(num_slots=num_slots, max_waiting=max_waiting)
@@ -54,7 +54,7 @@ class Desk:
                 self.admission.enqueue(self.requests[name])
 
     def require_consistent(self) -> None:
-        """Require that slots, running requests, kept prefixes and queue fit one another."""
+        """Assert that slots, running requests, kept prefixes and the queue are consistent with one another."""
         admission = self.admission
         held = [holder.slot for holder in admission.running if holder.slot is not None]
         assert sorted([*held, *admission._free]) == list(range(admission.num_slots))
@@ -95,7 +95,7 @@ def test_a_freed_slot_goes_to_the_account_with_fewest() -> None:
 
 
 def test_an_account_with_several_slots_gives_one_to_an_account_that_has_none() -> None:
-    """An account without a slot gets one of the account with most slots, by the session there with fewest tokens."""
+    """An account without a slot gets one of the account with most slots: that of its session with fewest tokens."""
     desk = Desk(num_slots=3, max_waiting=20)
     desk.ask("a0", "a1", "a2", "a3")
     assert desk.running() == ["a0", "a1", "a2"]
@@ -142,8 +142,8 @@ def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
 def test_accounts_that_left_the_queue_are_forgotten() -> None:
     """An account whose last request leaves the queue takes no more memory.
 
-    Regression: an account stayed for ever if its last request was cancelled in the queue, or pushed out of
-    it.
+    Regression: an account stayed in memory for ever if its last request was cancelled in the queue, or removed from it
+    for another one.
     """
     desk = Desk(num_slots=1, max_waiting=2)
     desk.ask("a0")
@@ -163,7 +163,7 @@ def test_one_account_is_served_as_it_came() -> None:
 
 
 def test_a_full_queue_prefers_callers_with_less() -> None:
-    """In a full queue, a request of an account with few takes the place of one of an account with many."""
+    """In a full queue, a request of an account with few requests replaces one of an account with many."""
     desk = Desk(num_slots=1, max_waiting=3)
     desk.ask("a0")
     assert desk.running() == ["a0"]

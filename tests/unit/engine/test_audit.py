@@ -47,9 +47,9 @@ async def audits_of(engine: TargetEngine, request: GenerationRequest, output: Se
 async def test_all_tokens_of_an_output_are_choices(
     engine: TargetEngine, mode: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each token of an output is found to be its model's choice, however it is read.
+    """The audit finds each token of a model's own output to be the model's choice.
 
-    It may be read in parts, or while a slot still holds the output's beginning.
+    It does so whether it reads the output in parts or whole, or finds the output's beginning still in a slot.
     """
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", chunk)
     tokens, _ = await completed(engine, wanted(mode))
@@ -114,7 +114,7 @@ def test_the_prompt_is_not_audited() -> None:
 
 
 async def test_windows_leave_no_rounding_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that computes in fixed windows gives margins of equal bits, in whatever parts an output is read."""
+    """If a backend computes in fixed windows, an audit's margins have the same bits in whatever parts it reads."""
     backend = TorchBackend(tiny_model("llama").to(torch.bfloat16), num_slots=2, max_length=64, windows=Windows(16, 2))
     found = []
     async with running(TargetEngine(SlotDecoder(backend))) as engine:

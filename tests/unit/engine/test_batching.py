@@ -12,7 +12,7 @@ from specdec.inference.request import GenerationRequest, SamplingParams, Schedul
 from specdec.inference.speculation.tree import Branch
 
 PASS_S = 10.0
-"""Seconds of a pass: so many that the test's own time, which counts as waiting too, does not matter."""
+"""Seconds of a pass: so many that the time of the test itself, which counts as waiting too, does not matter."""
 
 
 def batching(row_s: float = 0.0) -> Batching:
@@ -25,7 +25,7 @@ def batching(row_s: float = 0.0) -> Batching:
 
 
 def helped(num_left: int, *, slot: int = 0) -> TargetSession:
-    """Return a session that may have `num_left` more tokens; its worker sends four tokens 0.2 s after each commit."""
+    """Return a session that lacks `num_left` tokens; its draft worker sends four tokens 0.2 s after each commit."""
     session = TargetSession(GenerationRequest((5, 6, 7), max_new_tokens=num_left), max_length=60, gamma=4)
     session.follow(Schedule.ASYNC)
     session.enter(slot, 2)
@@ -40,7 +40,7 @@ def waits(choice: Batching, *sessions: TargetSession) -> bool:
 
 
 def reading(slot: int, num_tokens: int) -> TargetSession:
-    """Return a session that has read nothing of its prompt."""
+    """Return a session with a prompt of `num_tokens` tokens, none of which has been read."""
     session = TargetSession(GenerationRequest((5,) * num_tokens), max_length=60, gamma=4)
     session.enter(slot, 0)
     return session
@@ -54,10 +54,10 @@ def decoding(slot: int) -> TargetSession:
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 8])
 def test_a_burst_of_prompts_is_read_as_fast_as_its_share_allows(num_draft_tokens: int) -> None:
-    """Prompts get their share of a pass also if no pass over as many sessions was measured without prompts.
+    """Prompts get their share of a pass even if no pass over as many sessions was ever measured without prompts.
 
     Regression: such a pass was assumed to take as long as one over a single session, and the rest counted as the cost
-    of its prompt tokens. So prompts seemed five times as dear, each pass read 16 tokens of them, and a burst of
+    of its prompt tokens. So prompts seemed five times as costly, each pass read 16 tokens of them, and a burst of
     requests took long to be read.
     """
     choice = batching(row_s=0.5)
@@ -101,7 +101,7 @@ def test_rounds_pay_where_sessions_make_passes_long(seconds: float, expected: Sc
 
 
 def drafted(end: int, num_tokens: int, *, gamma: int = 8, schedule: Schedule | None = Schedule.ASYNC) -> TargetSession:
-    """Return a decoding session with `end` committed tokens; its draft worker has sent `num_tokens` further ones."""
+    """Return a decoding session with `end` committed tokens, to which its draft worker has sent `num_tokens` more."""
     session = TargetSession(GenerationRequest(tuple(range(5, 5 + end)), max_new_tokens=40), max_length=99, gamma=gamma)
     session.enter(0, end - 1)
     if schedule is not None:
@@ -111,7 +111,7 @@ def drafted(end: int, num_tokens: int, *, gamma: int = 8, schedule: Schedule | N
 
 
 def proposed(windows: Windows | None, *sessions: TargetSession) -> list[tuple[int, int]]:
-    """Return (draft tokens, gamma) of each session in the next pass."""
+    """Return (number of draft tokens, gamma) of each session in the next pass."""
     choice = Batching(1.0, 0, windows)
     return [(len(turn.proposal), turn.gamma) for _, turn in choice.narrowed(choice.turns(sessions))]
 

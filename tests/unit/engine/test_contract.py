@@ -1,4 +1,4 @@
-"""This project's engine over a tiny onnx model keeps the contract of engines."""
+"""This project's engine, over a tiny onnx model, passes the tests that all engines must pass."""
 
 from __future__ import annotations
 

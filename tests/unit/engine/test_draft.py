@@ -77,9 +77,9 @@ async def test_a_running_step_counts_if_its_chain_lives(
 async def test_a_round_ends_with_what_it_has_once_its_session_is_held(
     engine: DraftEngine, proposer: ScriptedProposer, num_tokens: int
 ) -> None:
-    """A round ends if drafting is switched off before its next step.
+    """A round of drafting ends, with the tokens it has, if drafting is switched off before its next step.
 
-    Regression: it never ended, and its session got no more draft tokens.
+    Regression: the round never ended, and its session got no more draft tokens.
     """
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, num_tokens)
@@ -94,9 +94,9 @@ async def test_a_round_ends_with_what_it_has_once_its_session_is_held(
 async def test_commits_of_held_sessions_do_not_wake_the_loop(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit does not wake the draft engine's loop for a session whose drafting is off (held).
+    """A commit does not wake the draft engine's loop for a session whose drafting is switched off.
 
-    Regression: each commit of each held session made the loop look at all of them, on the target's own core.
+    Regression: each commit of such a session made the loop look at all sessions, on the target's own core.
     """
     wakes: list[int] = []
     held, drafting = (engine.open([1, 2, 3], GREEDY) for _ in range(2))

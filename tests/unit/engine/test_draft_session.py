@@ -1,6 +1,6 @@
-"""A draft session's chain of tokens and its branches, compared with a naive model and with the target's draft tree.
+"""A draft session's chain of tokens and its branches (alternatives) equal a naive model's and the target's draft tree.
 
-Also: which tokens it sends and when, since a message must save more time than it costs.
+Other tests say which tokens the session sends and when, since a message must save more time than it costs.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ actions = st.one_of(
 
 
 def survivors(paths: Sequence[list[int]], committed: list[int]) -> list[list[int]]:
-    """Return, of the paths that begin with all committed tokens, the rest after these."""
+    """Return what follows the committed tokens in each path that begins with all of them."""
     return [path[len(committed) :] for path in paths if path[: len(committed)] == committed]
 
 
 class Link:
-    """A draft session, a target's draft tree, and the messages that are on their way between them."""
+    """A draft session, a target's draft tree, and the messages on their way between the two."""
 
     def __init__(self) -> None:
         self.session = DraftSession(DraftedSequence([7]), num_slots=2, num_branches=2)
@@ -122,7 +122,7 @@ def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple
 
 
 def sent(session: DraftSession) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (token ids, node numbers) of the chain and of each branch, as far as they were sent."""
+    """Yield (token ids, their numbers in the target's tree) of the chain and of each branch, as far as sent."""
     chain = session._path
     for path, token_ids in zip((chain, *session._branches), (session.chain, *session.branches), strict=True):
         yield token_ids[: path.start - chain.start + len(path.nodes)], path.nodes
@@ -189,9 +189,9 @@ def test_an_accepted_branch_becomes_the_chain() -> None:
 
 
 def test_a_deep_branch_is_sent_in_portions() -> None:
-    """A deep branch is sent in portions while it grows.
+    """A draft sends a deep branch (a long alternative) in portions while the branch grows.
 
-    Sent as a whole after a round trip, it would arrive after the rejection for which it is needed.
+    Sent only when complete, a branch would arrive after the rejection for which it is needed.
     """
     session = branching_session(1)
     session.pacing = Pacing(window=4, chunk=2, branching=Branching(count=1, depth=6))
@@ -229,7 +229,7 @@ def test_a_step_of_a_lost_branch_is_dropped() -> None:
 
 
 class DoubtfulProposer:
-    """Proposer that is unsure of all its tokens; each draft token is the length of its sequence, its runner-up 50."""
+    """Proposer that is unsure of all tokens: it drafts the sequence's length as token id, with 50 as second choice."""
 
     num_slots = 2
     num_branches = 2
@@ -272,7 +272,7 @@ SURE, UNSURE = 20.0, 0.05
 
 
 class Blind(Confidence):
-    """Estimate of acceptance that learns nothing: 1 for a token of margin `SURE`, 0.1 for any other."""
+    """Estimate of acceptance that learns nothing: probability 1 for a token of margin `SURE`, 0.1 for any other."""
 
     def rate(self, token: DraftToken) -> float:
         return 1.0 if token.margin == SURE else 0.1
@@ -318,9 +318,9 @@ async def test_a_growing_chain_goes_out_in_chunks() -> None:
 
 
 async def test_a_doubtful_token_ends_the_first_message() -> None:
-    """The first message of a proposal ends at a token that is unlikely to be accepted.
+    """The first message of a proposal ends after a token that is unlikely to be accepted.
 
-    Tokens after it are worth less than the time for which the target waits for them.
+    Tokens after it gain less than the time for which the target would wait for them.
     """
     it = session(Pacing(window=8, chunk=8, step_s=0.001, round_s=0.01))
     draft(it, SURE)

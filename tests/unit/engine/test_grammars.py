@@ -33,7 +33,7 @@ REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, gram
 
 
 class SlowCompiler(GrammarCompiler):
-    """Compiler that waits for the test to go on: only with the grammar `slow`, or with every grammar if it is None."""
+    """Compiler that waits for the event `let`: with grammar `slow` only, or with each grammar if `slow` is None."""
 
     slow: Grammar | None = None
 
@@ -77,7 +77,7 @@ def grammar_of(i: int) -> Grammar:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list, which gets the source of each grammar that the process for trials compiles."""
+    """Return a list that gets the source of each grammar which is compiled on trial in a separate process."""
     tried, survives = list[str](), grammar_trial._survives
 
     def note(source: str, is_awaited: Callable[[], bool]) -> bool:
@@ -92,7 +92,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_a_burst_with_a_few_grammars_is_answered(trials: list[str]) -> None:
     """A burst of requests with grammars is answered where the queue has room, and equal grammars are compiled once.
 
-    Regression: every request took one of 16 places for compiling, whatever its grammar, and 82 of 200 were refused.
+    Regression: each request took one of 16 places for compiling, whatever its grammar, and 82 of 200 were refused.
     """
     backend = TorchBackend(tiny_model("llama", seed=1), num_slots=8, max_length=60)
     limits = EngineLimits(max_waiting=192, eos_token_ids=frozenset([EOS_TOKEN_ID]))
@@ -120,7 +120,7 @@ async def test_a_known_grammar_waits_for_no_trial() -> None:
 
 
 async def test_equal_grammars_are_ready_together_whoever_asked_first() -> None:
-    """A request goes on as soon as another one's equal grammar is compiled, though its own turn is far off."""
+    """A request goes on as soon as its grammar is compiled for another request, even if it is far back in the queue."""
     compiler = SlowCompiler()
     grammars = Grammars(compiler)
     compiler.slow, order = grammar_of(0), list[int]()
@@ -172,8 +172,8 @@ BOMB = "start: T\nT: " + " & ".join(f"/(.|\\n)*[c-z]{{{i}}}(.|\\n)*/" for i in r
 async def test_a_trial_ends_for_another_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that compiles too long while another account waits is given up, and its error allows a retry.
 
-    Regression: limits were of CPU time alone, so on a busy machine one grammar of another account cost 12 s and a
-    refusal. Here the bad grammar may take 60 s of CPU.
+    Regression: limits were of CPU time alone, so on a busy machine one bad grammar made a request of another account
+    wait for 12 s and be refused. Here the bad grammar may take 60 s of CPU time.
     """
     monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 60)
     monkeypatch.setattr(grammar_trial, "TRIAL_BYTES", 8 << 30)
@@ -192,9 +192,10 @@ async def test_a_trial_ends_for_another_account(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_the_words_are_ready_before_the_first_request() -> None:
-    """The tables that all grammars share are made at the start; a tokenizer that has none does not end the server.
+    """Tables that all grammars share are made at the start; if they cannot be made for a tokenizer, the server goes on.
 
-    Regression: the first request on a busy machine waited for them, and was told that other grammars were compiled.
+    Regression: the first request on a busy machine waited for the tables, and its error was that others' grammars were
+    being compiled.
     """
     compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
     await Grammars(compiler).warm_up()
@@ -208,7 +209,7 @@ async def test_the_words_are_ready_before_the_first_request() -> None:
 async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a matcher refuses a token that it allowed, its session ends with INTERNAL, and no other session does."""
+    """If a matcher refuses a token that it allowed before, its session ends with INTERNAL, and other sessions go on."""
     lying = COMPILER.compile(WORDS)
     monkeypatch.setattr(lying, "_go_to", lambda tokens: max(0, len(tokens) - 1))
     session = engine.open(REQUEST, grammar=lying)

@@ -1,4 +1,4 @@
-"""Prompt lookup in a target changes no token, is never mixed with a worker's proposal, and is counted separately."""
+"""Prompt lookup in a target changes no token, is never mixed with a draft worker's proposal, and is counted apart."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REQUESTS = {
 
 
 class Helper(SilentWorker):
-    """Pool worker that sends a proposal after some of the commits; most of its tokens are right."""
+    """Draft worker that sends a proposal after about half of the commits; most of its tokens are right."""
 
     def __init__(self, pool: DraftPool, truth: Sequence[int]) -> None:
         super().__init__("helper", 4, pool)
@@ -84,7 +84,7 @@ _truths: dict[GenerationRequest, list[Commit]] = {}
 
 
 async def plainly(request: GenerationRequest) -> list[Commit]:
-    """Return the commits of a request without draft tokens (gamma 0); computed once per request."""
+    """Return the commits of a request answered without draft tokens (gamma 0); they are computed once and kept."""
     request = replace(request, gamma=0)
     if request not in _truths:
         _truths[request] = await alone(request)
@@ -102,7 +102,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Draw a proposal: either nothing, or a chain in which nine tokens in ten are right, and a random branch."""
+    """Return at random no proposal, or a chain in which nine tokens in ten are right with a random branch beside it."""
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)
@@ -150,7 +150,7 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("asked", REQUESTS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -> None:
-    """Prompt lookup changes no token, and no pass verifies looked-up tokens beside a worker's."""
+    """Prompt lookup changes no token, and no pass verifies looked-up tokens together with a draft worker's tokens."""
     request = REQUESTS[asked]
     expected = await plainly(request)
     commits = await TOPOLOGIES[topology](request)
@@ -178,7 +178,7 @@ async def test_gamma_0_and_the_setting_switch_it_off() -> None:
 
 
 async def test_lookups_earn_a_silent_worker_no_trust() -> None:
-    """Accepted tokens of prompt lookup do not raise a draft worker's limit of sessions, as its own would."""
+    """Accepted tokens of prompt lookup do not raise a draft worker's limit of sessions, as the worker's own would."""
     async with running(engine_of(SlotDecoder(table_model()))) as engine:
         pool = DraftPool(engine)
         pool.attach(silent := SilentWorker("silent", 100, pool))
@@ -199,7 +199,7 @@ async def test_a_long_prompt_is_taken_in_part_by_part() -> None:
 
 
 class Forbidden(Moody):
-    """A `Proposer` that must not be asked."""
+    """A `Proposer` that fails the test if it is asked for draft tokens."""
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         raise AssertionError("the draft computes")
@@ -207,7 +207,7 @@ class Forbidden(Moody):
 
 @pytest.mark.parametrize("asked", ["greedy", "grammar"])
 async def test_a_fused_draft_that_is_held_computes_nothing(asked: str) -> None:
-    """While drafting is off, passes have lookups and the tokens that a grammar forces, and no draft step."""
+    """While drafting is off, passes verify looked-up tokens and tokens that a grammar forces; the draft is idle."""
     decoder = SpeculativeDecoder(SlotDecoder(table_model()), Forbidden(), DraftLength())
     async with running(engine_of(decoder, replace(LIMITS, drafting=NEVER))) as engine:
         commits = await commits_of(engine.generate(REQUESTS[asked]))

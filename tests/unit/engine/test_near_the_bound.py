@@ -1,4 +1,4 @@
-"""The real scheduler, on a virtual clock, comes near the bound on speed of docs/bound.md and never exceeds it."""
+"""The real scheduler, on a virtual clock, comes near the highest possible speed of docs/bound.md, never above it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.virtual import WINDOW, Outcome, Scenario, drawn, outcome_of
 NUM_TOKENS = 64
 STEP_S = 0.003
 SHARE = 0.8
-"""Least share of the bound's speed that docs/bound.md promises."""
+"""Least share of the highest possible speed that docs/bound.md promises."""
 
 
 def cost(num_sessions: int, num_rows: int) -> float:
@@ -22,14 +22,14 @@ def cost(num_sessions: int, num_rows: int) -> float:
 
 
 def num_answers(outcome: Outcome) -> tuple[int, float]:
-    """Return how many answers are complete, and the second at which the last of them ended."""
+    """Return (number of complete answers, second at which the last of them ended)."""
     counts = itertools.accumulate(number for _, number in outcome.marks)
     ends = [at for (at, _), count in zip(outcome.marks, counts, strict=True) if count % NUM_TOKENS == 0]
     return len(ends), ends[-1]
 
 
 def bound_s(number: int, alpha: float, rtt_s: float) -> float:
-    """Return the least seconds that docs/bound.md allows for answer `number` of the scenario.
+    """Return the least seconds that answer `number` of the scenario can take by docs/bound.md.
 
     Args:
         number: number of the answer; it decides which draft tokens are right.

@@ -1,8 +1,8 @@
 """Drafting with the default `--drafting measured` is never slower than plain decoding, and keeps its gains.
 
-Each scenario runs the real engine, pool, tree and batching on a virtual clock (tests/support/virtual.py), with the
-times of passes and the neighbours that it names, so that figures are equal on every machine. A try is a time in which
-drafting that was stopped is measured again.
+Each scenario runs the real engine, pool, tree and batching on a virtual clock (tests/support/virtual.py), with given
+times of passes and given other programs on the cores, so that figures are equal on every machine. A try is a short time
+in which the server drafts again, after drafting was stopped, to measure whether drafting pays.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.support.virtual import Outcome, Scenario, changing, drawn, outcome_of
 
 WINDOW_S = 5
 LONG_S = 24.0
-"""Length of runs in seconds, in which the first try of drafting would be too large a share of a shorter run."""
+"""Seconds of longer runs; of a shorter one, the first measurement of drafting would take too large a share."""
 
 
 def cpu(num_sessions: int, num_rows: int) -> float:
-    """Return the seconds of a pass on a CPU, which rise with its rows."""
+    """Return the seconds of a pass on a CPU, which rise with the number of tokens (rows) in the pass."""
     return (4.2 + 0.30 * num_rows) / 1e3
 
 
@@ -32,12 +32,12 @@ def large_cpu(num_sessions: int, num_rows: int) -> float:
 
 
 def gpu(num_sessions: int, num_rows: int) -> float:
-    """Return the seconds of a pass on an accelerator, which hardly rise with its rows."""
+    """Return the seconds of a pass on an accelerator, which hardly rise with the number of tokens (rows)."""
     return (4.8 + 0.16 * num_sessions + 0.016 * num_rows) / 1e3
 
 
 def stepped_cpu(num_sessions: int, num_rows: int) -> float:
-    """Return the seconds of a pass of the bundled target: the second row costs more than others, as measured."""
+    """Return the measured seconds of a pass of the bundled target, in which the second token costs more than others."""
     return (3.6 + (num_rows > 1) * 0.5 + 0.3 * (num_rows - 1)) / 1e3
 
 
@@ -50,7 +50,7 @@ def streams(number: int) -> Callable[[float], int]:
 
 
 def burst(now: float) -> int:
-    """Return 48 clients in every third second, else 2."""
+    """Return the number of clients at second `now`: 48 in every third second, else 2."""
     return 48 if now % 3 > 2 else 2
 
 
@@ -118,9 +118,9 @@ def test_a_gain_is_kept(name: str) -> None:
 
 @pytest.mark.release
 def test_idle_time_earns_no_tries() -> None:
-    """Tries of drafting may cost a share of the time in which the server works, not of idle time.
+    """Tries (drafting again to see whether it pays) may cost a share of the server's working time, not of idle time.
 
-    Regression: tries could lose a share of all time, so a server with little work lost far more of its work.
+    Regression: the share was one of all time, so a server with little work lost far more of its work.
     """
     scenario = Scenario(
         large_cpu, lambda now: 64 * (now % 20 < 4), always(0.6), alpha=0.55, shares=True, length=SHORT, seconds=60.0
@@ -145,14 +145,14 @@ def test_workers_compute_nothing_where_drafting_is_off() -> None:
 
 
 def test_tries_lose_what_they_may() -> None:
-    """The measured loss of tries, which the metrics show, stays below 2 % of the time from 15 s on."""
+    """The measured loss by tries (drafting again to see whether it pays) stays below 2 % of the time from 15 s on."""
     assert TRY_BUDGET * (15 + CREDIT_S) <= 0.02 * 15
     lost_s = run(LOSING["one core, 4 streams"], MEASURED).drafting.lost_s
     assert 0 < lost_s < TRY_BUDGET * (12 + CREDIT_S)
 
 
 def words(key: str) -> Callable[[int], int]:
-    """Return a text of 20 words in an order of its own, as two answers in one language have words in common."""
+    """Return a text (from position to token) of 20 words in random order; texts of other keys have the same words."""
     return lambda position: 50 + int(20 * drawn(key, position))
 
 
@@ -174,9 +174,9 @@ def test_a_right_prediction_gains() -> None:
 
 
 def test_requests_without_drafts_decide_nothing() -> None:
-    """Requests with gamma 0, which have no drafts, do not switch drafting off.
+    """Requests with gamma 0, which have no drafts, do not make the target switch drafting off.
 
-    Regression: beside an idle worker, they had drafting switched off for requests that want it.
+    Regression: passes of such requests beside an idle worker switched drafting off for requests that want it.
     """
     outcome = outcome_of(Scenario(cpu, streams(4), gamma=0, seconds=3.0), MEASURED)
     assert outcome.num_tokens() > 0

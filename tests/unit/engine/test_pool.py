@@ -1,4 +1,4 @@
-"""The pool gives sessions to draft workers by their accepted draft tokens, not by the slots that they claim."""
+"""The pool gives sessions to draft workers by their accepted draft tokens, not by the number of slots they report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NUM_TOKENS = 300
 
 
 class GoodWorker(SilentWorker):
-    """Worker that proposes the target's own tokens, all right."""
+    """Draft worker that proposes the target's own tokens, so that all are accepted."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -46,7 +46,7 @@ class GoodWorker(SilentWorker):
 
 
 class JunkWorker(GoodWorker):
-    """Worker that proposes at once, and only wrong tokens."""
+    """Draft worker that proposes at once, and only wrong tokens."""
 
     def _propose(self, session: VerificationSession) -> None:
         branch = Branch(None, len(session.token_ids), [7] * 4)
@@ -60,7 +60,7 @@ async def pool() -> AsyncGenerator[DraftPool, None]:
 
 
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
-    """Return a request's tokens, and the percentage of the later half of its commits that verified draft tokens."""
+    """Return a request's tokens, and the percentage of its later half of commits that verified draft tokens."""
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
@@ -68,7 +68,7 @@ async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
 
 
 class FullWorker(SilentWorker):
-    """Worker that claims many slots, and declines all sessions but one."""
+    """Draft worker that reports many slots, and declines all sessions but one."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -78,9 +78,9 @@ class FullWorker(SilentWorker):
 
 @pytest.mark.parametrize("kind", [SilentWorker, FullWorker])
 async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool: DraftPool) -> None:
-    """A worker that claims many slots gets no more sessions than it sends useful tokens for.
+    """A draft worker that reports many slots gets no more sessions than it sends useful tokens for.
 
-    Regression: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session.
+    Regression: a worker that reported 4096 slots and proposed nothing, or declined, kept every session.
     """
     silent, good = kind("silent", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(silent)
@@ -98,9 +98,9 @@ async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool:
 
 
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
-    """A worker whose tokens are never accepted loses its sessions to an idle, better worker.
+    """A worker whose draft tokens are never accepted loses its sessions to a better worker that is idle.
 
-    Regression: a worker with nonsense, attached first, got and kept each session, beside an idle good
+    Regression: a worker with useless tokens that had attached first got and kept each session, beside an idle good
     worker.
     """
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
@@ -125,7 +125,7 @@ async def test_a_silent_worker_costs_nothing(pool: DraftPool) -> None:
 async def test_a_line_about_a_session_names_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     """The log line about a session that decodes without drafts has the id of that session's request.
 
-    Regression: it had the id of another request or worker, by whose arrival or end the session had got its worker.
+    Regression: it had the id of another request or worker, whose arrival or end had given the session its worker.
     """
     caplog.handler.addFilter(NamesRequests())
     request = GenerationRequest((0, 1, 2), max_new_tokens=8, schedule=Schedule.SYNC)
@@ -162,7 +162,7 @@ async def test_no_worker_gets_more_than_the_operator_allows() -> None:
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
-    """A worker that reports fewer slots keeps that many sessions; the rest goes to another worker."""
+    """A worker that reports fewer slots than before keeps that many sessions; the others go to another worker."""
     first, second = GoodWorker("first", 8, pool), GoodWorker("second", 8, pool)
     pool.attach(first)
     asking = [asyncio.create_task(drafted(pool, length)) for length in (3, 4, 5)]
@@ -180,9 +180,9 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """If a worker loses a session and gets it again, proposals that it sent before have no effect.
+    """If a worker loses a session and gets it again, proposals that it sends for the earlier time have no effect.
 
-    Regression: a session had the same id again, so old branches were taken for new ones.
+    Regression: the session had the same id as before, so proposals for the old time were taken for new ones.
     """
     worker = SilentWorker("worker", 2, pool)
     pool.attach(worker)
@@ -253,7 +253,7 @@ async def test_early_drafts_are_bounded(pool: DraftPool) -> None:
 async def test_early_drafts_end_by_themselves(pool: DraftPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft tokens that come before their request are dropped after a time, whether or not their worker sends more.
 
-    Regression: the time was looked at when the same worker sent again, and then one request's tokens were dropped.
+    Regression: only a further message of the worker led to a check of the time, and dropped one request's tokens.
     """
     monkeypatch.setattr(private_match, "EARLY_S", 0.05)
     private = PrivateWorker("private", 8, pool)
@@ -307,7 +307,7 @@ async def test_an_invalid_proposal_costs_a_private_worker_one_session(
 
 
 async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
-    """In rounds with a worker of the pool, each pass waits for the worker's draft tokens, and verifies some."""
+    """In rounds with a draft worker, each pass waits for the worker's draft tokens and verifies some."""
     pool.attach(GoodWorker("good", 8, pool))
     commits = await commits_of(pool.generate(replace(named(""), draft_session="", schedule=Schedule.SYNC)))
     assert all(commit.num_accepted_tokens == len(commit.token_ids) - 1 > 0 for commit in commits[:-1])
@@ -328,7 +328,7 @@ async def test_a_round_that_waits_for_a_worker_ends_when_drafting_is_held() -> N
 
 
 class CrowdedEngine(TargetEngine):
-    """Engine that always chooses rounds, as one with many sessions does."""
+    """Engine that always drafts in rounds (draft, then verify), as an engine with many sessions chooses to."""
 
     schedule = Schedule.SYNC
 
@@ -336,9 +336,9 @@ class CrowdedEngine(TargetEngine):
 @pytest.mark.parametrize("num_slots", [2, 8])
 @pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
 async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots: int) -> None:
-    """A target with many sessions drafts in rounds with a worker whose tokens were often accepted.
+    """A target with many sessions drafts in rounds with a worker whose tokens were often accepted before.
 
-    A request that asks to run ahead does so; a worker of which no token was accepted yet runs ahead too.
+    Two cases run ahead instead: a request that asks for it, and a worker of which no token was accepted yet.
     """
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
@@ -388,10 +388,10 @@ async def in_a_long_pass(
 
 
 async def test_a_hand_over_in_a_long_pass_gives_the_worker_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is given a session has `PATIENCE_S` from then on for its first proposal.
+    """A worker that is given a session has `PATIENCE_S` from that moment on for its first proposal.
 
-    Regression: the wait began at the session's last commit. After a pass that was longer than it, the worker lost the
-    session in the moment in which it got it, and half of its trust (the number of sessions that it may have).
+    Regression: the time began at the session's last commit. If a longer pass was running, the worker lost the session
+    as soon as it got it, and with it half of its trust (the number of sessions that it may have).
     """
     request = replace(named(""), draft_session="", schedule=None, max_new_tokens=NUM_TOKENS)
     async with in_a_long_pass(request, monkeypatch) as pool:
@@ -406,10 +406,10 @@ async def test_a_hand_over_in_a_long_pass_gives_the_worker_its_time(monkeypatch:
 async def test_a_private_workers_first_proposal_may_come_in_a_long_pass(
     branch: Branch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client's own worker that proposes during a long pass gets the session, and loses it if the proposal is invalid.
+    """A client's own worker that proposes during a long pass gets the session, and loses it for an invalid proposal.
 
-    Regression: it lost the session before the proposal was looked at, and if that was nonsense as well, a KeyError
-    ended the worker's stream, and with it its drafts for all other sessions.
+    Regression: it lost the session before the target looked at the proposal. If this was invalid too, a KeyError
+    ended the worker's stream, and so its drafts for all other sessions.
     """
     request = replace(named("a"), schedule=None, max_new_tokens=NUM_TOKENS)
     async with in_a_long_pass(request, monkeypatch) as pool:
@@ -423,7 +423,7 @@ async def test_a_private_workers_first_proposal_may_come_in_a_long_pass(
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, early: bool, schedule: Schedule) -> None:
-    """A request that its client's own worker declines, before the request comes or after, gets a pool worker."""
+    """A request that its client's own worker declines, before or after it comes, gets a worker of the shared pool."""
     private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
     pool.attach(private)
     pool.attach(good)

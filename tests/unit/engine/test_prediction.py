@@ -1,4 +1,4 @@
-"""Predictions and earlier answers change no token, whatever they say, and let an answer take few passes."""
+"""Predictions sent with requests, and kept earlier answers, change no token and let an answer take few passes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def again(request: GenerationRequest, engine: TargetEngine) -> list[Commit
 @pytest.mark.parametrize("decoder", ["alone", "fused"])
 @pytest.mark.parametrize("asked", REQUESTS)
 async def test_the_second_answer_follows_the_first(decoder: str, asked: str) -> None:
-    """The same request is answered with the same tokens in few passes; one with another seed gets its own tokens."""
+    """A repeated request gets the same tokens in few passes; one with another seed gets its own tokens."""
     request, target = REQUESTS[asked], SlotDecoder(table_model())
     model = target if decoder == "alone" else SpeculativeDecoder(target, Moody(), DraftLength())
     async with running(engine_of(model, KEEPING)) as engine:
@@ -112,8 +112,8 @@ async def test_nothing_is_kept_by_default() -> None:
 async def test_answers_are_drafts_for_their_own_account_and_salt_alone(who: str, salt: str, shares: bool) -> None:
     """An answer gives draft tokens only to its own account, and only under its own cache salt.
 
-    That holds even for accounts that share the cached tokens of slots. Rejected draft tokens are shown to clients, so
-    drafts from another account's text would reveal it.
+    That holds even for accounts that share cached prefixes. Clients can see rejected draft tokens, so drafts from
+    another account's text would reveal that text.
     """
     groups = {"one": "team", "two": "team"}
     request = replace(HOT, include_rejected=True)

@@ -1,4 +1,4 @@
-"""A request may reuse tokens that a slot still holds, which saves time and changes no token."""
+"""A request may reuse the cached tokens that a slot still has, which saves time and changes no token."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.Monke
 
 
 async def test_leaving_during_a_failed_pass_leaves_no_prefix() -> None:
-    """The slot of a session that left during a failed pass is not reused: the pass may have written anything."""
+    """The slot of a client that left during a failed pass is not reused: the pass may have written anything there."""
     backend = Forkable(torch_backend())
     async with running(TargetEngine(SlotDecoder(backend))) as engine:
         stream = engine.generate(request(PROMPT, max_new_tokens=40))
@@ -251,7 +251,7 @@ def test_a_draft_distrusts_positions_after_a_failed_pass() -> None:
 
 
 class Rereading(Unforkable):
-    """Slot backend that says whether to go on from a slot's tokens; else the whole prompt is read again."""
+    """Slot backend that decides whether to reuse a slot's tokens; if not, the whole prompt is read again."""
 
     max_pass_tokens, prompt_chunk_tokens, pays = 8, 0, False
 
@@ -278,7 +278,11 @@ class Asked:
     Attributes:
         parent: distance, in requests, to the earlier request that this one continues; 0 if it continues none.
         keep: share of the parent's prompt and output that this request begins with.
+        extra: token ids of the prompt after these.
+        salt: cache salt; requests share cached tokens only if their salts are equal.
+        sampled: whether tokens are sampled; else decoding is greedy.
         leaves_after: the client leaves after one commit more than this; None if it reads to the end.
+        scored: whether log-probabilities of the prompt are wanted.
         beside: whether the request is sent while the one before it still runs.
         fails: whether the next pass or copy fails, unless the request is sent beside another.
     """
@@ -360,7 +364,7 @@ async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Aske
 
 
 def assert_holds(backend: TorchBackend, slot: int, token_ids: Sequence[int], fresh: TorchBackend) -> None:
-    """Compare the logits after a slot's tokens with the logits after a prefill of the same tokens."""
+    """Assert that the logits after a slot's tokens are those after a prefill of the same tokens elsewhere."""
     logits = backend.forward([Span(slot, len(token_ids), [9], 1)])
     expected = fresh.forward([Span(0, 0, [*token_ids, 9], 1)])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
@@ -423,7 +427,7 @@ BRANCHING = Pacing(window=3, min_survival=1e-9, branching=Branching(count=2, dep
 async def drafted(
     engine: DraftEngine, prompt: Sequence[int], *, salt: str, takes_branch: bool
 ) -> tuple[int, list[int]]:
-    """Draft for a sequence, commit its chain or a branch; return its slot and the committed tokens."""
+    """Draft for a sequence, commit tokens of its chain or of a branch; return its slot and the committed tokens."""
     session = engine.open(prompt, SamplingParams(), cache_salt=salt)
     engine.pace(session, BRANCHING)
     await until(lambda: len(session.chain) == 3)

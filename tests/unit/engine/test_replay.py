@@ -82,7 +82,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
 
 
 class PoisonedProposer:
-    """Proposer that begins a branch at every token, and raises for sequences that begin with token 0 (poisoned)."""
+    """Proposer that is unsure of every token, so that branches begin, and raises if a sequence begins with token 0."""
 
     num_slots, num_branches, max_length = 4, 2, 100
 
@@ -95,7 +95,7 @@ class PoisonedProposer:
 async def test_a_poisonous_sequence_with_branches_ends_alone_too() -> None:
     """If a session with branches makes steps fail, only this session ends.
 
-    Regression: a step with only one suspected session and its branches was taken for a step of several
+    Regression: a step repeated for one suspected session had its branches too, so it was taken for a step of several
     sessions, which broke the engine.
     """
     async with running(DraftEngine(PoisonedProposer())) as engine:
@@ -141,7 +141,7 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
     """A pass that runs out of memory is repeated in halves.
 
-    Regression: ONNX Runtime and torch report a lack of memory as RuntimeError, so sessions were replayed one
+    Regression: ONNX Runtime and torch report a lack of memory as RuntimeError, so sessions were repeated one
     by one.
     """
     failures: list[int] = []
@@ -189,7 +189,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 
 
 async def test_an_engine_with_a_broken_loop_reports_it() -> None:
-    """An engine whose loop has ended by an error reports that it is broken.
+    """An engine whose loop was ended by an error reports that it is broken.
 
     Regression: a pass that gave one result too few ended the loop, and every request got the error of a shutdown.
     """

@@ -46,7 +46,7 @@ def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None
 
 
 def drafted(engine: TargetEngine, wanted: GenerationRequest) -> TargetSession:
-    """Open a session in rounds, whose passes wait for proposals."""
+    """Open a session that drafts in rounds, so that its passes wait for proposals."""
     session = engine.open(wanted)
     engine.begin_help(session, Schedule.SYNC)
     return session
@@ -74,9 +74,9 @@ async def test_refuses_a_token_below_zero(engine: TargetEngine) -> None:
 
 
 async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """A request that is cancelled during its pass leaves nothing: a pass cannot be interrupted.
+    """A request that is cancelled during its pass, which cannot be interrupted, leaves nothing behind.
 
-    The pass's result is dropped, and the next request in the slot gets nothing of it.
+    The result of the pass is dropped, and the next request in the same slot gets nothing of it.
     """
     decoder.gate.close()
     given_up = asyncio.create_task(finish(engine, request(20)))
@@ -92,7 +92,7 @@ async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: 
 
 
 async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngine) -> None:
-    """When its grace is over, a stopping engine fails the sessions that are left.
+    """When its grace period is over, a stopping engine fails the sessions that are left.
 
     Here two sessions wait for a draft that never comes, and one for a slot.
     """
@@ -145,7 +145,7 @@ async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
 
 
 class SlowReader(ScriptedDecoder):
-    """A decoder that takes a fifth of the time of a decoding pass for each prompt token."""
+    """A decoder in which each prompt token takes a fifth of the time of a decoding pass."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(1e-3 + 2e-4 * sum(turn.num_unread for turn in turns))
@@ -153,9 +153,9 @@ class SlowReader(ScriptedDecoder):
 
 
 async def test_prompts_give_way_to_decoding_sessions() -> None:
-    """Prompts are read in parts that delay other streams little.
+    """Prompts are read in parts so short that they delay the decoding of other sessions little.
 
-    Regression: a prompt of 6,000 tokens, read in parts of 256, made gaps of other streams 13 times as long.
+    Regression: a prompt of 6,000 tokens, read in parts of 256, made gaps between others' tokens 13 times as long.
     """
     decoder = SlowReader(num_slots=3, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
@@ -184,9 +184,9 @@ class SlowDrafter(SlowReader):
 
 
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
-    """The time of drafting does not make the parts of prompts shorter.
+    """The time that a fused server takes for drafting does not make the parts of prompts shorter.
 
-    Regression: the time of drafting counted as a cost of the prompt part beside it, so half of 64 streams
+    Regression: the time of drafting counted as a cost of the prompt part in the same step, so half of 64 sessions
     waited five times as long.
     """
     decoder = SlowDrafter(num_slots=2, max_length=900)

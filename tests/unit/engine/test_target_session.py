@@ -62,9 +62,9 @@ def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
 
 
 def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
-    """Proposals for a rejected chain do not prolong the wait for new ones.
+    """Proposals for a chain that was rejected do not prolong the wait for new proposals.
 
-    Regression: proposals for a rejected chain counted as arrivals, and prolonged the wait by a round trip.
+    Regression: they counted as arrivals, and prolonged the wait by a round trip.
     """
     session = drafted_session(clock)
     learn_delay(session, clock, 0.004)
@@ -94,9 +94,9 @@ async def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 
 
 def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
-    """Proposals that contradict committed tokens do not count as activity, by which a silent session keeps its slot.
+    """Proposals that contradict committed tokens do not count as activity, which lets a session keep its slot.
 
-    Regression: one late branch a minute counted as a proposal, and so kept a slot for ever.
+    Regression: one late branch a minute counted as a proposal, so a silent session kept its slot for ever.
     """
     session = session_of(GenerationRequest((1, 2, 3)), Schedule.SYNC)
     session.enter(0)

@@ -30,11 +30,11 @@ LONG = "x" * (MAX_INLINE_CHARACTERS + 1)
 
 @pytest.mark.parametrize("kind", ["grammar", "long text", "long chat", "many ids"])
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
-    """Work that would stop the event loop runs in threads, which one account cannot occupy all.
+    """Work that would stop the event loop runs in threads, and one account cannot occupy all of them.
 
     Regression: a prompt of 7 MB, refused in the end, stopped every stream of the server for seven seconds,
     and 260,000 ids, sent in 1 kB of gzip, delayed all requests by 50 to 80 ms. A caller with `in_flight = 1` had 17
-    grammars at work, and all of another account's were refused.
+    grammars compiled at once, and all grammars of another account were refused.
     """
     compiling, codec = grammars(), LocalCodec(TOKENIZER, vocab_size=DEFAULT_VOCAB_SIZE, max_length=128)
     works: dict[str, Callable[[], Awaitable[object]]] = {
@@ -58,7 +58,7 @@ async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
 
 
 async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
-    """A free thread takes a job of the account with fewest jobs at work; cancelled jobs are skipped."""
+    """A free thread takes a job of the account with the fewest running jobs; cancelled jobs are skipped."""
     threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
 
     def work(name: str) -> str:

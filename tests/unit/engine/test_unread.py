@@ -1,4 +1,4 @@
-"""Unread commits have a limit for each call, and one for all calls of an engine."""
+"""The memory of committed tokens that clients have not read is limited for each call, and for all calls together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:
 
 
 async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that reads nothing is ended after a time.
+    """A call whose client reads nothing is ended once its unread tokens exceed a limit of memory.
 
     Regression: commits for such a call piled up to its last token, 300 MB with a long context.
     """

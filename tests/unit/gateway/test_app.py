@@ -32,7 +32,7 @@ TEXT = "Once upon a time!"
 async def client_of(
     completer: ScriptedCompleter, card: ModelCard = CARD, *, raises: bool = False, **settings: Any
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Yield an HTTP client of a gateway over a completer; with `raises`, its own exceptions reach the test."""
+    """Yield an HTTP client of a gateway over a completer; with `raises`, the gateway's exceptions reach the test."""
     served = gateway(completer, **settings)
     served.card = card
     transport = httpx.ASGITransport(create_app(served), raise_app_exceptions=raises)
@@ -518,9 +518,9 @@ async def test_health_is_that_of_the_next_server() -> None:
 
 
 async def test_a_refusal_leaves_the_connection_whole() -> None:
-    """After a refused request its connection can be used again.
+    """After a refused request, the client's connection can be used again.
 
-    Regression: an exception that rejects a traceback broke the connection after the answer was sent.
+    Regression: the refusal's exception did not take a traceback, which broke the connection after the answer was sent.
     """
     async with client_of(ScriptedCompleter(PASSES), raises=True) as client:
         assert (await client.post("/v1/completions", json={"model": "other", "prompt": "x"})).status_code == 404
@@ -640,9 +640,9 @@ async def test_paths_have_only_the_names_of_the_body(name: str) -> None:
 
 @pytest.mark.parametrize("body", [b'{"prompt":"\xe9","max_tokens":1}', b'{"prompt":"' + b"x" * 70_000 + b'\xe9"}'])
 async def test_a_body_that_is_not_utf8_names_the_byte(body: bytes) -> None:
-    """A body in Latin-1, as PowerShell 5 sends it, gets the place of its first wrong byte.
+    """The error about a body in Latin-1, as PowerShell 5 sends it, has the position of the first wrong byte.
 
-    Regression: "There was an error parsing the body".
+    Regression: the error was only "There was an error parsing the body".
     """
     async with client_of(ScriptedCompleter(PASSES)) as client:
         answer = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})

@@ -33,7 +33,7 @@ async def ask(completer: ScriptedCompleter, card: ModelCard = CARD, **body: Any)
 
 
 async def asked(card: ModelCard = CARD, **body: Any) -> CompletionRequest:
-    """Return the completer's request that a body of the Messages API becomes."""
+    """Send a body to the Messages API; return the request that the completer then gets."""
     completer = ScriptedCompleter(PASSES)
     answer = await ask(completer, card, **body)
     assert answer.is_success, answer.text
@@ -41,7 +41,7 @@ async def asked(card: ModelCard = CARD, **body: Any) -> CompletionRequest:
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return a stream's events, which must be named and complete."""
+    """Return the events of a stream, after checking that each has a name and is complete."""
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""
     pairs = [block.split("\n") for block in blocks]
@@ -51,7 +51,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def added_up(streamed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the message that a client makes of a stream's events."""
+    """Return the message that a client puts together from a stream's events."""
     message: dict[str, Any] = {**streamed[0]["message"], "content": []}
     texts: list[str] = []
     for event in streamed[1:]:
@@ -195,7 +195,7 @@ async def test_an_answer_goes_on_with_what_the_client_has_begun() -> None:
 
 
 class Spelled(ScriptedCompleter):
-    """Completer with words of seven letters as tokens (see `WordCodec`); a stop string has hidden the last two."""
+    """Completer that ends with words of 7, 3 and 2 letters (see `WordCodec`); a stop string hides the last two."""
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         async for event in super().complete(request):
@@ -254,7 +254,7 @@ async def test_faults_are_named_in_anthropics_form(name: str) -> None:
 
 
 async def test_a_stored_conversation_is_refused_as_the_client_expects() -> None:
-    """A request for a stored conversation gets an error after which Anthropic's client sends the whole one instead."""
+    """A request for a stored conversation gets the error at which Anthropic's client sends the whole conversation."""
     answer = await ask(ScriptedCompleter(PASSES), thread={"type": "create"})
     assert answer.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
     assert "send the whole one as messages" in answer.json()["error"]["message"]

@@ -108,9 +108,9 @@ class TestInBrowser:
     pytestmark = in_browser
 
     async def test_tokens_per_second_counts_all_time(self, browser: Page) -> None:
-        """The page computes tokens/s from all tokens and the whole time.
+        """The page computes tokens/s from all tokens and the whole time of an answer.
 
-        Regression: tokens/s counted the tokens of the first message, but not the time until it.
+        Regression: it counted the tokens of the first message, but not the time until that message.
         """
         async with page_of(ScriptedCompleter([["a"] * 6] * 2, gap_s=0.5), browser):
             started = time.monotonic()
@@ -126,7 +126,7 @@ class TestInBrowser:
         """The page shows a model's reasoning above its answer.
 
         Regression: the page showed content alone, so a model that reasons seemed to answer nothing. Later it showed
-        the reasoning in grey, without a word of what it was, and without the colours of drafts.
+        the reasoning in grey, without saying what it was, and without the colours of draft tokens.
         """
         completer = ScriptedCompleter([["<think>", "It is "], ["even.", "</think>"], ["Yes", "."]])
         async with page_of(completer, browser, reasoning_parser="think"):
@@ -209,7 +209,7 @@ class TestInBrowser:
     async def test_the_race_compares_tokens(self, browser: Page, is_faulty: bool, found: str) -> None:
         """The page's race of answers with and without drafts warms both up, and runs each twice, in alternating order.
 
-        It gives the ratio of their speeds as a range.
+        The page gives the ratio of the speeds as a range.
 
         Regression: the first request of a fresh server was always the one without drafts, and the page said "14.06
         times as fast" where later races had 0.5 to 4.
@@ -237,9 +237,9 @@ class TestInBrowser:
             assert re.search(r"Equal runs differ by a factor of \d+\.\d: the machine is busy, repeat this$", words)
 
     async def test_a_race_without_draft_tokens_is_refused(self, browser: Page) -> None:
-        """A race with 0 draft tokens is refused.
+        """A race (answers with and without drafts) is refused if the number of draft tokens is 0.
 
-        Regression: it ran with the default number, and the page said "2.79 times as fast".
+        Regression: the race ran with the default number, and the page said "2.79 times as fast".
         """
         completer = ScriptedCompleter([["a "]])
         async with page_of(completer, browser):
@@ -250,7 +250,7 @@ class TestInBrowser:
     async def test_a_wait_for_the_first_token_is_shown(self, browser: Page) -> None:
         """While a server has not begun to answer, the page shows that it waits.
 
-        Regression: nothing on the page moved.
+        Regression: the page did not change until the first token came.
         """
         completer = ScriptedCompleter([["a "]], gap_s=600)
         async with page_of(completer, browser):
@@ -286,7 +286,7 @@ class TestInBrowser:
             assert len(completer.requests) == num_requests
 
     async def test_hostile_output_stays_text(self, browser: Page) -> None:
-        """Output, as tokens or Markdown, runs no script, loads nothing, and links only to addresses that it shows."""
+        """Model output, as tokens or Markdown, runs no script, loads nothing, and links only to addresses it shows."""
         pieces = [HOSTILE[i : i + 7] for i in range(0, len(HOSTILE), 7)]
         async with page_of(
             ScriptedCompleter([pieces[i : i + 4] for i in range(0, len(pieces), 4)]), browser
@@ -363,7 +363,7 @@ class FaultyCompleter(ScriptedCompleter):
 
 
 class UnsteadyCompleter(ScriptedCompleter):
-    """Completer whose requests from the fourth on take much longer; of a race, the first two are the warm-up."""
+    """Completer whose requests take much longer from the fourth on; the first two of a race are its warm-up."""
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         self._gap_s = 0.5 if len(self.requests) > 3 else 0.05

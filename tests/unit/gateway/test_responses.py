@@ -27,7 +27,7 @@ async def ask(completer: ScriptedCompleter, card: ModelCard = CARD, **body: Any)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return a stream's events, which must be named, numbered from 0, and complete."""
+    """Return the events of a stream, after checking that each has a name, a number counted from 0, and is complete."""
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""
     pairs = [block.split("\n") for block in blocks]

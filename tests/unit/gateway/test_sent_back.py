@@ -1,4 +1,4 @@
-"""Messages that clients make of an answer are accepted in the next request, and their added fields change no prompt.
+"""Messages that clients make of an answer are accepted in the next request; fields that they add change no prompt.
 
 The clients are real ones, over a socket; the model is scripted: it calls a function, or writes JSON, and then ends.
 """
@@ -39,13 +39,13 @@ ASKED: Any = {"model": "tiny", "messages": [USER]}
 
 
 class Answer(BaseModel):
-    """Arguments of the function, and the JSON that is asked for."""
+    """Arguments of the function that the model may call, and the form of the JSON that requests ask for."""
 
     a: int
 
 
 class Talker(ScriptedCompleter):
-    """Completer that calls f or writes JSON after a user's message, and says "Done." after any other."""
+    """Completer that calls function f or writes JSON after a user's message, and says "Done." after any other."""
 
     def __init__(self) -> None:
         super().__init__([], reason=FinishReason.STOP)
@@ -95,7 +95,7 @@ async def streamed(completions: Any, **fields: Any) -> Any:
 
 
 async def added_up(completions: Any, **fields: Any) -> Any:
-    """Return the message that a user's own loop makes of a stream: texts are joined, other fields are kept."""
+    """Return the message that a user's own code puts together from a stream: texts are joined, other fields kept."""
     whole: dict[str, Any] = {}
     async for chunk in await completions.create(**fields, stream=True):
         add(whole, chunk.choices[0].delta.model_dump(exclude_unset=True))
@@ -141,7 +141,7 @@ async def test_openais_messages_with_calls(talker: Talker, completions: Any, way
 
 
 def called(talker: Talker, name: str, content: str = "I look.", function: str = "") -> None:
-    """Check the last prompt: the question, a call as the template gets it, and the tool's answer."""
+    """Assert that the last prompt has the question, the call in the form for templates, and the tool's answer."""
     prompt = talker.requests[-1].prompt
     assert isinstance(prompt, Chat)
     user, assistant, answer = prompt.messages
@@ -177,9 +177,9 @@ async def test_openais_messages_with_json(talker: Talker, completions: Any, way:
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_litellm(talker: Talker, url: str, client: Any, provider: str, stream: bool) -> None:
-    """A loop over litellm may append litellm's messages as they are.
+    """A program that uses litellm may send litellm's messages back as they are.
 
-    Regression: `provider_specific_fields`, which it makes of our `refusal: null`, was refused with 400.
+    Regression: `provider_specific_fields`, which litellm makes of our `refusal: null`, was refused with status 400.
     """
     litellm = pytest.importorskip("litellm")
     cleanup = pytest.importorskip("litellm.llms.custom_httpx.async_client_cleanup")
@@ -302,7 +302,7 @@ async def test_answers_of_other_servers_are_read(name: str) -> None:
 async def test_parts_are_lines() -> None:
     """Parts of a text are joined by a line break, as in vLLM.
 
-    Regression: they were glued, "Hithere".
+    Regression: they were joined without a break, as "Hithere".
     """
     parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
     assert await prompt_of({"role": "user", "content": parts}) == Chat.of(("user", "Hi\nthere"))

@@ -195,7 +195,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error about a grammar, found by the server behind the gateway, names the field that the client has sent.
+    """If the server behind a gateway finds an error in a grammar, the answer names the field that the client has sent.
 
     Regression: a fault of guided_regex was reported as one of response_format, which the client had not
     sent.
@@ -218,9 +218,9 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("effort", ["low", "medium"])
 async def test_an_effort_goes_to_templates_that_know_it(effort: str) -> None:
-    """A `reasoning_effort` is passed on to a chat template that uses it.
+    """A `reasoning_effort` is passed on to a chat template that uses that field.
 
-    Regression: every effort but medium was refused, also beside a template that knows it.
+    Regression: every effort but medium was refused, even if the template uses the field.
     """
     completer, body = ScriptedCompleter(PASSES), {"reasoning_effort": effort}
     knows = replace(CARD, chat_template="{{ reasoning_effort }}{{ messages[0].content }}")
@@ -236,7 +236,7 @@ async def test_an_effort_goes_to_templates_that_know_it(effort: str) -> None:
 async def test_reasoning_stands_apart(begun: bool) -> None:
     """A model's reasoning is in the field `reasoning_content`, and not in the content.
 
-    The end of the prompt shows whether reasoning has begun there, so the gateway has the prompt echoed.
+    The end of the prompt shows whether the template has begun the reasoning, so the gateway has the prompt echoed.
     """
     card = replace(CARD, chat_template=THINKING)
     texts = ["<think>"] * (not begun) + ["\nI ", "think", "\n</think", ">\n\n", "So", "!"]

@@ -47,7 +47,7 @@ async def test_a_port_of_http_is_an_error_at_once() -> None:
 
 
 async def test_a_port_without_a_server_yet_is_waited_for() -> None:
-    """A client waits for a server that starts a little later than it."""
+    """A client waits for a server that starts a little later than the client."""
     server = Server("127.0.0.1:0", [], status_of=lambda _: None)
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         waiting = asyncio.create_task(wait_until_ready(channel, f"127.0.0.1:{server.port}", timeout_s=60))

@@ -67,7 +67,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """An expected error during a stream gives a status with the time after which to try again, and is not logged."""
+    """An expected error during a stream gives a status with the time after which to try again, and no log line."""
     async with serving() as (_, stub):
         call = stub.Generate(pb.GenerateRequest(), timeout=60)
         assert (await call.read()).WhichOneof("event") == "started"
@@ -79,7 +79,7 @@ async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(("name", "words"), [("Assist", "UNIMPLEMENTED"), ("Verify", "draft_session")])
 async def test_methods_that_are_not_there(name: str, words: str) -> None:
-    """A missing method is UNIMPLEMENTED; for one of an earlier version the error names the replacement."""
+    """Calling a method that does not exist gives UNIMPLEMENTED; for a former method the error names its replacement."""
     async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
         call: Any = channel.stream_stream(f"/specdec.v1.VerificationService/{name}")(timeout=60)
         with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
@@ -111,7 +111,7 @@ def test_status_without_a_hint_needs_no_details() -> None:
 
 
 async def failed(call: Any) -> None:
-    """Read a call to its end, and drop its error."""
+    """Read a call to its end, and ignore its error."""
     with suppress(grpc.aio.AioRpcError):
         async for _ in call:
             pass
@@ -137,5 +137,5 @@ async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
 
 
 def frames_of(*names: str) -> list[FrameType]:
-    """Return the stack frames of these functions that the garbage collector knows, those in cycles included."""
+    """Return the stack frames of functions with these names that the garbage collector tracks, also those in cycles."""
     return [each for each in gc.get_objects() if type(each) is FrameType and each.f_code.co_name in names]

@@ -1,4 +1,4 @@
-"""A client follows a file that lists its servers; once it has read a list, it tolerates a wrong file for a while."""
+"""A client follows a file that lists its servers; after it has read a list, it ignores an invalid file for a while."""
 
 from __future__ import annotations
 

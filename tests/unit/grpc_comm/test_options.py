@@ -1,4 +1,4 @@
-"""Time limits that options of gRPC channels and servers set; the tests make each a tenth of the real one."""
+"""Time limits that options of gRPC channels and servers set; in these tests each limit is a tenth of the real one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.
 
 
 async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
-    """A stream over a link that fell silent ends within 15 s; here the limit is 1.5 s.
+    """A stream over a connection that fell silent ends within 15 s; here the limit is 1.5 s.
 
-    Regression: a second timeout of gRPC for pings, of a minute, kept the slot of a session whose client was
+    Regression: gRPC has a second timeout for pings, of a minute, which kept the slot of a session whose client was
     gone.
     """
     began, ended = asyncio.Event(), asyncio.Event()
@@ -68,7 +68,7 @@ async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
 
 
 async def test_an_old_connection_takes_no_new_stream() -> None:
-    """A new stream is not sent on a connection older than a limit, so that load balancers can move clients."""
+    """A new stream is not opened on a connection older than a limit, so that load balancers can move clients."""
     async with naming_peers(grpc__max_connection_age_ms=300) as address, grpc.aio.insecure_channel(address) as channel:
         name: Any = channel.unary_stream("/test.Peers/Name")
         running = name(b"", timeout=60)
@@ -94,9 +94,9 @@ async def test_connections_have_a_number() -> None:
 
 
 async def test_a_dial_into_a_black_hole_ends_soon() -> None:
-    """A client that dialled a silent address connects soon after a server is there; real limit 3 s, here 0.3 s.
+    """A client whose first attempts got no reply connects soon after a server is there: within 3 s, here 0.3 s.
 
-    Regression: dials took gRPC's own 20 s.
+    Regression: each attempt to connect took gRPC's own 20 s.
     """
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -24,7 +24,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.support.ports import listening
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
-"""Options of a channel that cannot read an answer: its receive window is five bytes."""
+"""Options of a client's channel that cannot receive an answer: its HTTP/2 receive window is five bytes."""
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 STALL_S = 0.3
 LIMIT = 1000
@@ -139,9 +139,9 @@ async def test_a_bomb_is_refused_before_it_goes_off() -> None:
 
 
 async def test_a_peer_that_reads_nothing_is_dropped() -> None:
-    """A stream that the peer does not read is ended.
+    """A stream that the peer does not read is ended after a time.
 
-    Regression: a stream that was not read kept its slot as long as the peer answered pings.
+    Regression: a stream that was not read kept its slot for as long as the peer answered pings.
     """
     async with (
         serving() as (servicer, server),
@@ -220,7 +220,7 @@ async def test_watchers_get_changes() -> None:
 
 
 async def test_watchers_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client gets health by `Check` if `Watch` is refused because the server has too many watchers."""
+    """If a server refuses a client's `Watch` since it has too many watchers, the client gets its health by `Check`."""
     monkeypatch.setattr(health, "MAX_WATCHERS", 1)
     async with serving() as (_, server), open_channel(f"127.0.0.1:{server.port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)

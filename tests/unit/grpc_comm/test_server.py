@@ -28,7 +28,7 @@ async def started() -> Server:
 
 
 async def until(stub: Any, status: int) -> None:
-    """Wait until the server reports this health."""
+    """Wait until the server's health service reports this status."""
     async with asyncio.timeout(60):
         async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
             if answer.status == status:
@@ -38,7 +38,7 @@ async def until(stub: Any, status: int) -> None:
 async def test_health_follows_the_server_behind() -> None:
     """A server whose upstream server is lost reports NOT_SERVING, whatever it reports of itself.
 
-    Regression: a draft worker that had lost its target reported SERVING, and its gateway 200.
+    Regression: a draft worker that had lost its target reported SERVING, and its gateway was healthy (status 200).
     """
     server = await started()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
@@ -56,7 +56,7 @@ async def test_health_follows_the_server_behind() -> None:
 
 
 class Cut(HealthServicer):
-    """Health service that ends each watch at once, or after its first message."""
+    """Health service that ends each watch: at once, or after the first message if `status` is UNAVAILABLE."""
 
     status = grpc.StatusCode.UNAVAILABLE
 
@@ -68,9 +68,10 @@ class Cut(HealthServicer):
 
 
 async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client starts its health watch again if the watch ends before the connection.
+    """A client starts its health watch again if the watch ends while the connection stays.
 
-    Regression: a proxy ended a client's health watch but kept the connection, so drains went unseen.
+    Regression: a proxy ended a client's health watch but kept the connection, so the client did not see when its server
+    was shutting down.
     """
     monkeypatch.setattr(module, "HealthServicer", Cut)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)

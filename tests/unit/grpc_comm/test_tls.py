@@ -48,10 +48,9 @@ async def dial(address: str, tls: ClientTls | None) -> bool:
 
 
 async def test_a_server_is_what_its_certificate_names(trust: Pki, tmp_path: Path) -> None:
-    """The error about a certificate with other names shows these, and the flag that accepts one of them.
+    """The error about a server's certificate for other names shows these names, and the flag that accepts one of them.
 
-    Regression: the error was "IP address mismatch", without the certificate's names and the flag to accept
-    one.
+    Regression: the error was "IP address mismatch", without the certificate's names and without the flag.
     """
     tls = ServerTls(*trust.pair("server", "127.0.0.1", "draft.example", "::1"))
     async with serving(tls.grpc_credentials()) as address:

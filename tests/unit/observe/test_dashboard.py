@@ -1,4 +1,4 @@
-"""Panels of the Grafana dashboard count each request once, and show each service, draft, server and account."""
+"""The panels of the Grafana dashboard count each request once, and show each service, draft, server and account."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_every_variable_reads_a_series_that_every_process_has() -> None:
 
 
 def test_two_services_stand_side_by_side() -> None:
-    """The dashboard can compare variants of a service; "All" also matches series without the label `variant`.
+    """The dashboard can compare variants of a service; "All" also matches time series without the label `variant`.
 
-    Not every Prometheus adds that label.
+    Some Prometheus servers do not add this label.
     """
     for name in ("variant", "topology"):
         assert VARIABLES[name]["allValue"] == ".*"

@@ -1,4 +1,4 @@
-"""Files that a process writes at its end: whole, or not at all."""
+"""Files that a process writes when it ends are written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of a machine that a report shows counts other processes, but not the run itself and its children."""
+"""The load of a machine that a report shows counts other processes, but not the measured run and its children."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_foreign_load_or_spread_means_busy(load: HostLoad, spread: float, *, is_
 def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The load of other processes excludes this process and its children.
 
-    The cores' times are made up; the child is real.
+    In this test the times of the cores are made up, and the child process is real.
     """
     stat, busy_s = tmp_path / "stat", 0.0
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
@@ -69,7 +69,7 @@ def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest
 async def test_a_busy_host_is_known_before_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used_s: float
 ) -> None:
-    """A busy machine is reported before a run.
+    """A busy machine is reported before a measurement, not only after it.
 
     Regression: a study ran for its three minutes, and only then reported that the machine had been busy.
     """

@@ -1,4 +1,4 @@
-"""Counters and histograms have vLLM's names, and a limited number of time series."""
+"""Counters and histograms of the metrics have the names that vLLM uses, and a limited number of time series."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNTS = Counts(bytes_up=30, bytes_down=20)
 
 
 class Completer:
-    """Completer that yields two passes of an answer, and then raises `error` if it is set."""
+    """Completer that yields an answer of two passes, then raises `error` if it is set, else ends the answer."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -52,7 +52,7 @@ class Completer:
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
-    """Return the values of all series, by name and labels except the model's name."""
+    """Return the values of all time series, keyed by (name, values of the labels other than the model's name)."""
     return {
         (
             sample.name,
@@ -114,7 +114,7 @@ async def test_failures_and_clients_that_leave() -> None:
 
 
 class Slots:
-    """Load of an engine with four slots: three requests run, and one waits."""
+    """Stand-in for an engine with four slots, in which three requests run and one waits."""
 
     num_running, num_waiting, num_slots = 3, 1, 4
 
@@ -177,9 +177,9 @@ def test_draft_tokens_are_counted_by_who_proposed_them() -> None:
 
 
 async def test_requests_count_for_the_account_that_sent_them() -> None:
-    """Requests count for the account that sent them, also refused ones.
+    """Requests count for the account that sent them, even if they are refused.
 
-    Counts of tokens would not show an account that floods a full queue, since it gets hardly any.
+    Token counts would not show an account that floods a full queue, since such an account gets hardly any tokens.
     """
     metrics = Metrics("tiny")
     full = Completer(CapacityError("full", retry_after_s=1.0))

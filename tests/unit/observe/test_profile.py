@@ -1,4 +1,4 @@
-"""The profile, a file of figures of each request: its times add up, percentiles are numpy's, and its files agree."""
+"""The profile (a file with the figures of each request): times add up, percentiles are numpy's, CSV and JSON agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request(
     counts: Counts = NOTHING_COUNTED,
     accepted: int = 3,
 ) -> RequestStats:
-    """Return the figures of a request with a commit after each gap: 4 draft tokens, of which `accepted` were kept."""
+    """Return figures of a request with a commit after each gap, each of 4 draft tokens and `accepted` accepted ones."""
     stats = RequestStats(started=started, num_prompt_tokens=7)
     for end in np.cumsum(gaps) + started:
         stats.take(Commit(0, (7,) * (accepted + 1), 4, accepted, timings, counts=counts), at=float(end))
@@ -66,7 +66,7 @@ def test_acceptance_by_position_counts_each_place_of_a_proposal() -> None:
 
 
 def test_total_speed_is_over_wall_time() -> None:
-    """The total speed is over wall time: two requests at once give 16 tokens in one second, not in two."""
+    """The total speed is over wall time: two requests of 8 tokens at once give 16 tokens in one second, not in two."""
     both = [request(started=0.0, gaps=[0.5, 0.5]) for _ in range(2)]
     row = figures(both)
     assert row["tokens_per_s"] == pytest.approx(16.0)
@@ -97,7 +97,7 @@ def test_a_profile_without_requests_can_be_written(tmp_path: Path) -> None:
 
 
 def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
-    """Profiles of runs that end in the same second have files of their own.
+    """Profiles of runs that end in the same second are written to different files.
 
     Regression: of several clients with --profile in one folder, only the last one's figures remained.
     """
@@ -112,8 +112,8 @@ def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
     """If a full disk cannot take a file, an error names the file, and no part of it is left.
 
-    Regression: a full disk led to exit code 1, "No space left on device" without a name, and a part of the
-    JSON.
+    Regression: a full disk led to exit code 1, "No space left on device" without the file's name, and a JSON file that
+    was cut off.
     """
     profile = Profile("draft")
     profile.add("one", request(started=0.0, gaps=[0.1]))

@@ -1,4 +1,4 @@
-"""Figures of one request, computed from messages that arrive at known times."""
+"""Figures of one request (times, acceptance, bytes), computed from messages that arrive at known times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("clock")
 def test_times_to_tokens_follow_from_times_of_messages() -> None:
-    """Times to tokens come from the times of messages: here of 3, 1 and 2 tokens, at 1, 2 and 3 s."""
+    """Times per token follow from the arrival times of messages: here of 3, 1 and 2 tokens, at 1, 2 and 3 s."""
     stats = RequestStats(started=0.0)
     for num_tokens in (3, 1, 2):
         stats.take(Commit(0, (7,) * num_tokens, counts=Counts(bytes_up=10, bytes_down=5)))
@@ -36,7 +36,7 @@ def test_times_to_tokens_follow_from_times_of_messages() -> None:
 
 
 def test_acceptance_counts_only_passes_with_draft_tokens() -> None:
-    """Acceptance counts only passes with draft tokens; a pass without any counts as tokens, but not as a proposal."""
+    """Acceptance counts only passes that verified draft tokens; other passes only add to the output tokens."""
     stats = RequestStats()
     stats.take(Commit(0, (7,) * 3, 4, 2))
     stats.take(Commit(0, (7,) * 1, 2, 0))
@@ -61,9 +61,9 @@ def test_one_token_has_no_time_per_further_one() -> None:
 
 
 def test_an_impossible_count_makes_no_long_list() -> None:
-    """A count that no pass can have takes no memory at the client.
+    """A number of draft tokens that no pass can have takes no memory at the client.
 
-    Regression: a hostile server's Delta with num_draft_tokens of four billion took 34 GB at the client.
+    Regression: a message of a hostile server with num_draft_tokens of four billion took 34 GB at the client.
     """
     stats = RequestStats()
     stats.take(Commit(0, (1,), num_draft_tokens=2**32 - 1, num_accepted_tokens=2**32 - 1))

@@ -1,4 +1,4 @@
-"""Noise, the random numbers that choose tokens, has the documented bits; logits are processed as in Transformers.
+"""Noise (random numbers that choose tokens) has the documented bits; logits are processed as Transformers does.
 
 A row's token depends on no other row of its batch.
 """
@@ -57,14 +57,14 @@ any_params = st.one_of(sampled_params, st.builds(SamplingParams, seed=any_seed))
 
 
 def random_logits(seed: int, num_rows: int, vocab_size: int) -> npt.NDArray[np.float32]:
-    """Draw float32 logits like a model's: some rows peaked, some flat, hardly any ties."""
+    """Return random float32 logits like a model's: some rows peaked, some flat, hardly any ties."""
     rng = np.random.default_rng(seed)
     spread = rng.uniform(0.1, 5.0, size=(num_rows, 1))
     return (spread * rng.normal(size=(num_rows, vocab_size))).astype(np.float32)
 
 
 def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.NDArray[np.float64]:
-    """Return the noise of (seed, position, token id) triples, by numpy."""
+    """Return the noise (the random numbers) of (seed, position, token id) triples, computed with numpy."""
     values: npt.NDArray[np.float64] = gumbel_noise(np.array(noise_keys(seeds, positions)), np.array(token_ids))
     return values
 
@@ -81,7 +81,7 @@ def mix(x: int) -> int:
 
 
 def unmix(x: int) -> int:
-    """Return the integer that `mix` maps to x."""
+    """Return the integer from which `mix` makes x."""
 
     def unshift(y: int, bits: int) -> int:
         z = y
@@ -99,7 +99,7 @@ def signed(x: int) -> int:
 
 
 def gumbel_of_hash(token_hash: int) -> float:
-    """Return the Gumbel variate of a 64-bit hash, by the C library's logarithm."""
+    """Return the Gumbel variate that follows from a 64-bit hash, computed with the C library's logarithm."""
     return -math.log(-math.log(((token_hash >> 12) + 0.5) * 2.0**-52))
 
 
@@ -114,7 +114,7 @@ def gumbel_of_hash(token_hash: int) -> float:
     ],
 )
 def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, outputs: list[int]) -> None:
-    """The hashes of a row's tokens are SplitMix64's published outputs, with the row's key as the seed."""
+    """The hashes of a row's token ids are SplitMix64's published outputs, with the row's key as the seed."""
     values = gumbel_noise(np.array([seed]), np.arange(len(outputs)))
     assert [mix(seed + (i + 1) * GOLDEN) for i in range(len(outputs))] == outputs
     np.testing.assert_allclose(values, [gumbel_of_hash(output) for output in outputs], atol=1e-9)
@@ -129,9 +129,9 @@ def test_keys_chain_two_published_streams() -> None:
 @relaxed
 @given(st.lists(st.tuples(any_seed, any_position, any_token_id), min_size=1, max_size=20))
 def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
-    """The noise equals that of a reference in Python's integers.
+    """The noise (random numbers that choose tokens) equals that of a reference in Python's integers.
 
-    The reference reveals errors of signed arithmetic, of the shift's mask, and of the logarithm's series.
+    The reference would reveal errors of signed arithmetic, of a shift's mask, and of the logarithm's series.
     """
     seeds, positions, token_ids = (list(column) for column in zip(*triples, strict=True))
     expected = [
@@ -142,9 +142,9 @@ def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int
 
 @pytest.mark.parametrize("token_hash", [0, 1 << 12, 1 << 63, (1 << 63) - 1, MASK - (1 << 12), MASK])
 def test_noise_is_finite_and_right_at_extreme_hashes(token_hash: int) -> None:
-    """Noise is finite and right at extreme hashes.
+    """Noise (random numbers that choose tokens) is finite and right for hashes at both ends of their range.
 
-    A uniform number that rounds to 0 or 1 would, very rarely, make a token impossible or certain.
+    If a uniform number were rounded to 0 or 1, a token would, very rarely, be impossible or certain.
     """
     key = np.array([signed(unmix(token_hash) - GOLDEN)])
     value = float(gumbel_noise(key, np.array([0]))[0])
@@ -160,7 +160,7 @@ def test_noise_is_finite_and_right_at_extreme_hashes(token_hash: int) -> None:
     st.lists(st.tuples(any_seed, any_position), min_size=1, max_size=8), st.lists(any_token_id, min_size=1, max_size=70)
 )
 def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], token_ids: list[int]) -> None:
-    """Numpy and torch compute the same bits of noise for any keys and any number of token ids."""
+    """Numpy and torch compute the same bits of noise (random numbers) for any keys and any number of token ids."""
     keys = noise_keys(*(list(column) for column in zip(*pairs, strict=True)))
     by_numpy = gumbel_noise(np.array(keys)[:, None], np.array(token_ids)[None, :])
     by_torch = gumbel_noise(torch.tensor(keys)[:, None], torch.tensor(token_ids)[None, :])
@@ -169,7 +169,7 @@ def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], 
 
 
 def test_numpy_and_torch_noise_is_equal() -> None:
-    """Numpy and torch compute the same noise bits for 400,000 values, through both nested logarithms."""
+    """Numpy and torch compute the same bits of noise (random numbers) for 400,000 values, with its two logarithms."""
     keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
     token_ids = np.arange(100_000)
     by_numpy = gumbel_noise(np.array(keys)[:, None], token_ids)
@@ -184,9 +184,9 @@ def test_numpy_and_torch_noise_is_equal() -> None:
 def test_numpy_and_torch_choose_the_same_tokens(
     logits_seed: int, vocab_size: int, rows: list[tuple[SamplingParams, int]]
 ) -> None:
-    """Numpy and torch choose the same tokens.
+    """Numpy and torch choose the same tokens from the same logits and parameters.
 
-    Draft and target may use different libraries; a disagreement would silently lower the acceptance.
+    Draft and target may use different libraries; if their choices differed, fewer draft tokens would be accepted.
     """
     sampling, positions = [params for params, _ in rows], [position for _, position in rows]
     logits = random_logits(logits_seed, len(rows), vocab_size)
@@ -197,7 +197,7 @@ def test_numpy_and_torch_choose_the_same_tokens(
 
 
 def doc_rows(first_column: str) -> list[dict[str, str]]:
-    """Return the rows of a table in docs/noise.md, whose first column has the title `first_column`."""
+    """Return the rows of the table in docs/noise.md whose first column is called `first_column`."""
     _, table = NOISE_DOC.split(f"\n| {first_column} |", maxsplit=1)
     header, _, *lines = f"| {first_column} |{table}".split("\n\n")[0].strip().splitlines()
     titles, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in (header, *lines))
@@ -205,7 +205,7 @@ def doc_rows(first_column: str) -> list[dict[str, str]]:
 
 
 def test_the_documented_listing_gives_the_same_bits() -> None:
-    """The code in docs/noise.md makes the project's noise."""
+    """The Python code printed in docs/noise.md computes the project's noise (random numbers) to the bit."""
     listing = re.search(r"```python\n(.*?)```", NOISE_DOC, re.DOTALL)
     assert listing is not None
     names: dict[str, Any] = {}
@@ -218,7 +218,7 @@ def test_the_documented_listing_gives_the_same_bits() -> None:
 
 
 def test_the_documented_noise_vectors_hold() -> None:
-    """The examples in docs/noise.md have the right hash, uniform number and noise."""
+    """The examples in docs/noise.md have the hash, uniform number and noise that the code computes."""
     rows = doc_rows("seed")
     assert len(rows) >= 12
     for row in rows:
@@ -251,7 +251,7 @@ NUM_BINS = 8
 
 
 def uniform_cube(first_seed: int) -> npt.NDArray[np.float64]:
-    """Return the uniform numbers behind the noise: float64 [seed, position, token], from `first_seed` on."""
+    """Return the uniform numbers from which noise is made: float64 [seed, position, token], from `first_seed` on."""
     pairs = list(itertools.product(range(first_seed, first_seed + CUBE_SIDE), range(CUBE_SIDE)))
     keys = np.array(noise_keys([seed for seed, _ in pairs], [position for _, position in pairs]))
     values: npt.NDArray[np.float64] = gumbel_noise(keys[:, None], np.arange(CUBE_SIDE))
@@ -259,16 +259,16 @@ def uniform_cube(first_seed: int) -> npt.NDArray[np.float64]:
 
 
 def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
-    """Return the p-value of the hypothesis that `cells`, numbers below `num_cells`, are uniform."""
+    """Return the p-value of the hypothesis that `cells`, integers from 0 to `num_cells` - 1, are uniform."""
     counts, expected = np.bincount(cells, minlength=num_cells), len(cells) / num_cells
     return float(chdtrc(num_cells - 1, np.sum((counts - expected) ** 2) / expected))
 
 
 @pytest.mark.parametrize("first_seed", [0, 2**63 - CUBE_SIDE // 2, MAX_SEED - CUBE_SIDE + 1])
 def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> None:
-    """Noise is uniform, and independent of that of neighbouring seeds, positions and tokens.
+    """Noise (random numbers) is uniform, and independent of that of neighbouring seeds, positions and tokens.
 
-    Clients use seeds 0, 1, 2, ...; diagonals are tested too, since a key made of a sum would repeat along them.
+    Clients use seeds 0, 1, 2, ... Diagonals are tested too, since keys that are sums would repeat along them.
     """
     cube = uniform_cube(first_seed)
     p_values = [chi_squared_p_value((cube.ravel() * 64).astype(np.int64), 64)]
@@ -284,16 +284,16 @@ def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> 
 
 @pytest.mark.parametrize("first_seed", [0, 7, 2**63 - CUBE_SIDE // 2])
 def test_no_stream_is_a_shifted_copy_of_another(first_seed: int) -> None:
-    """No stream of noise is a shifted copy of another.
+    """The noise (random numbers) of one seed and position is no shifted copy of another's.
 
-    Equal values among 64,000 of 2^52 possible ones would mean that the streams of seeds 7 and 8 overlap.
+    Equal values among 64,000 of 2^52 possible ones would mean that the numbers of two seeds overlap.
     """
     cube = uniform_cube(first_seed)
     assert len(np.unique(np.round(cube, 13))) == cube.size
 
 
 def test_noise_has_a_gumbels_mean_and_variance() -> None:
-    """Noise has the mean and variance of a Gumbel distribution, Euler's constant and pi^2/6."""
+    """Noise (random numbers that choose tokens) has a Gumbel distribution's mean, Euler's constant, and variance."""
     values = noise([5] * 1000, list(range(1000)), [0]).ravel()
     values = np.append(values, gumbel_noise(np.array(noise_keys([9], [9])), np.arange(200_000)))
     assert np.mean(values) == pytest.approx(np.euler_gamma, abs=5 * (math.pi**2 / 6 / len(values)) ** 0.5)
@@ -304,7 +304,7 @@ def test_noise_has_a_gumbels_mean_and_variance() -> None:
 
 
 def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
-    """Return the logits after the warpers that Transformers' `generate` would apply, in double precision."""
+    """Return the logits as Transformers' `generate` would change them (its warpers), in double precision."""
     warpers = [
         TemperatureLogitsWarper(params.temperature),
         TopKLogitsWarper(params.top_k) if params.top_k else None,
@@ -336,7 +336,7 @@ def test_processing_is_transformers(logits_seed: int, vocab_size: int, params: S
 
 
 def any_number(limits: Range) -> st.SearchStrategy[float]:
-    """Draw a number of a range; half of the floats are powers of two, tiny ones included."""
+    """Return a strategy for numbers of a range; half of the floats are powers of two, tiny ones included."""
     if isinstance(limits.low, int):
         return st.one_of(st.integers(0, 60), st.integers(limits.low, int(limits.high)))
     exponents = st.one_of(st.integers(-1074, 7), st.integers(-1074, -1000))  # half of them make infinite quotients
@@ -366,7 +366,7 @@ any_logits = st.one_of(
 @settings(relaxed, max_examples=50)
 @given(st.lists(st.tuples(any_logits, legal_params, any_position, any_before), min_size=2, max_size=5))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
-    """The token of a row does not depend on other rows.
+    """The token chosen in a row does not depend on other rows of the batch.
 
     Regression: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows.
     """
@@ -389,9 +389,9 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) ->
 def test_a_rows_scores_do_not_depend_on_its_neighbours(
     logits_seed: int, vocab_size: int, sampling: list[SamplingParams]
 ) -> None:
-    """A row's scores do not depend on other rows.
+    """The scores of a row do not depend on other rows of the batch.
 
-    Scores also show the influence of another row's truncation, which rarely changes the chosen token.
+    Scores show an influence of another row's truncation, which rarely changes the chosen token.
     """
     logits = random_logits(logits_seed, len(sampling), vocab_size)
     together = process_logits(logits, sampling)
@@ -411,7 +411,7 @@ def test_a_rows_scores_do_not_depend_on_its_neighbours(
     ids=str,
 )
 def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: list[int]) -> None:
-    """Tokens that tie with the last one that a truncation keeps are all kept."""
+    """If truncation (top_k, top_p, min_p) keeps a token, it keeps all tokens with the same score as well."""
     for array in (np.array([[0.0, 3.0, 2.0, 2.0, 1.0]]), torch.tensor([[0.0, 3.0, 2.0, 2.0, 1.0]])):
         assert np.flatnonzero(np.isfinite(np.asarray(process_logits(array, [params]))[0])).tolist() == survivors
 
@@ -422,7 +422,7 @@ def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: l
 @relaxed
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=40), sampled_params, any_position)
 def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingParams, position: int) -> None:
-    """Greedy decoding takes the lowest of the best ids, in every library and dtype; low precision makes ties common."""
+    """Greedy decoding takes the lowest of equally good ids in all libraries and dtypes; bfloat16 makes ties common."""
     greedy = replace(params, temperature=0.0)
     for array in (np.array([logits], dtype=np.float32), torch.tensor([logits], dtype=torch.bfloat16)):
         assert choose_tokens(array, [greedy], [position]) == [logits.index(max(logits))]
@@ -431,7 +431,7 @@ def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingPara
 @relaxed
 @given(st.integers(0, 2**32), st.integers(2, 200), any_seed, any_position)
 def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: int, position: int) -> None:
-    """The smallest temperatures choose the most likely token: noise has a range of 40.4 and cannot change the choice.
+    """The smallest temperatures choose the most likely token, since the noise has a range of only 40.4.
 
     Regression: temperature 5e-324 made all positive logits infinite, and the first of them was chosen.
     """
@@ -480,7 +480,7 @@ SETTINGS = [
 
 
 def naive(logits: np.ndarray, params: SamplingParams, position: int) -> np.ndarray:
-    """Return the scores of one row by their definition: biased and processed logits plus noise."""
+    """Return the scores of one row by their definition: processed logits, with biases, plus noise (random numbers)."""
     row = logits.astype(np.float64)
     for token_id, bias in params.logit_bias:
         row[token_id] += bias
@@ -495,7 +495,7 @@ def naive(logits: np.ndarray, params: SamplingParams, position: int) -> np.ndarr
 @pytest.mark.parametrize("sampling", [SETTINGS, SETTINGS[:1] * 6, SETTINGS[1:2] * 6, SETTINGS[2:4] * 3])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_best_tokens_are_ranked_by_score(sampling: list[SamplingParams], count: int) -> None:
-    """The best tokens of a row are in order of score, the chosen one first, with numpy and torch."""
+    """The best tokens of a row are ordered by score, with the chosen one first, by numpy and torch alike."""
     logits, positions = random_logits(1, len(sampling), VOCAB_SIZE), [10 + row for row in range(len(sampling))]
     for array in (logits.copy(), torch.from_numpy(logits)):
         ranked = rank_tokens(array, sampling, positions, count=count)

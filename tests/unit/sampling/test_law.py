@@ -1,7 +1,7 @@
-"""The output of speculation has exactly the target's distribution (its law), and does not depend on the draft.
+"""Speculative decoding gives exactly the target's distribution of outputs, and does not depend on the draft.
 
-Right variants must pass one G-test, and plausible mistakes must fail it. Tokens are chosen by noise: random numbers
-that follow from seed, position and token id alone. Seeds are fixed, so results do not vary.
+Right variants of verification must pass a G-test, and plausible mistakes must fail it. Tokens are chosen by noise:
+random numbers that follow from seed, position and token id alone. Seeds are fixed, so results do not vary.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def target_choices(sampling: SamplingParams = ASKED, noise_key: law.NoiseKey = l
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingParams) -> None:
-    """With shared noise, speculation gives the target's distribution, and for each seed the target's own tokens."""
+    """With the same random numbers for draft and target, speculation gives, for each seed, the target's own tokens."""
     target = choices("target", sampling)
     alone = law.decode(target)
     assert law.law_p_value(alone, TARGET, sampling) > ALPHA
@@ -97,7 +97,7 @@ def test_a_draft_that_samples_otherwise_changes_nothing(drafted: SamplingParams)
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_a_draft_equal_to_the_target_is_always_accepted(sampling: SamplingParams) -> None:
-    """A draft with the target's own logits has all of its tokens accepted; else noise would be of a wrong position."""
+    """A draft with the target's own logits and random numbers has all of its tokens accepted."""
     generated = law.speculate(choices("target", sampling), choices("same", sampling), gamma=4, verify=verify)
     assert generated.num_accepted_tokens == generated.num_draft_tokens > 0
 
@@ -143,9 +143,9 @@ def goes_on_after_a_mismatch(chosen: Sequence[int], proposal: Sequence[int]) -> 
     ],
 )
 def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
-    """Each wrong variant fails the G-test with a draft far from its target, and changes tokens with a near draft.
+    """Wrong verification fails the G-test with a draft unlike its target, and changes tokens even with a similar draft.
 
-    With a draft near to its target, some errors do not show in the distribution, but in the tokens.
+    With a draft much like its target, some mistakes do not show in the distribution, but in the tokens.
     """
     target = choices("target", ASKED)
     generated = law.speculate(target, choices("far", ASKED), gamma=gamma, verify=wrong)
@@ -165,9 +165,9 @@ def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     ],
 )
 def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
-    """Noise that ignores a part of the seed or of the position fails the G-test.
+    """Noise (random numbers that choose tokens) fails the G-test if it ignores a part of the seed or of the position.
 
-    Each token alone then has the right distribution, but pairs of tokens, over positions or seeds, do not.
+    Each single token then has the right distribution, but pairs of tokens, over positions or seeds, do not.
     """
     generated = law.speculate(target_choices(noise_key=noise_key), choices("near", ASKED), gamma=gamma, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
@@ -186,13 +186,13 @@ def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
     ids=label,
 )
 def test_verification_with_other_parameters_than_asked_fails(used: SamplingParams) -> None:
-    """Verification with other sampling parameters than the request's fails the G-test."""
+    """If verification uses other sampling parameters than the request's, its outputs fail the G-test."""
     generated = law.speculate(choices("target", used), choices("near", ASKED), gamma=3, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
 
 
 def test_acceptance_is_what_shared_noise_promises() -> None:
-    """Draft tokens are accepted as often as the theory of shared Gumbel noise says (arXiv 2408.07978)."""
+    """Draft tokens are accepted as often as theory says for shared Gumbel random numbers (arXiv 2408.07978)."""
     rng = np.random.default_rng(4)
     num_pairs, num_seeds = 16, 3000
     sampling = [SamplingParams(temperature=1.0, seed=seed) for seed in range(num_seeds)]

@@ -1,6 +1,6 @@
-"""Output under a grammar has exactly the distribution of logits that are masked before temperature and truncation.
+"""Output under a grammar has exactly the distribution of logits masked before temperature and truncation.
 
-A toy grammar allows some followers of each token. As in test_law.py, wrong variants must fail the G-test.
+The toy grammar here allows some followers of each token. As in test_law.py, wrong variants must fail the G-test.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALPHA = 0.01 / len(SETTINGS)
 ALPHA_WRONG = ALPHA * 1e-6
 
 Rows = Callable[[SamplingParams, list[SamplingParams], list[int], list[int]], list[int]]
-"""Function that chooses a token per row from the batch's parameters, and each row's seed, position and last token."""
+"""Function that chooses a token per row; takes the batch's parameters, and the rows' seeds, positions, last tokens."""
 
 
 def bits(row: np.ndarray) -> bytes:
@@ -46,7 +46,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """Return a function that chooses from `logits`, each row masked by `allowed` as in targets; False masks a token."""
+    """Return a function that chooses from `logits`, each row masked by its row of `allowed`; False forbids a token."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
@@ -58,7 +58,7 @@ def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
 def masked_after_truncation(
     _: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]
 ) -> list[int]:
-    """Choose tokens wrongly: mask after truncation. If a row then has no token left, it takes all allowed tokens."""
+    """Choose tokens wrongly: mask after truncation, and if no token is left in a row, from all tokens allowed there."""
     scores = np.where(ALLOWED[previous], process_logits(TARGET[previous], sampling), -np.inf)
     nothing = ~np.isfinite(scores).any(axis=-1)
     scores[nothing] = MASKED[previous][nothing]
@@ -120,8 +120,8 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
 
 
 def test_a_late_mask_is_right_without_truncation() -> None:
-    """Without truncation, a late mask is right.
+    """Without truncation (top_k, top_p, min_p), a mask applied too late does no harm.
 
-    So if a test of `masked_after_truncation` fails, the cause is the wrong order, and nothing else.
+    So if `masked_after_truncation` fails in other tests, the cause is the wrong order, and nothing else.
     """
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

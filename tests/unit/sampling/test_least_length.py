@@ -18,7 +18,7 @@ from tests.support.models import tiny_model
 
 LOGITS = np.array([[9.0, 1.0, 8.0, 2.0]] * 2, dtype=np.float32)
 EOS = frozenset(range(0, 288, 2))
-"""Half of the vocabulary ends the sequence, so that nothing stays long by chance."""
+"""End-of-sequence ids: half of the vocabulary, so that without min_new_tokens no output is long by chance."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -59,7 +59,7 @@ async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[l
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_draft_keeps_the_law_too(temperature: float) -> None:
-    """With a minimum length, tokens are the same with and without a draft, which keeps it too and is accepted."""
+    """With min_new_tokens, a draft changes no token; it too leaves out end tokens, so its tokens are accepted."""
     limits = EngineLimits(gamma=4, eos_token_ids=EOS)
     sampling = SamplingParams(temperature, seed=5)
     for least in (0, 1, 7, 12):

@@ -33,7 +33,7 @@ def test_ties_go_to_the_lowest_ids() -> None:
 
 
 def test_they_are_nothing_to_a_garbage_collection() -> None:
-    """Log-probabilities of prompts give the garbage collector little to search.
+    """The log-probabilities of prompts are few objects, so the garbage collector has little to search.
 
     Regression: a few prompts' log-probabilities were 80,000 objects, and a full garbage collection took 100
     ms.

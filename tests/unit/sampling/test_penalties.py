@@ -1,4 +1,4 @@
-"""Biases and penalties have the effect that they have in Transformers and vLLM, also in every row of a proposal."""
+"""Biases and penalties act as in Transformers and vLLM, also on each draft token of a proposal."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_each_row_sees_the_draft_tokens_before(committed: list[int], proposal: l
 
 
 def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
-    """Return how often each id is in a row's output, and the set of ids in its prompt."""
+    """Return (how often each id is in a row's output, the set of ids in the row's prompt)."""
     counts = Counter(dict(zip(row.token_ids.tolist(), row.counts.tolist(), strict=True)))
     return +counts, set(row.token_ids[row.in_prompt].tolist())
 
@@ -137,9 +137,9 @@ def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
     sequences, st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3), st.integers(1, 60)))
 )
 def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
-    """Counts of tokens that grow with the output equal a count of the whole output, also after an error.
+    """Counts of tokens that are updated as the output grows equal a count of the whole output, also after an error.
 
-    Regression: tokens were marked as counted first, so if an error followed, they were never counted.
+    Regression: tokens were marked as counted before they were, so if an error came between, they were never counted.
     """
     tally, output_start = Tally(len(log)), len(log)
     for committed, drafts, number in steps:
@@ -153,7 +153,7 @@ def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple
 def decoded(
     decoder: SlotDecoder, params: SamplingParams, prompt: list[int], num_tokens: int, rng: random.Random | None
 ) -> list[int]:
-    """Return output tokens: one per pass, or if `rng` is given, with proposals whose tokens are mostly right."""
+    """Return output tokens, decoded one per pass, or if `rng` is given, with proposals that are mostly right."""
     truth = decoded(decoder, params, prompt, num_tokens + 8, None) if rng else []
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + num_tokens:
@@ -168,7 +168,7 @@ def decoded(
 @relaxed
 @given(st.integers(0, 2**32), penalizing, sequences)
 def test_speculation_does_not_change_penalized_output(seed: int, params: SamplingParams, prompt: list[int]) -> None:
-    """With penalties, the tokens are those of the target alone, whatever is proposed."""
+    """With penalties, the output is that of the target without draft tokens, whatever is proposed."""
     decoder = SlotDecoder(Bigrams(random_logits(seed, VOCAB_SIZE).astype(np.float64), num_slots=4, max_length=1000))
     alone = decoded(decoder, params, prompt, 16, None)
     assert decoded(decoder, params, prompt, 16, random.Random(seed)) == alone
@@ -181,7 +181,7 @@ def test_a_resumed_output_begins_where_it_did() -> None:
 
 
 def test_penalties_without_the_tokens_before_are_refused() -> None:
-    """Penalties without the earlier tokens of a row are refused, since they would silently have no effect."""
+    """Penalties without the row's earlier tokens are refused, since they would have no effect."""
     with pytest.raises(ValueError, match="look back"):
         choose_tokens(random_logits(0, 1), [SamplingParams(presence_penalty=1.0)], [3])
     assert choose_tokens(random_logits(0, 1), [SamplingParams(logit_bias=((7, 100.0),))], [3]) == [7]

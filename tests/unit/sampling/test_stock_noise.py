@@ -1,4 +1,4 @@
-"""Stock vLLM's noise (random numbers that choose tokens) is computed as documented, on numpy and torch alike."""
+"""Unmodified vLLM's noise (random numbers that choose tokens) is computed as documented, in numpy and torch alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = [
 
 
 def murmur3(data: bytes) -> int:
-    """Return the published 32-bit Murmur3 hash of whole words, with seed 0."""
+    """Return the 32-bit Murmur3 hash, as published, of 4-byte words, with seed 0."""
     h = 0
     for (k,) in struct.iter_unpack("<I", data):
         k = k * 0xCC9E2D51 & MASK
@@ -54,9 +54,9 @@ def test_the_documented_vectors_hold() -> None:
 
 
 def test_it_is_gumbels_of_the_hash() -> None:
-    """Stock vLLM's noise is a Gumbel variate of the Murmur3 hash of (seed, position - 1, token id).
+    """Unmodified vLLM's noise is the Gumbel variate of the Murmur3 hash of (seed, position - 1, token id).
 
-    The reference uses Python's integers and logarithm, so it is equal up to the rounding of float32.
+    The reference uses Python's integers and logarithm, so both are equal up to the rounding of float32.
     """
     rng = np.random.default_rng(3)
     for _ in range(300):
@@ -74,9 +74,9 @@ def test_numpy_and_torch_agree_to_the_bit() -> None:
 
 @pytest.mark.parametrize("choose", [choose_tokens, lambda *row: [best[0][0] for best in rank_tokens(*row, count=2)]])
 def test_rows_of_both_laws_share_a_batch(choose: Callable[..., list[int]]) -> None:
-    """Rows with this project's noise and with stock vLLM's can share a batch; each gets the token that it gets alone.
+    """Rows with this project's random numbers and rows with unmodified vLLM's can share a batch and keep their tokens.
 
-    A draft worker may help targets of both kinds.
+    A draft worker may draft for targets of both kinds.
     """
     ours = [SamplingParams(0.8, seed=9), SamplingParams(0.8, top_k=20, seed=9), SamplingParams()]
     logits, sampling, at = random_logits(4, 6, 300), [*STEPS, *ours], [5, 6, 7, 8, 9, 10]

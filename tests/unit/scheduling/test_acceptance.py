@@ -57,7 +57,7 @@ def test_rates_follow_the_truth_apart(truth: float) -> None:
 
 
 def test_tokens_without_a_lead_are_judged_by_themselves() -> None:
-    """Draft tokens without a margin over their runner-up, as of prompt lookup, do not count for tokens with one."""
+    """Results of draft tokens without a margin over a second choice, as from lookup, do not count for others."""
     confidence = Confidence()
     for _ in range(500):
         confidence.record(DraftToken(5), accepted=False)

@@ -1,6 +1,6 @@
-"""The decision of `--drafting measured` whether drafting goes on, over passes of known times.
+"""Rule of `--drafting measured`: it decides whether drafting goes on, here for passes whose times are known.
 
-It compares passes with drafts to quiet ones, for which drafting was stopped for a moment (a probe).
+The rule compares passes with drafts to passes without, for which it stops drafting for a moment (a probe).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def quiet_pass(num_sessions: int, seconds: float, num_prompt_tokens: int = 0) ->
 
 
 class Machine:
-    """Target with passes of known times; with drafts a pass takes `factor` times as long, for `tokens` per session."""
+    """Target with passes of known times; drafts make a pass `factor` times as long, and give `tokens` per session."""
 
     def __init__(self, rule: Counterfactual, *, plain_s: Callable[[int], float], tokens: float, factor: float) -> None:
         self.rule, self.plain_s, self.tokens, self.factor = rule, plain_s, tokens, factor
@@ -28,14 +28,14 @@ class Machine:
         self._num_since = 0
 
     def run(self, seconds: float, num_sessions: int = 4) -> float:
-        """Run for some seconds of the machine's time; return the speed relative to plain decoding."""
+        """Run passes for `seconds` of the machine's own time; return the speed relative to decoding without drafts."""
         began, plain = self.now, 0.0
         while self.now < began + seconds:
             plain += self.step(num_sessions)
         return plain / (self.now - began)
 
     def step(self, num_sessions: int) -> float:
-        """Run a pass; return the seconds that plain decoding would have taken for its tokens."""
+        """Run a pass; return the seconds that decoding without drafts would have taken for its tokens."""
         is_on, period_s = self.rule.is_on, self.plain_s(num_sessions)
         took = period_s * (self.factor if is_on else 1.0) * self._rng.lognormvariate(0.0, 0.05)
         num_plain = num_sessions * (self.tokens if is_on else 1.0)
@@ -70,9 +70,9 @@ def test_a_change_is_noticed_both_ways() -> None:
 
 
 def test_a_slower_machine_is_no_loss_by_drafts() -> None:
-    """Drafting goes on if all passes become slower, and stops if all become faster but those with drafts cost more.
+    """Drafting goes on if all passes become slower, and stops if passes become faster but drafts cost more.
 
-    Quiet passes of an earlier time mislead in both cases, so fresh ones are measured before drafting stops.
+    Times of earlier passes without drafts mislead in both cases, so the rule measures new ones before it stops.
     """
     pace = [1.0]
     machine = Machine(Counterfactual(is_on=True), plain_s=lambda n: pace[0] * steady(n), tokens=1.5, factor=1.0)
@@ -84,9 +84,9 @@ def test_a_slower_machine_is_no_loss_by_drafts() -> None:
 
 
 def test_passes_over_other_numbers_of_sessions_become_slower_too() -> None:
-    """If quiet passes over one number of sessions become slower, those over other numbers are scaled by as much.
+    """If passes without drafts become slower for one number of sessions, times for other numbers are scaled likewise.
 
-    Regression: a quiet time from a busy minute, for another number of sessions, made drafts look good.
+    Regression: for another number of sessions, a time measured in a busy minute made drafts look good.
     """
     quiet = Quiet()
     for seconds in (0.006, 0.012):
@@ -110,9 +110,9 @@ def test_prompts_in_passes_are_credited() -> None:
 
 
 def test_one_visit_to_another_number_of_sessions_starts_no_probe() -> None:
-    """A short change of the number of sessions starts no probe, so that drafting is seldom stopped.
+    """A short change of the number of sessions does not stop drafting for a probe (a measurement without drafts).
 
-    Regression: with a time of probes for each number of sessions, 106 switches cost most of a gain.
+    Regression: each number of sessions had probes of its own, and 106 of them took most of the gain by drafts.
     """
     machine = Machine(Counterfactual(is_on=True), plain_s=steady, tokens=2.0, factor=1.0)
     num_switches, was_on = 0, True
@@ -124,7 +124,7 @@ def test_one_visit_to_another_number_of_sessions_starts_no_probe() -> None:
 
 
 def test_without_quiet_passes_nothing_is_decided() -> None:
-    """If a worker does not stop when it is asked to, there are no quiet passes to compare with: drafting goes on."""
+    """Drafting goes on if a worker does not stop when asked to, since there are no passes without drafts to compare."""
     rule = Counterfactual(is_on=True)
     for number in range(3000):
         each = Pass(4, 4.0, 8, 0, has_drafts=rule.is_on, seconds=0.01)

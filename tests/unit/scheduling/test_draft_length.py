@@ -1,4 +1,4 @@
-"""The length of a draft chain follows from its expected gain, measured times and the number of sessions."""
+"""The number of draft tokens per round follows from their expected gain, measured times and the number of sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP_S, PASS_S, SLOPE_S = 0.3e-3, 5e-3, 0.1e-3
 
 
 def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
-    """Return a DraftLength with 60 rounds of usual times, with sure tokens always and unsure ones never accepted."""
+    """Return a DraftLength after 60 rounds in which `SURE` tokens were always accepted, and `UNSURE` ones never."""
     length = DraftLength()
     for round_number in range(60):
         length.record_step(num_sessions, step_s)
@@ -36,13 +36,13 @@ def chain_of(slot: int, tokens: Sequence[DraftToken] = (), *, room: int = 64) ->
 
 
 def growing(length: DraftLength, chains: Sequence[Chain]) -> list[bool]:
-    """Return, for the chain of each session in a pass, whether it should grow on."""
+    """Return, for each session's chain of draft tokens in a pass, whether the chain should grow further."""
     length.prune(chains, len(chains))
     return [chain.grows for chain in chains]
 
 
 def is_enough(length: DraftLength, chain: Chain) -> bool:
-    """Return whether a session that is alone in its pass should stop drafting after this chain."""
+    """Return whether a session that is alone in its pass should draft nothing after this chain of draft tokens."""
     return growing(length, [chain]) == [False]
 
 
@@ -63,9 +63,9 @@ def test_drafts_are_short_while_the_times_are_unknown() -> None:
 
 
 def test_a_chain_goes_on_across_a_step_that_pays() -> None:
-    """A chain of draft tokens grows past one that costs much time if the tokens after it pay for that.
+    """A chain of draft tokens grows past a token that costs much time if the tokens after it pay for that.
 
-    Kernels run 6 rows at a time, so a seventh token costs six rows' time, and the next five cost nothing.
+    Here kernels compute 6 tokens at a time, so a seventh token costs as much as six, and the next five cost nothing.
     """
     length = learned()
     for _ in range(60):
@@ -111,7 +111,7 @@ def test_the_length_is_the_best_one(step_s: float) -> None:
 
 
 def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
-    """A chain is judged equally whether it grew token by token or is given whole."""
+    """Whether a chain of draft tokens is long enough does not depend on whether it grew by tokens or is given whole."""
     length, other, tokens = learned(), learned(), [SURE, DraftToken(5, 6, margin=1.2), SURE, UNSURE, SURE]
     for first in range(len(tokens)):
         chain = chain_of(0)
@@ -124,8 +124,8 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
     """A chain that is likely to be accepted grows on after the chains of all other sessions in its pass have ended.
 
-    Regression: each chain was judged as if all sessions drafted as much, so the only sure one of 16 ended
-    early.
+    Regression: each chain was judged as if all sessions drafted as many tokens, so of 16 chains the only sure one
+    ended early.
     """
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
     for _ in range(2):
@@ -137,9 +137,9 @@ def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
 
 
 def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
-    """Several sessions together measure a pass with few draft tokens before they draft many.
+    """Several sessions together have a pass with few draft tokens measured before they draft many.
 
-    Regression: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last.
+    Regression: 16 sessions drafted 4, 6 and then 8 tokens each, and the cost of fewer tokens was measured last.
     """
     length = DraftLength()
     for width in (16 * FIRST_LENGTH, 16 * FIRST_LENGTH):
@@ -153,9 +153,9 @@ def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
-    """In a pass over many sessions, each session has fewer draft tokens.
+    """In a pass over many sessions, each session has fewer draft tokens than a session has alone.
 
-    A draft token can gain one session a token, but delays all 16, so it must be likely to be accepted.
+    A draft token can gain one token for one session, but delays all 16, so it must be more likely to be accepted.
     """
     alone, crowded = learned(), learned(num_sessions=16)
     unsure = DraftToken(5, 6, margin=0.8)
@@ -166,7 +166,7 @@ LOOKED_UP = DraftToken(5)
 
 
 def taught(num_sessions: int, num_accepted: int) -> DraftLength:
-    """Return a DraftLength for `num_sessions`, where `num_accepted` of 8 looked-up tokens were accepted each time."""
+    """Return a DraftLength of `num_sessions` sessions; `num_accepted` of 8 looked-up tokens were accepted each time."""
     length = learned(num_sessions=num_sessions)
     for _ in range(60):
         length.record_verdict(2, [LOOKED_UP] * 8, num_accepted)
@@ -174,7 +174,7 @@ def taught(num_sessions: int, num_accepted: int) -> DraftLength:
 
 
 def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
-    """Of tokens that one step of lookup gives, all are verified if they are usually right, none if wrong, else some."""
+    """All looked-up tokens of a step are verified if such tokens are usually right, none if wrong, else some."""
     assert taught(4, 8).num_worth(2, [LOOKED_UP] * 8, 4) == 8
     assert taught(4, 0).num_worth(2, [LOOKED_UP] * 8, 4) == 0
     half = taught(4, 1).num_worth(2, [LOOKED_UP] * 8, 4), taught(1, 1).num_worth(2, [LOOKED_UP] * 8, 1)
@@ -183,7 +183,7 @@ def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
 
 
 class KnownTimes(DraftLength):
-    """DraftLength that records no times of this machine, so that those given by the test count."""
+    """DraftLength that ignores the times that this machine takes, and has only those that the test records."""
 
     def record_step(self, num_sessions: int, seconds: float) -> None: ...
 
@@ -200,9 +200,9 @@ class WrongLookup:
 
 
 def test_lookups_that_fail_do_not_widen_passes() -> None:
-    """Looked-up tokens that are often rejected do not make passes longer.
+    """Looked-up tokens that are usually rejected do not make passes longer.
 
-    Regression: one step of a lookup fills the draft, so four streams verified 32 tokens in vain.
+    Regression: one step of lookup gives many tokens, so four sessions verified 32 tokens in vain.
     """
     length = KnownTimes()
     for width in range(33):

@@ -1,4 +1,4 @@
-"""Round trips are measured by messages that the target acknowledges, without its own time; others do not count."""
+"""Round trips are measured from a message to the target's acknowledgement, without the time spent at the target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_minimum_of_late_counts_forgets_old_samples() -> None:
 def test_a_session_begins_with_what_the_one_before_it_measured() -> None:
     """A new session starts from the pass time and round trip that the previous session measured.
 
-    Regression: a new session knew neither pass nor round trip, so it drafted gamma tokens and waited for a
+    Regression: a new session knew neither, so it drafted gamma tokens and then waited for a
     commit.
     """
     earlier = Link()
@@ -56,7 +56,7 @@ def test_nothing_is_known_of_a_target_before_its_first_session() -> None:
     [(0.001, 0.03, Schedule.SYNC), (0.07, 0.03, Schedule.ASYNC), (0.001, 0.015, Schedule.ASYNC)],
 )
 def test_a_near_and_crowded_target_gets_rounds(round_trip_s: float, pass_s: float, expected: Schedule) -> None:
-    """A draft chooses rounds for a near target whose passes take twice as long as over one session, else run-ahead."""
+    """A draft drafts in rounds for a near target whose passes take twice as long as over one session, else ahead."""
     assert Link().schedule is Schedule.ASYNC
     earlier = Link()
     earlier.record_round_trip(round_trip_s)

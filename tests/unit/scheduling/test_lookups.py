@@ -1,4 +1,4 @@
-"""When sessions look tokens up: always while passes verify some of them, rarely where many sessions verify none."""
+"""Sessions look tokens up in each pass while passes verify some of them, and rarely if many sessions verify none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specdec.inference.scheduling.lookups import Lookups
 
 
 def looking(lookups: Lookups, num_sessions: int, num_passes: int, *, num_verified: int = 0) -> list[bool]:
-    """Run passes, each of which finds 8 tokens if it looks; return for each whether it looked."""
+    """Run passes in which a lookup finds 8 tokens; return for each pass whether tokens were looked up in it."""
     looked = []
     for _ in range(num_passes):
         looked.append(lookups.are_due)

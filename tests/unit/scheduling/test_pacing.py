@@ -42,7 +42,7 @@ def test_windows_grow_with_round_trips_and_chunks_with_pass_times() -> None:
 
 
 def test_window_lasts_for_a_far_and_fast_target() -> None:
-    """A draft has tokens to send to a far and fast target all through a round trip.
+    """The limit of tokens ahead of the target (the window) suffices for a whole round trip to a far and fast target.
 
     Regression: at a round trip of 50 ms and passes of 7 ms, a window of 64 tokens was used up before a
     commit came back.
@@ -68,9 +68,9 @@ def test_a_message_must_save_more_than_it_costs() -> None:
 
 
 def test_tokens_that_come_too_late_save_nothing() -> None:
-    """Draft tokens for passes that end before the message arrives save no time.
+    """Draft tokens for passes that end before the message with them arrives save no time.
 
-    Here three passes end before that, so only later tokens count.
+    In this test three passes end before that, so only tokens for later passes count.
     """
     pacing = choose_pacing(4, 0, Measured(0.001, 0.010, 0.035))
     assert expected_gain([0.9, 0.8, 0.7], 0, pacing) == 0.0
@@ -80,7 +80,7 @@ def test_tokens_that_come_too_late_save_nothing() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.floats(0.05, 0.99), st.floats(1e-4, 0.02), st.floats(1e-3, 0.1))
 def test_the_first_message_has_the_best_length(rate: float, step_s: float, round_s: float) -> None:
-    """If all draft tokens are accepted equally often, a proposal's first message is as long as gives most tokens/s."""
+    """If each draft token is accepted with one probability, a proposal's first message has the fastest length."""
     pacing = choose_pacing(64, 0, Measured(step_s, round_s, 0.0))
     survivals = [rate ** (i + 1) for i in range(64)]
     stopped = next((n for n in range(1, 64) if is_first_message_complete(survivals[:n], pacing)), 64)

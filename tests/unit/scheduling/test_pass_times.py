@@ -1,4 +1,4 @@
-"""Learned times of passes follow the measured ones, separately for each number of sessions in a pass."""
+"""Learned times of passes follow the measured times, separately for each number of sessions in a pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60
 
 
 def stairs(num_draft_tokens: int) -> float:
-    """Return the seconds of a pass; kernels compute six rows at a time, so time jumps at every sixth token."""
+    """Return the seconds of a pass; kernels compute six tokens at a time, so the time jumps at every sixth token."""
     return 0.004 + 0.002 * (num_draft_tokens // 6)
 
 
@@ -82,7 +82,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
 
 
 def test_a_slow_width_is_tried_again() -> None:
-    """A number of draft tokens that was slow once is tried again, since otherwise it would never be measured."""
+    """A number of draft tokens with a slow pass is tried again after a while, or it would never be measured again."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]
     for _ in range(MAX_AGE):
@@ -91,9 +91,9 @@ def test_a_slow_width_is_tried_again() -> None:
 
 
 def test_a_single_slow_pass_is_forgotten_sooner() -> None:
-    """One slow pass shortens drafts only for a short time.
+    """One slow pass reduces the number of draft tokens for only a short time.
 
-    Regression: one delayed pass over 5 draft tokens kept a server at 4 for 300 passes of right drafts.
+    Regression: after one delayed pass over 5 draft tokens, a server had only 4 in the next 300 passes, all right.
     """
     few, many = table([(4, 0.01), (5, 0.05)]), table([(4, 0.01), *[(5, 0.05)] * NUM_RECENT])
     for _ in range(MAX_AGE // NUM_RECENT):
@@ -119,8 +119,8 @@ def test_the_first_pass_over_each_number_is_ignored() -> None:
 def test_crowd_costs_do_not_count_for_one_session() -> None:
     """Times of passes over several sessions do not count for a session that is alone.
 
-    Regression: passes of eight sessions made draft tokens look slow, and the next session, by itself, had
-    none verified.
+    Regression: after passes of eight sessions, draft tokens seemed slow, and none were verified for a session that came
+    alone.
     """
     times = PassTimes()
     times.record(8, 32, 0.6)  # the first pass over eight includes one-time preparation

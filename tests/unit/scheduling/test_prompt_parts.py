@@ -1,4 +1,4 @@
-"""Number of prompt tokens that a pass reads while other sessions decode in it."""
+"""Number of prompt tokens that a pass reads while other sessions decode in the same pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_room_is_within_its_limits(share: float, parts: list[tuple[int, float]],
 
 @given(share=st.floats(0.5, 8), pass_s=st.floats(1e-3, 0.2), token_s=st.floats(1e-5, 1e-2))
 def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: float) -> None:
-    """The prompt tokens that a pass takes cost `share` of its time, or less by at most STEP_TOKENS tokens."""
+    """Reading prompt tokens takes `share` times a pass's own time, or less by at most STEP_TOKENS tokens."""
     known = PromptParts(share)
     for _ in range(5):
         known.record(64, 64 * token_s)
@@ -58,7 +58,7 @@ def test_unknown_times_limit_nothing() -> None:
 
 @pytest.mark.parametrize(("fixed_s", "usual"), [(0.02, USUAL_PART_TOKENS), (0.002, SHORT_PART_TOKENS)])
 def test_the_shortest_parts_are_those_that_cost_little_more(fixed_s: float, usual: int) -> None:
-    """Parts of prompts have the usual length if each part has a high fixed cost, and the short length otherwise."""
+    """A part of a prompt has the usual length if each part costs a high fixed time, and else the short length."""
     known = PromptParts(0.1)
     known.record(MAX_PART_TOKENS, 1.0)
     rooms = []

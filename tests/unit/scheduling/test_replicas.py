@@ -1,4 +1,4 @@
-"""Choice of the replica (one of several equal servers) that a request goes to."""
+"""Choice of the server that a request goes to, among replicas (servers with the same model)."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_none_that_is_not_ready_while_another_is() -> None:
 
 
 def test_a_returning_server_starts_without_a_pause() -> None:
-    """A server that comes back gets requests at once.
+    """A server that comes back after failures gets requests at once.
 
-    Regression: a server that was killed under three streams came back at once, and got no request for a
+    Regression: a server that was killed during three requests came back at once, but got no request for a
     minute.
     """
     found = replicas("a:1", "b:1")
@@ -63,10 +63,10 @@ def test_a_returning_server_starts_without_a_pause() -> None:
 
 
 def test_a_link_that_breaks_every_second_is_ejected() -> None:
-    """A server with a link that breaks again and again gets no requests for a time.
+    """A server whose connection breaks again and again gets no requests for a time.
 
-    Regression: a new connection cleared the failures of a server, so one that answered no request got every
-    second one.
+    Regression: each new connection cleared the record of a server's failures, so a server that answered nothing got
+    every second request.
     """
     found, chosen = replicas("a:1", "b:1"), Counter[str]()
     for second in range(120):
@@ -114,7 +114,7 @@ def test_a_pause_is_bounded_and_forgotten() -> None:
 
 
 def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
-    """Thirty requests that fail at once, as when a replica is killed, pause it only as long as one failure does."""
+    """Thirty requests that fail at once, as when a server is killed, exclude the server no longer than one failure."""
     found = replicas(*ADDRESSES)
     for _ in range(30):
         found.ended("a:1", 5.0, failed=True)
@@ -174,7 +174,7 @@ def test_a_prefix_never_unbalances_the_loads(prefixes: list[str]) -> None:
 
 
 def test_when_its_replica_goes_a_prefix_moves_alone() -> None:
-    """When a replica goes, only its own conversations move; all others stay where their prefixes are cached."""
+    """When a server goes, only its own conversations move; all others stay where their prefixes are cached."""
     prefixes = [f"chat {number}" for number in range(60)]
     before = {prefix: replicas(*ADDRESSES).choose(0.0, prefix=prefix) for prefix in prefixes}
     after = {prefix: replicas("a:1", "b:1").choose(0.0, prefix=prefix) for prefix in prefixes}

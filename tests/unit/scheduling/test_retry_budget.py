@@ -1,4 +1,4 @@
-"""The budget of retries: those that succeed cost nothing, and failed ones are limited in number and in rate."""
+"""The budget of retries of a failed request: those that succeed cost nothing; the rate of failing ones is limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target waits for draft tokens only where that gives more tokens per second in a simulation, up to a limit."""
+"""A target waits for draft tokens, up to a limit, only if that gives more tokens per second than going on."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ DELAYS = st.floats(0.0, 0.1)
 def test_a_longer_delay_never_pays_more(
     num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
 ) -> None:
-    """If it pays to wait for draft tokens with a delay, it pays with any shorter delay."""
+    """If it pays to wait for draft tokens that come after a delay, it also pays with any shorter delay."""
     shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
     if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s) and shorter_s > 0:
         assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s)
@@ -98,7 +98,7 @@ def test_waiting_is_decided_as_a_simulation_of_both_would(delay_s: float, rate: 
 
 
 def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
-    """Simulate a target that gets 4 draft tokens `delay_s` after a rejection, and waits or decodes meanwhile."""
+    """Return tokens/s of a simulated target: 4 draft tokens come `delay_s` after a rejection; it waits or decodes."""
     rng, now, tokens = random.Random(0), 0.0, 0
     for _ in range(4000):
         accepted = next((k for k in range(4) if rng.random() >= rate), 4)
@@ -116,7 +116,7 @@ def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
 
 @pytest.mark.parametrize("gap_s", [0.001, 0.008, 0.02, 0.5])
 def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
-    """A wait for draft tokens has a limit; the target does not wait if earlier draft tokens came too late."""
+    """A wait for draft tokens has a limit; if they usually come too late for it, the target does not wait."""
     costs, arrivals, now = PassCosts(), Arrivals(), 100.0
     for width in (0, 4) * 20:
         costs.record(width, 0.010 + 0.0001 * width)
@@ -138,7 +138,7 @@ def test_nothing_is_waited_for_before_anything_came() -> None:
 
 
 def test_more_tokens_of_its_own_shorten_the_wait() -> None:
-    """The more tokens a pass gives without a draft worker, by lookup or grammar, the less the target waits for one."""
+    """The more tokens passes give without a draft worker, by lookup or grammar, the shorter waits for a worker pay."""
 
     def longest(num_own: float) -> int:
         waits = [waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, verify_s=0.010, num_own=num_own) for ms in range(40)]

@@ -1,4 +1,4 @@
-"""Widths of a pass: the numbers of draft tokens verified per session, chosen to give the most tokens per second."""
+"""The numbers of draft tokens that a pass verifies per session are chosen to give the most tokens per second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAIRS = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1e-4, 1e-3, 0.02]), min_size=1
 
 
 def tokens_per_s(widths: tuple[int, ...], rates: list[float], seconds: Callable[[int], float]) -> float:
-    """Return the expected tokens per second of a pass with these numbers of draft tokens, by the definition."""
+    """Return the expected tokens per second, by definition, of a pass with these numbers of draft tokens."""
     tokens = sum(sum(rate**k for k in range(width + 1)) for rate, width in zip(rates, widths, strict=True))
     return tokens / seconds(sum(widths))
 

@@ -1,6 +1,6 @@
 """Wrong variants of the rule of `--drafting measured` lose speed that the right rule keeps, each in one scenario.
 
-The rule compares passes with drafts to "quiet" ones, for which drafting was stopped for a moment (a probe).
+The rule compares passes with drafts to "quiet" passes, for which drafting was stopped for a moment (a probe).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.unit.scheduling.test_counterfactual import Machine, steady
 
 
 class DueByOctave(Counterfactual):
-    """Wrong rule in which each number of sessions has a time of its own for the next probe."""
+    """Wrong rule: each number of sessions has its own time for the next probe (a moment without drafting)."""
 
     def __init__(self, *, is_on: bool) -> None:
         self._dues: dict[int, float] = {}
@@ -36,7 +36,7 @@ class DueByOctave(Counterfactual):
 
 
 class NeverRescaled(Quiet):
-    """Wrong record of quiet passes: those over other numbers of sessions are never rescaled."""
+    """Wrong record of passes without drafts: a new time does not rescale those of other numbers of sessions."""
 
     def record(self, each: Pass) -> None:
         before = {place: [*recent] for place, recent in self._recent.items()}
@@ -48,23 +48,23 @@ class NeverRescaled(Quiet):
 
 
 class NoQuietPasses(Counterfactual):
-    """Wrong rule that never sees a quiet pass, and so compares passes with drafts alone."""
+    """Wrong rule that never learns of a pass without drafts, and so knows passes with drafts alone."""
 
     def passed(self, each: Pass, *, is_quiet: bool, now: float) -> Change | None:
         return super().passed(each, is_quiet=False, now=now)
 
 
 def gain_kept(rule: Counterfactual) -> float:
-    """Return the share of a speed-up of 2 that is left where the number of sessions changes every twelve passes."""
+    """Return the share of a speed-up of 2 by drafts that is left if the number of sessions changes every 12 passes."""
     machine = Machine(rule, plain_s=lambda _: 0.005, tokens=2.0, factor=1.0)
     plain = sum(machine.step((1, 3, 7, 15, 30, 60)[number // 12 % 6]) for number in range(2000))
     return plain / machine.now / 2.0
 
 
 def speed_after_a_busy_time(quiet: Quiet) -> float:
-    """Return the speed relative to plain decoding over 11 sessions, where drafts cost more than they bring.
+    """Return the speed, relative to decoding without drafts, over 11 sessions, where drafts cost more than they give.
 
-    Quiet passes over 11 sessions were last measured while the machine was busy.
+    Passes over 11 sessions without drafts were last measured while the machine was busy.
     """
     pace, rule = [2.0], Counterfactual(is_on=True)
     rule.quiet = quiet
@@ -98,7 +98,7 @@ def test_a_rule_without_quiet_passes_sees_no_loss() -> None:
 
 @pytest.mark.release
 def test_tokens_that_are_credited_without_lookup_hide_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain decoding has prompt lookup too: a rule that counts one plain pass per token keeps a draft that loses."""
+    """Without a draft, passes have lookups too; a rule that counts one pass per token keeps a draft that loses."""
     scenario = replace(LOSING["lookup on changing text"], seconds=6.0)
     plain, right = (outcome_of(scenario, mode).num_tokens() for mode in (None, MEASURED))
     monkeypatch.setattr(Replay, "record", without_lookup)
@@ -107,6 +107,6 @@ def test_tokens_that_are_credited_without_lookup_hide_a_loss(monkeypatch: pytest
 
 
 def without_lookup(replay: Replay, num_tokens: int, verified: tuple[int, int] | None, share: float) -> int:
-    """Return the plain passes that a pass replaces, without lookup: one per token, or 1 for a pass without a draft."""
+    """Return the passes that a pass with drafts replaces if lookup is ignored: one per token; 1 if it has no drafts."""
     replay.skip()
     return num_tokens if verified is None else 1

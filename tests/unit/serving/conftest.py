@@ -1,6 +1,6 @@
-"""Fixture for tests of hosts: loaded objects stay out of the garbage collector's searches after a host's end.
+"""Fixture for tests of hosts: after a host's end, loaded objects stay exempt from the garbage collector's searches.
 
-The next host would search all of them.
+Otherwise the next host, which exempts all objects at its start, would search them all again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def unfrozen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Keep loaded objects frozen; return a list that grows whenever a host would give them back to the collector."""
+    """Keep loaded objects exempt from garbage collection; return a list that grows when a host would undo that."""
     calls: list[bool] = []
     monkeypatch.setattr(gc, "unfreeze", lambda: calls.append(True))
     return calls

@@ -1,4 +1,4 @@
-"""Rights of callers at a server, by their access tokens and client certificates, over real sockets."""
+"""What callers may do at a server, by their access tokens and client certificates, over real sockets."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
-    """Call every method of `METHODS`; return the errors of those that are refused, by method.
+    """Call every method of `METHODS`; return the errors of the calls that are refused, by the methods' names.
 
-    A refusal before the call's first write may be lost (grpc issue 36066), so such a call is made again.
+    The server's refusal may be lost before the call's first write (grpc issue 36066), so such a call is made again.
     """
     found: dict[str, str] = {}
     async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
@@ -128,7 +128,7 @@ async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
 
 
 async def refusal(begin: Any) -> str | None:
-    """Begin a gRPC call with an empty message; return the error of its refusal, or None if it is admitted."""
+    """Begin a gRPC call with an empty message; return the error of its refusal, or None if it is not refused."""
 
     async def nothing() -> AsyncGenerator[bytes, None]:
         yield b""
@@ -153,7 +153,7 @@ ALLOWED = {
 
 
 def test_an_unlisted_method_needs_the_right_of_operation() -> None:
-    """A method that no rule names needs the right `OPS`, which clients lack.
+    """A method that no rule names needs the right to operate the server (`OPS`), which clients lack.
 
     Regression: a method that a later version added would have been open to all clients.
     """
@@ -241,9 +241,9 @@ async def test_a_caller_without_its_certificate_gets_the_reason(at: Served, trus
 
 
 async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_file: Path) -> None:
-    """An access token removed from the auth file is refused, on open connections too.
+    """An access token that is removed from the server's auth file is refused, on open connections too.
 
-    An auth file that is only half written changes nothing.
+    While the auth file is only half written, the tokens from before stay valid.
     """
     link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of("client")))
     async with connected(link) as fleet:
@@ -272,10 +272,10 @@ async def test_a_revoked_pool_worker_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A pool worker is detached when its right is taken back.
+    """A draft worker is detached when the file of access tokens no longer gives it the right.
 
-    Regression: rights were checked as calls began, so a revoked worker read all prompts while its call
-    lasted.
+    Regression: rights were checked only when a call began, so a worker without the right read all prompts while its
+    call lasted.
     """
 
     async def attached(_: object, message: object, call: Call) -> None:
@@ -311,7 +311,7 @@ async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: 
 
 
 async def attaching(port: int, security: DialSecurity, **fields: Any) -> str:
-    """Attach a draft worker; return its worker id, or the status and message of the refusal."""
+    """Attach a draft worker; return its worker id, or if it is refused "STATUS: message"."""
     words = {"tokenizer_fingerprint": WORDS.fingerprint, "vocab_size": WORDS.size}
     attach = pb.Attach(**{"protocol_version": PROTOCOL_VERSION, "num_slots": 1, **words, **fields})
     async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
@@ -331,9 +331,9 @@ def verification() -> VerificationServicer:
 
 @pytest.mark.parametrize("insecure", [True, False])
 async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
-    """Other machines need a role to attach a pool worker; a private worker gets only its own client's prompts.
+    """Without access tokens, a worker on another machine may draft for its own client, but not for all clients.
 
-    Regression: any peer that attached got the prompts of all clients.
+    Regression: any peer that attached as a worker got the prompts of all clients.
     """
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, verification=verification(), host="0.0.0.0") as at:
@@ -369,7 +369,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 
 
 def test_the_role_of_draft_workers_counts_as_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The role `draft` of old auth files counts as `client`, not as `worker`, which would get all prompts."""
+    """The role `draft` in old auth files counts as `client`, not as `worker`, which may read all prompts."""
     file = tmp_path / "auth.toml"
     file.write_text(entry("edge", "draft"))
     access = Access(file)
@@ -422,10 +422,10 @@ def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) 
 
 @pytest.mark.parametrize("user", ["a" * 65, "root caller=x status=OK"])
 async def test_a_user_whose_name_no_account_can_have_is_refused(trust: Pki, auth_file: Path, user: str) -> None:
-    """A user's name must be one that an auth file may have.
+    """The name of a user, which a gateway passes on, must be one that an account in an auth file may have.
 
     Regression: long names were cut, so two names with the same beginning were one account; names with spaces wrote
-    further fields into audit lines.
+    further fields into lines of the audit log.
     """
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with (
@@ -444,7 +444,7 @@ async def test_a_user_whose_name_no_account_can_have_is_refused(trust: Pki, auth
 async def test_a_gateway_names_the_account_of_each_request(
     trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gateway may name the account of a request, and a client may not; the request's id is the same in all logs."""
+    """A gateway may name the account of a request, a client may not; both servers' logs have the same request id."""
     caplog.set_level(logging.INFO)
     write(auth_file, entry("gateway", "client", "speaks_for_others = true") + entry("client", "client"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
@@ -518,7 +518,7 @@ async def test_a_refusal_of_metrics_has_an_id_and_a_peer(
 
 
 def test_a_line_about_a_file_belongs_to_no_request(auth_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log line about a changed auth file has no request's id.
+    """The log line about a changed file of access tokens has no request's id.
 
     Regression: it had the id of the request that happened to come first after the change.
     """
@@ -536,9 +536,9 @@ def test_a_line_about_a_file_belongs_to_no_request(auth_file: Path, caplog: pyte
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
-    """A caller's limits are enforced: higher values are refused, and unset ones default within them.
+    """A caller's limits are enforced: higher values are refused, and values not given default to at most the limit.
 
-    Regression: a completion without a length asks for 16 tokens, so a caller with a limit of 8 was refused.
+    Regression: a completion without max_tokens asks for 16 tokens, so a caller with a limit of 8 was refused.
     """
     write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)

@@ -1,4 +1,4 @@
-"""Edges (gateways, and draft workers that serve requests), at scripted targets that come and go."""
+"""Edges (gateways, and drafts that serve requests) whose targets are scripted, and start and stop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
 TOPOLOGIES = {"gateway": "gateway", "draft": "distributed"}
-"""Kinds of edges, each with the topology that the description of its model names."""
+"""Kinds of edges, each with the topology that its GetModel reports."""
 KINDS = list(TOPOLOGIES)
 
 
@@ -72,7 +72,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """GenerationService whose GetModel raises one of `errors` at each call, and then works."""
+    """GenerationService whose GetModel raises the exceptions `errors`, one per call, and then works."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -100,7 +100,7 @@ async def target(directory: Path, card: ModelCard, port: int, *errors: SpecDecEr
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition holds for which there is no event."""
+    """Wait until a condition holds, by asking again and again."""
     async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -116,7 +116,7 @@ class Place:
     probes: int
 
     async def status(self, path: str, *, of_probes: bool = False) -> int:
-        """Return the status of a path at the HTTP port, or at the port of probes; 0 if the port is not open."""
+        """Return the HTTP status of a path at the HTTP port, or the port of probes; 0 if the port is not open."""
         async with httpx.AsyncClient() as client:
             try:
                 url = f"http://127.0.0.1:{self.probes if of_probes else self.web}{path}"
@@ -129,7 +129,7 @@ class Place:
         return await self.status(path, of_probes=True) == 200
 
     async def until(self, status: int) -> None:
-        """Wait until the edge's health has this status."""
+        """Wait until the edge's gRPC health service reports this status."""
         stub: Any = health_pb2_grpc.HealthStub(self.channel)
         async with asyncio.timeout(60):
             async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
@@ -150,7 +150,7 @@ class Place:
 
 @asynccontextmanager
 async def begun(kind: str, directory: Path, target_port: int) -> AsyncGenerator[Place, None]:
-    """Start a gateway, or a draft with this directory's tokenizer and prompt lookup; it waits long for its target."""
+    """Start a gateway, or a draft with this tokenizer and prompt lookup; yield it, before its target is there."""
     server = ServerConfig(port=free_port(), grace_s=0.0, probe_port=free_port())
     link, web = ConnectionConfig("127.0.0.1", target_port, 600.0, reconnect_timeout_s=0.1), HttpConfig(free_port())
     drafting = Drafting(ProposerConfig(directory, None, num_slots=2), DraftConfig(link)) if kind == "draft" else None
@@ -165,7 +165,7 @@ async def begun(kind: str, directory: Path, target_port: int) -> AsyncGenerator[
 
 @asynccontextmanager
 async def serving(kind: str, directory: Path, target_port: int) -> AsyncGenerator[Place, None]:
-    """Start a gateway or serving draft, and yield it once it serves."""
+    """Start a gateway or a serving draft; yield it once it reports SERVING."""
     async with begun(kind, directory, target_port) as place:
         ready = asyncio.create_task(place.channel.channel_ready())
         await asyncio.wait([place.task, ready], return_when=asyncio.FIRST_COMPLETED)
@@ -213,9 +213,9 @@ async def test_clients_learn_of_another_model_at_the_target(directory: Path, car
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, error: type[SpecDecError], kind: str
 ) -> None:
-    """A gateway or serving draft asks once more when its target has not described its model.
+    """A gateway or serving draft asks its target for its model again if the target could not answer the first time.
 
-    Regression: a replaced target was asked once; if it was busy, the old name and template stayed.
+    Regression: a replaced target was asked once; if it was busy then, the old name and template stayed.
     """
     monkeypatch.setattr(fleet, "LOOK_AGAIN_S", 0.05)
     port = free_port()
@@ -233,7 +233,7 @@ async def test_a_target_without_model_card_is_asked_again(
 async def test_a_target_of_another_vocabulary_ends_service(
     directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A draft worker does not serve requests for a target with another vocabulary, and logs why.
+    """A serving draft reports NOT_SERVING if its target now has another vocabulary, and logs why.
 
     Regression: the draft reported SERVING, every request got internal_error, and the log had nothing.
     """
@@ -274,9 +274,9 @@ async def test_a_draft_starts_at_a_target_of_its_vocabulary_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_edge_is_alive_and_as_ready_as_its_servers(directory: Path, card: ModelCard, kind: str) -> None:
-    """A gateway or draft worker without a target is alive and waits for one, but is not ready, as each port says.
+    """A gateway or serving draft that has no target is alive but not ready, and says so at each port.
 
-    A target that is busy when it is asked for its model is asked again.
+    It waits for a target; a target that is busy when it is asked for its model is asked again.
 
     Regression: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded; without a
     server it answered 503 at its HTTP port, but 200 at its port for probes.
@@ -297,9 +297,9 @@ async def test_an_edge_is_alive_and_as_ready_as_its_servers(directory: Path, car
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_edge_that_waits_ends_at_a_signal(directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """A gateway or draft worker that waits for its first target ends at a signal.
+    """A gateway or serving draft that waits for its first target ends at a signal.
 
-    The first process of a container ignores signals without a handler, and would be killed only after 90 s.
+    A container's first process ignores signals that it does not handle, and would be killed only after 90 s.
     """
     asked = asyncio.Event()
     monkeypatch.setattr(edge_module, "stop_signal", asked.wait)
@@ -310,7 +310,7 @@ async def test_an_edge_that_waits_ends_at_a_signal(directory: Path, monkeypatch:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_call_reports_the_load_and_ends_the_edge(directory: Path, card: ModelCard, kind: str) -> None:
-    """Gateways and serving draft workers answer GetLoad and Drain; a gateway has no slots of its own."""
+    """Gateways and serving drafts answer GetLoad, and end after Drain; a gateway reports no slots of its own."""
     port = free_port()
     async with target(directory, card, port), serving(kind, directory, port) as place, asyncio.timeout(60):
         stub = rpc.GenerationServiceStub(place.channel)
@@ -322,9 +322,9 @@ async def test_a_call_reports_the_load_and_ends_the_edge(directory: Path, card: 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_name_of_a_clients_session_is_its_seed(directory: Path, card: ModelCard, kind: str) -> None:
-    """A `draft_session`, which gateways and serving drafts cannot use, still gives a request its seed, as at a target.
+    """A request's `draft_session`, which gateways and serving drafts do not use, still determines its seed.
 
-    Regression: a serving draft drew another seed.
+    A target does the same. Regression: a serving draft chose another seed.
     """
     port, name = free_port(), bytes(range(16))
     request = pb.GenerateRequest(text="x", max_new_tokens=1, draft_session=name)
@@ -335,12 +335,12 @@ async def test_the_name_of_a_clients_session_is_its_seed(directory: Path, card: 
 
 
 MARKERS = {"<think>": 51, "</think>": 54, "<tool_call>": 58}
-"""Tokens of the models below, with their ids; after a prompt of one token the scripted target answers 51, 52, ..."""
+"""Tokens of the models below, with their ids; to a prompt of one token the scripted target answers 51, 52, ..."""
 TEMPLATE = "{# <think> #}x"
 
 
 def written(directory: Path, *, special: bool = False, stars: bool = False) -> Path:
-    """Write a model with MARKERS in its vocabulary; return the directory.
+    """Save a model with `MARKERS` in its vocabulary; return the directory.
 
     Args:
         special: the markers are special tokens, and have no text.
@@ -362,7 +362,7 @@ def written(directory: Path, *, special: bool = False, stars: bool = False) -> P
 
 
 async def said(place: Place) -> list[Any]:
-    """Return an edge's answers over HTTP: a plain one, one with a stop string, and a chat with reasoning."""
+    """Return an edge's HTTP answers: without a stop string, with two stop strings, and to a chat with reasoning."""
     body = {"prompt": [1], "max_tokens": 12, "ignore_eos": True, "temperature": 0, "logprobs": 1}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 12, "ignore_eos": True, "temperature": 0}
     answers = []
@@ -379,10 +379,10 @@ async def said(place: Place) -> list[Any]:
     [({"special": True}, "target"), ({"special": True}, "draft"), ({"stars": True}, "draft"), ({}, "draft")],
 )
 async def test_text_at_an_edge_is_the_targets(tmp_path: Path, change: dict[str, bool], differs: str) -> None:
-    """A serving draft that has the target's token ids, but would write them otherwise, gives the target's text.
+    """A serving draft whose tokenizer decodes the target's token ids to other text still gives the target's text.
 
-    Regression: the draft's tokenizer made the text, so that a token that is special in its files alone was missing, was
-    no stop string, and left the reasoning open; a decoder that differs changed the text.
+    Regression: the draft's tokenizer made the text. A token that was special in its files alone was left out, did not
+    stop the answer and did not end the reasoning, and another decoder changed the text.
     """
     paths = {name: written(tmp_path / name, **(change if name == differs else {})) for name in ("target", "draft")}
     theirs, own = (Tokenizer.load(path) for path in paths.values())
@@ -404,9 +404,9 @@ async def test_text_at_an_edge_is_the_targets(tmp_path: Path, change: dict[str, 
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:
-    """Gateway and server both count a request that exceeds its deadline as DEADLINE_EXCEEDED.
+    """Gateway and target both count a request that exceeds its deadline as DEADLINE_EXCEEDED.
 
-    Regression: gateway and server counted a request over its deadline as CANCELLED, as if the client had
+    Regression: both counted such a request as CANCELLED, as if the client had
     left.
     """
     metrics = Metrics("tiny")

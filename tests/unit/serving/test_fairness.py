@@ -1,4 +1,4 @@
-"""At every engine, an account without a slot gets one from an account that has several, and no token changes."""
+"""In every engine, an account without a slot gets one from an account that has several, and no token changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def engine(decoder: Decoder) -> TargetEngine:
 
 
 class Scheduled:
-    """Source of tokens that sends requests to a draft pool with the given schedule."""
+    """Source of tokens that sends requests to a pool of draft workers, each with the given schedule."""
 
     def __init__(self, pool: DraftPool, schedule: Schedule) -> None:
         self.max_length, self.vocab_size, self.seed_invariant = pool.max_length, pool.vocab_size, pool.seed_invariant
@@ -67,7 +67,7 @@ class Scheduled:
 
 
 async def helped(stack: AsyncExitStack, schedule: Schedule) -> TokenSource:
-    """Return a target that has a pool worker and no spare slots, as a source of tokens."""
+    """Return a source of tokens: a target without spare slots, for which an attached worker drafts."""
     target = await stack.enter_async_context(running(engine(SlotDecoder(backend(seed=1)))))
     pool = DraftPool(target)
     at = await stack.enter_async_context(served(PortSecurity(), None, VerificationServicer(pool, WORDS)))
@@ -112,7 +112,7 @@ async def answer(
 async def test_a_flood_of_long_answers_yields_to_another_account(generator: TokenSource) -> None:
     """An account's long answers give way to requests of another account.
 
-    Regression: with an auth file without limits, one account's long answers delayed another's first token by
+    Regression: with access tokens but without limits, one account's long answers delayed another's first token by
     19 s.
     """
     async with running(TargetEngine(SlotDecoder(backend(seed=1, num_slots=10)), LIMITS, grammars())) as undisturbed:

@@ -1,6 +1,6 @@
-"""A server's process takes ports before slow work, reports health, drains at a signal, and ends at a second one.
+"""A server's process takes its ports before slow work, reports health, drains at a signal, and ends at a second one.
 
-A server also reports what breaks or hangs, and ends even then.
+If something breaks or hangs, the process reports it, and ends all the same.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_one_port_for_two_things_is_found_at_once() -> None:
 
 
 def test_traces_of_http_that_fastapi_cannot_make_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server whose FastAPI makes no traces, as the one that vLLM brings, refuses to trace HTTP requests."""
+    """A server refuses to trace HTTP requests if its FastAPI cannot, as the older version that vLLM requires."""
     http, traced = HttpConfig(free_port()), ObserveConfig("target", otlp_endpoint="http://localhost:4317")
     check_ports(ServerConfig(port=free_port()), traced, http)
     monkeypatch.setattr(fronts, "find_spec", lambda name: None)
@@ -76,7 +76,7 @@ def test_free_ports_stay_free() -> None:
 
 
 class Recorder:
-    """Stand-in for a server's ports and for its engine: it records the calls of their methods, and when they came."""
+    """Stand-in for a server's ports and for its engine; records the calls of its methods, and their times."""
 
     ports = {"grpc": 1}
     hangs = False
@@ -126,9 +126,9 @@ async def test_a_host_refuses_then_waits_then_closes() -> None:
 
 
 async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The first wait of a draft worker for its target logs no warning.
+    """The first wait of a draft worker for its target is logged as information, not as a warning.
 
-    Regression: a normal start of `--attach` logged two warnings, not ready and ready again.
+    Regression: a normal start of `draft --attach` logged two warnings, not ready and ready again.
     """
     monkeypatch.setattr(host_module, "WATCH_S", 0.01)
     recorder = Recorder()
@@ -178,9 +178,9 @@ async def test_failed_work_ends_the_host() -> None:
 
 
 async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server ends with an error if the task that watches its engine ends.
+    """A server ends with an error if the task that watches its engine fails.
 
-    Regression: after an error in the watch of its work, a server ended with exit code 0.
+    Regression: after such an error a server ended with exit code 0.
     """
 
     async def fail(self: Host) -> None:
@@ -193,7 +193,7 @@ async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list, which gets the time whenever the host would end its process by force."""
+    """Return a list to which the time is added whenever the host would end its process by force."""
     times: list[float] = []
     monkeypatch.setattr(signals, "_end", lambda *_: times.append(time.monotonic()))
     return times
@@ -202,7 +202,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def hosted(
     decoder: ScriptedDecoder, *, drain_delay_s: float = 0.0, pass_timeout_s: float = 60.0
 ) -> tuple[TargetEngine, Recorder, asyncio.Task[None]]:
-    """Run a Host of an engine over `decoder`; return the engine, a recorder of the Host's calls, and its task."""
+    """Run a Host of an engine over `decoder`; return (the engine, a recorder of the Host's calls, the Host's task)."""
     engine, front = TargetEngine(decoder, EngineLimits(pass_timeout_s=pass_timeout_s)), Recorder()
     engine.start()
     config = ServerConfig(grace_s=0.1, drain_delay_s=drain_delay_s)
@@ -212,9 +212,9 @@ async def hosted(
 
 
 async def test_draining_is_reported_before_requests_are_refused(forced: list[float]) -> None:
-    """A server that drains reports it for a time before it refuses requests.
+    """A server that drains (will end) reports NOT_SERVING for a time before it refuses requests.
 
-    Regression: NOT_SERVING and refusals began at once, so balancers that had not noticed yet lost requests.
+    Regression: it did both at once, so load balancers that had not noticed yet lost requests.
     """
     engine, front, running = await hosted(ScriptedDecoder(), drain_delay_s=0.5)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -228,9 +228,9 @@ async def test_draining_is_reported_before_requests_are_refused(forced: list[flo
 
 
 async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float]) -> None:
-    """A server with a broken engine ends with an error.
+    """A server whose engine is broken drains, and ends with an error.
 
-    Regression: a server with a broken engine reported SERVING for ever, and was not restarted.
+    Regression: it reported SERVING for ever, and so was not restarted.
     """
     engine, front, running = await hosted(decoder := ScriptedDecoder())
     decoder.gate.fail(RuntimeError("the device is gone"), times=100)
@@ -261,9 +261,9 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 
 
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
-    """A drained server lets its last pass end, and exits with code 0, though all sessions have moved away.
+    """A draining server lets its last pass end, and exits with code 0, even if all sessions of the pass have left.
 
-    Regression: a drain moved all requests while their last pass ran, and the process ended with code 1.
+    Regression: if all requests moved to other servers during their last pass, the process ended with code 1.
     """
     engine, front, running = await hosted(decoder := ScriptedDecoder())
     decoder.gate.close()
@@ -321,7 +321,7 @@ asyncio.run(main())
 async def stuck(
     tmp_path: Path, source: str = STUCK
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Streams], None]:
-    """Run a process whose host never ends by itself; yield the process and its streams."""
+    """Run a process whose host never finishes draining; yield (process, its stdin, stdout and stderr)."""
     script = tmp_path / "stuck.py"
     script.write_text(source)
     process = await asyncio.create_subprocess_exec(
@@ -344,7 +344,7 @@ async def stuck(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
-    """A second signal ends a drain at once, with one line in the log."""
+    """A second signal ends a draining server at once, with one line in the log."""
     async with stuck(tmp_path) as (process, (_, output, errors)):
         assert await output.readline() == b"serving\n"
         process.send_signal(number)
@@ -366,7 +366,7 @@ def test_addresses_that_other_machines_cannot_dial(host: str, ours: bool) -> Non
 
 
 async def test_the_end_of_stdin_is_no_signal(tmp_path: Path) -> None:
-    """A drain that began with the end of stdin goes on after one SIGTERM, which Kubernetes sends to a deleted pod."""
+    """If the end of stdin began a drain, one SIGTERM (Kubernetes sends it to a deleted pod) does not end it at once."""
     source = STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)')
     async with stuck(tmp_path, source) as (process, (lifeline, output, errors)):
         ready = json.loads(await output.readline())

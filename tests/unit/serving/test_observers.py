@@ -1,4 +1,4 @@
-"""Tracing and the metrics port need no package unless they are used; the error about a missing one is clear."""
+"""Tracing and the metrics port need no package unless they are used; the error about a missing package names it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_there_is_nothing_unless_a_collector_is_named() -> None:
 
 @pytest.mark.parametrize("endpoint", ["http://localhost:4317", None])
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: str | None) -> None:
-    """The error names the missing packages for traces, also if only the environment asks for traces."""
+    """The error names the packages missing for traces, even if only an environment variable asks for traces."""
     if endpoint is None:
         monkeypatch.setenv(ENVIRONMENT[0], "http://localhost:4317")
     monkeypatch.setitem(sys.modules, "specdec.inference.observe.spans", None)
@@ -42,9 +42,9 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: s
 
 
 def test_a_silent_collector_does_not_delay_the_end() -> None:
-    """A collector of traces that does not answer does not delay a server's end.
+    """A collector of traces that does not answer does not delay the end of a server.
 
-    Regression: after a finished drain, each batch of spans waited two seconds for a silent collector.
+    Regression: after a server had drained, each batch of spans waited two seconds for a silent collector.
     """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with observed(config(f"http://127.0.0.1:{silent.getsockname()[1]}")) as observers:
@@ -59,7 +59,7 @@ def test_a_silent_collector_does_not_delay_the_end() -> None:
 def test_the_port_for_metrics_needs_no_fastapi() -> None:
     """The port for metrics works without FastAPI.
 
-    Regression: beside vLLM's older FastAPI, a target with --metrics_port loaded its model, and then failed.
+    Regression: beside vLLM's older FastAPI, a target with --metrics_port loaded its model and then failed.
     """
     code = (
         "import sys; sys.modules['fastapi'] = None; from specdec.inference.gateway.door.middleware import HttpGate; "

@@ -1,4 +1,4 @@
-"""A server's ports: which of them are encrypted, what each answers, and configurations that are refused."""
+"""A server's ports: which of them are encrypted, what each of them answers, and which configurations are refused."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_server_that_answers_no_client_advises_none(caplog: pytest.LogCaptureFixture, answers: bool) -> None:
-    """A server logs a command to try it only if it answers clients.
+    """A server logs a command for trying it only if it answers clients.
 
-    Regression: a pool's log advised a command that the pool refuses by design.
+    Regression: a target that serves draft workers only logged a command that it refuses.
     """
     caplog.set_level("INFO")
     front = GrpcFront(ServerConfig("127.0.0.1", 0), [], OPEN, answers=answers)
@@ -116,7 +116,7 @@ def test_settings_that_protect_nothing_are_refused(given: dict[str, Path], words
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
 def test_plain_text_off_loopback_names_the_ways_out(host: str, trust: Pki) -> None:
-    """A server that other machines reach in plain text logs a warning with what to do.
+    """A server refuses a --host that other machines reach in plain text; the error names TLS and --insecure.
 
     Regression: a server on a network served plain text to every client without a warning.
     """

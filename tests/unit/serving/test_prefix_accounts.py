@@ -57,7 +57,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Drafting(DraftEngine):
-    """Draft engine that records the prefix and salt of each session."""
+    """Draft engine that records the prompt and the cache salt of each session, as a prefix."""
 
     def __init__(self) -> None:
         super().__init__(ModelProposer(backend(seed=2)))
@@ -70,7 +70,7 @@ class Drafting(DraftEngine):
 
 
 class Helper(SilentWorker):
-    """Pool worker that never drafts, and records the cache salt of each session."""
+    """Draft worker that never drafts, and records the cache salt of each session."""
 
     def __init__(self, pool: DraftPool, salts: list[str]) -> None:
         super().__init__("w", 9, pool)
@@ -82,7 +82,7 @@ class Helper(SilentWorker):
 
 @dataclass
 class Scene:
-    """Builder of targets, gateways and draft workers that run until `stack` closes, with auth files in one folder."""
+    """Builder of targets, gateways and serving drafts, which run until `stack` closes; their files are in `folder`."""
 
     folder: Path
     stack: AsyncExitStack
@@ -167,7 +167,7 @@ async def over_grpc(scene: Scene, at: Served) -> AsyncGenerator[Ask, None]:
 
 
 async def check_separate(ask: Ask) -> None:
-    """Check that Bob learns nothing of Alice's prompts, while accounts reuse their own prefixes and their group's."""
+    """Assert that Bob learns nothing of Alice's prompts; accounts reuse their own prefixes and those of their group."""
     whole = len(tokenizer().encode(SECRET)) - 1
     assert await ask("alice") == 0
     assert [await ask("bob", f"{SYSTEM}{guess}") for guess in ("1", "2")] == [0, len(tokenizer().encode(SYSTEM))]
@@ -180,9 +180,9 @@ async def check_separate(ask: Ask) -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["target", "fused"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
 async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door: str, fused: bool) -> None:
-    """An account learns nothing of the prompts of another account.
+    """An account learns nothing of the prompts of another account from `cached_tokens`.
 
-    Regression: by `cached_tokens` Bob found six secret digits of Alice's prompt with 60 requests.
+    Regression: with 60 requests and their `cached_tokens`, Bob found six secret digits of Alice's prompt.
     """
     at = await scene.target(CLIENTS + SHOP, fused=fused)
     async with over_http(at) if door == "http" else over_grpc(scene, at) as ask:
@@ -190,7 +190,7 @@ async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door:
 
 
 async def test_a_gateways_accounts_are_separate(scene: Scene) -> None:
-    """Accounts behind a gateway, which are users that the gateway names to the target, do not share prefixes."""
+    """Users whom a gateway names to the target are separate accounts there, and share no cached prefixes."""
     target = await scene.target(entry("gateway", "client", "speaks_for_others = true") + SHOP)
     async with over_http(await scene.gateway(target, CLIENTS)) as ask:
         await check_separate(ask)
@@ -206,7 +206,7 @@ async def test_a_gateway_without_accounts_of_users_is_one_account(scene: Scene) 
 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
 async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
-    """Accounts of a serving draft do not share prefixes, even if its target knows only the draft's account."""
+    """Accounts of a serving draft share no cached prefixes, even if its target knows the draft's account alone."""
     target = await scene.target(entry("edge", "client", more) + (SHOP if more else ""))
     drafting = Drafting()
     async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:
@@ -227,7 +227,7 @@ async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
 
 
 async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
-    """Workers of the pool keep the prefixes of accounts apart too.
+    """Draft workers that draft for all clients do not share cached prefixes between accounts.
 
     They report no cached tokens, but the time of their first proposal would reveal a shared prefix.
     """

@@ -1,4 +1,4 @@
-"""Answers kept as drafts: that to the same prompt is proposed first, memory is bounded, and accounts stay apart."""
+"""Earlier answers as drafts: that to the same prompt is proposed first, memory is bounded, accounts stay apart."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_another_prompt_gets_the_longest_match() -> None:
 
 
 def test_no_owner_gets_another_ones_answers() -> None:
-    """Accounts share no answers, even if they share cached prefixes; two cache salts of an account share none."""
+    """Kept answers are not shared between accounts, even if these share cached prefixes, nor between cache salts."""
     group = {"one": "team", "two": "team"}
     one, two = Caller("one", prefix_groups=group), Caller("two", prefix_groups=group)
     owners = [one.owner(""), two.owner(""), one.owner("salt"), Caller().owner(""), Caller().owner("salt")]
@@ -59,7 +59,7 @@ def test_no_owner_gets_another_ones_answers() -> None:
 
 
 def test_it_stays_within_its_size() -> None:
-    """Memory stays below the limit, the newest answers are kept, and owners without answers are forgotten."""
+    """Memory stays below the limit: the newest answers are kept, and accounts without any answer are forgotten."""
     rng, size = random.Random(2), 1 << 19
     kept = KeptAnswers(size)
     tracemalloc.start()
@@ -92,7 +92,7 @@ def test_a_broken_off_answer_does_not_replace_the_whole_one() -> None:
 
 
 def test_an_answer_that_is_dropped_meanwhile_proposes_nothing() -> None:
-    """A session to which an answer gives draft tokens goes on without them once the answer is forgotten."""
+    """A session that gets draft tokens from a kept answer goes on without them once that answer is dropped."""
     kept = KeptAnswers(64 * 1024)
     kept.add(Origin("a", PROMPT), ANSWER)
     lookup = kept.lookup(Origin("a", PROMPT), (), 0)

@@ -1,8 +1,8 @@
 """A draft with another tokenizer changes neither the target's tokens nor their distribution.
 
-It is accepted as often as it must be if both draw with the same random numbers (noise). The toy models share four
-tokens under other ids, and each has tokens of its own; one of the target's tokens is two of the draft's. Wrong maps
-between the tokens leave the distribution, and lower the acceptance.
+Its tokens are accepted as often as they must be if draft and target use the same random numbers (noise). The toy models
+share four tokens under different ids, and each has tokens of its own; one token of the target is two of the draft's. A
+wrong map between the tokens leaves the distribution as it is, and lowers the acceptance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.unit.speculation.test_padding import (
 Columns = npt.NDArray[np.int64]
 NUM_TARGET, NUM_OWN = 6, 7
 OWN = {0: (5,), 1: (3,), 2: (0,), 3: (6,), 4: (1, 2), 5: ()}
-"""Draft ids of each id of the toy target: 4 is spelled with two ids, and 5 is a special token that the draft lacks."""
+"""Draft ids of each id of the toy target: id 4 has the text of two draft ids; the draft lacks 5, a special token."""
 COLUMNS = np.array([6, 4, 1, 7, 0, 0])
 TOY = TokenMap(NUM_TARGET, "toy", COLUMNS, OWN)
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
@@ -68,12 +68,12 @@ def off_by_one(columns: Columns) -> Columns:
 
 
 def with_and_without_space(columns: Columns) -> Columns:
-    """Return a wrong map: the columns of " the" and "the" are swapped."""
+    """Return a wrong map of tokens, in which the columns of " the" and "the" are swapped."""
     return columns[[1, 0, 3, 2, 4, 5]]
 
 
 def special_as_text(columns: Columns) -> Columns:
-    """Return a wrong map: a special token, which the draft lacks, has the column of a text token."""
+    """Return a wrong map of tokens, in which a special token that the draft lacks has a text token's column."""
     return np.where(np.arange(NUM_TARGET) == 5, columns[0], columns)
 
 
@@ -96,7 +96,7 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
-    """Return a new proposer's tokens for a draft, read at once into an empty slot; none if the slot is too short."""
+    """Return a new proposer's tokens for a draft, read at once into an empty slot; [] if the slot is too short."""
     own_ids = [*draft.token_map.prefix, *draft.token_map.read([*draft.token_ids])]
     if len(own_ids) > backend.max_length:
         return []
@@ -107,7 +107,7 @@ def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
 
 
 def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
-    """Drafts with three token maps propose what a fresh slot would, whatever their slots held before."""
+    """Drafts with three maps of tokens get the draft tokens of a fresh slot, whatever their slots held before."""
     rng, maps = random.Random(4), (SPELLING, RENAMING, TokenMap())
     proposer, chains = ModelProposer(backend), [[5, 6, 7], [9], [11]]
     for step in range(80):
@@ -128,7 +128,7 @@ def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
 def test_a_long_prompt_is_read_in_parts_and_a_full_slot_proposes_nothing(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long prompt is read in parts of a limited number of draft ids; one too long for its slot gets no proposal."""
+    """A long prompt is read in parts of limited length in draft ids; one too long for its slot gets no draft tokens."""
     prompt = tuple(range(2, 32))
     draft = Draft(0, prompt, SAMPLED, limit=1, token_map=SPELLING)
     whole = ModelProposer(backend).extend([draft])
@@ -156,7 +156,7 @@ def test_branches_and_prefixes_begin_where_their_own_tokens_agree(backend: Torch
 
 
 def watched(backend: TorchBackend, proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
-    """Propose for some drafts, and check the tokens; return how many tokens were read for each."""
+    """Propose for some drafts, and assert the tokens; return how many tokens were read for each draft."""
     with widths_of(backend) as widths:
         chosen = ids_of(proposer.extend(drafts))
     assert chosen == [fresh(backend, draft) for draft in drafts]

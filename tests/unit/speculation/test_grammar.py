@@ -1,4 +1,4 @@
-"""Grammars in decoders: drafts change no token, tokens that a grammar forces take no pass, failures end one session."""
+"""Grammars in decoders: drafts change no token, forced tokens need no pass of their own, failures end one session."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Counting(SlotDecoder):
 
 
 def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Grammar = GRAMMAR) -> list[int]:
-    """Generate a whole output under a grammar; the decoder proposes its own draft tokens, if it can."""
+    """Return a whole output under a grammar; decoders that can propose draft tokens use up to `gamma` of them."""
     matcher, tokens, start = COMPILER.compile(grammar), list(PROMPT), 0
     while EOS_TOKEN_ID not in tokens and len(tokens) < MAX_LENGTH - gamma - 1:
         turn = Turn(0, start, list(tokens), sampling, gamma=gamma, output_start=len(PROMPT), grammar=matcher)
@@ -71,9 +71,9 @@ def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Gra
 
 
 def test_a_step_that_fails_anywhere_costs_no_token() -> None:
-    """Wherever a step with a grammar fails, later steps give the same tokens.
+    """Wherever a step of a session with a grammar fails, later steps give the tokens that they would have given.
 
-    Regression: an error after a matcher had advanced, but before this was recorded, made later masks wrong.
+    Regression: an error after a matcher had advanced, but before this was recorded, made later token masks wrong.
     """
 
     def begun() -> list[Turn]:
@@ -88,7 +88,7 @@ def test_a_step_that_fails_anywhere_costs_no_token() -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("gamma", [1, 9])
 def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) -> None:
-    """Tokens with a grammar are those of the target alone, whatever draft or length of drafts is used."""
+    """Tokens under a grammar are those of the target alone, whatever draft and number of draft tokens are used."""
     plain = generate(SlotDecoder(backend()), sampling, gamma=0)
     assert set(json.loads(TOKENIZER.decode(plain))) == {"name", "on"}
     assert generate(SlotDecoder(backend()), sampling, gamma=gamma) == plain
@@ -104,9 +104,9 @@ def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) ->
 
 
 def test_forced_tokens_cost_no_pass() -> None:
-    """Tokens that a grammar forces need no pass of their own, since they are verified as draft tokens.
+    """Tokens that a grammar forces need no pass of their own, since they are verified like draft tokens.
 
-    In `{"name":"..."`, the model chooses three times: the name, its end, and once in the rest.
+    In `{"name":"..."`, the model chooses only the name, its end, and one token in the rest.
     """
     plain, forced = Counting(backend()), Counting(backend())
     output = generate(plain, SAMPLINGS[1], gamma=0)
@@ -118,7 +118,7 @@ def test_forced_tokens_cost_no_pass() -> None:
 def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
     """A proposal of a draft that does not know the grammar is cut before the first token that the grammar refuses.
 
-    Draft tokens from there on get no row of logits.
+    No logits are computed for the draft tokens from there on.
     """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense and more')
@@ -129,9 +129,9 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """If a grammar refuses a proposed token, the tokens that it forces there are proposed instead.
+    """If the grammar refuses a token of a proposal, tokens that the grammar forces there are proposed instead.
 
-    Regression: proposals were cut at the refused token, and forced tokens were left out.
+    Regression: the proposal ended before the refused token, without the forced tokens.
     """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')
@@ -162,7 +162,7 @@ def test_rows_without_a_grammar_are_not_touched() -> None:
 
 
 class NoModel(ModelProposer):
-    """Proposer whose model must not run."""
+    """Proposer whose draft model fails the test if it runs."""
 
     def _forward(self, readings: Any) -> Any:
         raise AssertionError("the model was asked")
@@ -182,7 +182,7 @@ def test_a_draft_takes_forced_tokens_without_its_model() -> None:
 
 @pytest.mark.parametrize("device_tokens", [1, 2])
 def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
-    """The grammar allows a draft model's token, and its runner-up."""
+    """The token that a draft model proposes, and its second choice, are allowed by the grammar."""
     proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
     draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
     (tokens,) = proposer.extend([draft], ranked=True)
@@ -194,7 +194,7 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
 
 
 def test_rows_without_a_mask_commit_nothing() -> None:
-    """A pass commits no token of a row without a grammar's mask, since the token was not checked."""
+    """If a row lacks its grammar's mask, the pass commits no token from that row on, since none was checked."""
     allowed = Allowed([b"", b""])
     assert allowed.cut(Verdict((5, 6, 7), num_draft_tokens=3, num_accepted_tokens=2)) == Verdict((5, 6), 3, 1)
     assert allowed.cut(Verdict((5, 6), num_draft_tokens=3, num_accepted_tokens=1)) == Verdict((5, 6), 3, 1)

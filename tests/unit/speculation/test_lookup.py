@@ -1,4 +1,4 @@
-"""Prompt lookup proposes tokens that followed the same text earlier: as many as were worth it before."""
+"""Prompt lookup proposes the tokens that followed the same text earlier, as many as were worth verifying before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
 def reference(token_ids: list[int], limit: int) -> list[int]:
-    """Return what prompt lookup should find: what followed the latest earlier occurrence of the longest suffix."""
+    """Return what prompt lookup should find: the tokens after the latest earlier occurrence of the longest suffix."""
     for length in (*range(LONGEST_MATCH, MATCHES[0] - 1, -1), MATCHES[1]):
         suffix = token_ids[-length:]
         for start in range(len(token_ids) - length - 1, -1, -1):
@@ -44,7 +44,7 @@ def test_lookup_is_its_definition(token_ids: list[int], limit: int) -> None:
 
 @given(SHORT, st.lists(st.tuples(SHORT, SHORT), max_size=6), st.integers(1, 8))
 def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[int], list[int]]], limit: int) -> None:
-    """An index that grows with the sequence finds what an exhaustive search finds, and ignores draft tokens."""
+    """An index that grows with its sequence finds what an exhaustive search finds, and leaves out draft tokens."""
     text = OwnText()
     proposer = NgramProposer(num_slots=1, max_length=1000)
     for committed, drafts in steps:
@@ -85,7 +85,7 @@ def test_right_lookups_grow_longer() -> None:
 
 
 def test_hopeless_ways_are_hardly_tried() -> None:
-    """Prompt lookup soon proposes few tokens for text that does not repeat; after a pause it tries again."""
+    """In text that does not repeat, prompt lookup soon proposes few tokens; after a pause it proposes more again."""
     rng, lookup, num_tried = random.Random(0), Lookup(), 0
     log = [rng.randrange(20) for _ in range(50)]
     for _ in range(400):
@@ -116,7 +116,7 @@ TEXT = [each % 50 + 100 for each in range(0, 5 * 40, 3)]
 
 
 def guided(output: list[int], prediction: list[int]) -> list[list[int]]:
-    """Return the draft tokens that `prediction` gives before each token of an output."""
+    """Return, for each token of an output, the draft tokens that `prediction` gives before it."""
     guide, log, found = Guide.predicted(prediction, 2), [1, 2], []
     for each in output:
         found.append(guide.propose(log, len(log), 4)[0])
@@ -129,7 +129,7 @@ def test_a_right_prediction_is_followed_to_its_end() -> None:
 
 
 def test_one_other_token_leaves_the_place() -> None:
-    """Where the output replaces one token of the prediction, the tokens after that one are proposed at once."""
+    """If the output has another token in place of one of the prediction's, the tokens after it are proposed at once."""
     output = [*TEXT[:20], 7, *TEXT[21:]]
     found = guided(output, TEXT)
     assert found[21:] == [TEXT[i : i + 4] for i in range(21, len(TEXT))]
@@ -142,7 +142,7 @@ def test_the_place_is_found_again_after_tokens_that_are_new_or_left_out() -> Non
 
 
 def test_the_nearest_of_equal_places_is_taken() -> None:
-    """Where a prediction has many similar lines and the output adds one, the next line is proposed, not the last."""
+    """If a prediction has many similar lines and the output adds a line, the next line is proposed, not the last."""
     lines = [[10, 11, 12, 13, each] for each in range(20, 30)]
     prediction = [token for line in lines for token in line]
     output = [*prediction[:15], 5, 6, *prediction[15:25]]
@@ -150,7 +150,7 @@ def test_the_nearest_of_equal_places_is_taken() -> None:
 
 
 def test_a_useless_prediction_is_soon_left() -> None:
-    """After a few refusals a prediction proposes little, and the sequence's own text is looked up again."""
+    """After a few rejections a prediction proposes little, and the sequence's own text is looked up instead."""
     lookup = Lookup([Guide.predicted([5] * 100, 16)])
     log = PERIOD * 2
     sources = []

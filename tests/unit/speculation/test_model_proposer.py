@@ -1,4 +1,4 @@
-"""A draft model's proposals depend only on the chain, not on earlier use of the slot or on other chains."""
+"""A draft model's proposals depend only on the sequence, not on earlier use of its slot or on other sequences."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingParams) -> int:
-    """Return the token that a new proposer gives for a sequence."""
+    """Return the token that a new proposer, without earlier use, gives for a sequence."""
     return extended(ModelProposer(backend), [Draft(2, token_ids, sampling, limit=1)])[0]
 
 
 def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
-    """Propose one token for each draft; return these tokens."""
+    """Return the draft tokens of all drafts, in order, of one step of the proposer."""
     return [token_id for extension in ids_of(proposer.extend(drafts)) for token_id in extension or ()]
 
 
@@ -51,9 +51,9 @@ def changed(chain: list[int], rng: random.Random) -> list[int]:
 
 
 def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
-    """A chain of draft tokens may be a list or a tuple.
+    """The token ids of a draft may be a list or a tuple.
 
-    Regression: a tuple that continued a slot's list of tokens was taken for a chain equal to all of it.
+    Regression: a tuple that continued the list of tokens in a slot was taken to be in the slot as a whole.
     """
     proposer = ModelProposer(backend)
     (first,) = extended(proposer, [Draft(0, (4, 5), GREEDY, limit=1)])
@@ -62,7 +62,7 @@ def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
 
 
 def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long prompt is read in parts, beside a chain that grows; its token is that of a prompt read at once."""
+    """A long prompt is read in parts, beside another sequence that grows; it gets the token as if read at once."""
     prompt = tuple(range(2, 52))
     whole = fresh(backend, prompt, SAMPLED)
     monkeypatch.setattr(module, "MAX_CHUNK_TOKENS", 20)
@@ -78,7 +78,7 @@ def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pyte
 
 
 def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) -> None:
-    """In one pass, part of a prompt, a session without and one with a proposal get the tokens that each gets alone."""
+    """In one pass, a part of a prompt and sessions with and without a proposal get the tokens that each gets alone."""
     prompt = tuple(range(30, 40))
     alone = ModelProposer(backend)
     continuation: list[int] = []
@@ -109,7 +109,7 @@ def test_a_step_without_choices_runs(backend: TorchBackend) -> None:
 
 
 def test_forked_branches_draft_what_a_fresh_slot_would() -> None:
-    """Chains and branches get the draft tokens of a fresh slot, whatever their slots held before."""
+    """Chains and branches (alternatives copied from them) get a fresh slot's tokens, whatever was in their slots."""
     rng = random.Random(7)
     other = TorchBackend(tiny_model("llama", seed=1), num_slots=1, max_length=96)
     proposer = ModelProposer(TorchBackend(tiny_model("llama", seed=1), num_slots=6, max_length=96), num_branches=2)
@@ -162,7 +162,7 @@ def widths_of(backend: TorchBackend) -> Iterator[list[int]]:
 
 
 class Unforkable:
-    """A backend with only the methods of the protocol `Backend`."""
+    """A backend with only the methods of the protocol `Backend`, so that it cannot copy slots."""
 
     vocab_size, num_slots, max_length, slot_bytes = 4, 8, 16, 0
 

@@ -1,7 +1,7 @@
-"""A draft padded to another vocabulary size changes neither the target's tokens nor their distribution (law).
+"""A draft padded to another vocabulary size changes neither the target's tokens nor their distribution.
 
-The draft may lack ids of the target, or have more. Over the ids that both have, its tokens must be accepted as often as
-noise (random numbers) that both share allows. Wrong variants of each part fail the same statistical tests.
+The draft may lack ids of the target, or have more. Its tokens of ids that both have must be accepted as often as theory
+says for random numbers that both share. Wrong variants of each part fail the same statistical tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARAMETERS = {
     ),
 }
 LACKED = replace(PARAMETERS["last id committed"], logit_bias=((LARGE - 1, 8.0), (LARGE - 2, 8.0)))
-"""Parameters with biases that make a target commit ids that the small draft lacks."""
+"""Sampling parameters whose biases make a target choose ids that the small draft lacks."""
 
 
 def answer(decoder: Decoder, sampling: SamplingParams, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -69,9 +69,9 @@ def test_tokens_are_the_targets_own(target_size: int, draft_size: int) -> None:
 
 @pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
 def test_drafts_propose_only_ids_that_the_target_has(target_size: int, draft_size: int) -> None:
-    """A draft proposes only ids that its target has too, though biases name others.
+    """A draft proposes only ids that its target has too, even if biases favour other ids.
 
-    Sequences of two targets share a pass of the draft.
+    One pass of the draft has sequences of two targets.
     """
     backend = TorchBackend(tiny_model("llama", vocab_size=draft_size, seed=1), num_slots=2, max_length=LENGTH)
     edges = {SMALL - 1, min(SMALL, target_size - 1), target_size - 1}
@@ -88,7 +88,7 @@ def test_drafts_propose_only_ids_that_the_target_has(target_size: int, draft_siz
 
 
 def test_one_pass_for_targets_of_two_sizes() -> None:
-    """In a draft's pass for two targets, each sequence gets only ids of its own target, even if the other has fewer."""
+    """In a pass of a draft for two targets, each sequence gets ids of its own target, even if the other has fewer."""
     backend = TorchBackend(tiny_model("llama", vocab_size=SMALL, seed=1), num_slots=2, max_length=LENGTH)
     drafts = [
         Draft(0, [5], SamplingParams(), 1, token_map=TokenMap(1)),
@@ -112,7 +112,7 @@ def bigrams(logits: FloatArray) -> law.Bigrams:
 
 
 class PaddedInFront(law.Bigrams):
-    """Wrong draft: its vocabulary is shifted by one column, so that its tokens get the noise of other tokens."""
+    """Wrong draft: its vocabulary is shifted by one column, so its tokens get the random numbers of other tokens."""
 
     def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
         return np.roll(super().forward(spans), 1, axis=1)
@@ -120,14 +120,14 @@ class PaddedInFront(law.Bigrams):
 
 @dataclass(frozen=True)
 class Sampled:
-    """Outputs, one per seed, and the share of them whose first draft token was accepted."""
+    """Outputs, one per seed, and the share of seeds for which the first draft token was accepted."""
 
     outputs: list[list[int]]
     acceptance: float
 
 
 class Changed:
-    """Wrong decoder: it changes the tokens that a right one has verified."""
+    """Wrong decoder, which applies `change` to the verified tokens of a right one."""
 
     def __init__(self, decoder: SpeculativeDecoder, change: Callable[[Verdict], Verdict]) -> None:
         self._decoder, self._change = decoder, change
@@ -152,7 +152,7 @@ def sampled(decoder: SpeculativeDecoder | Changed) -> Sampled:
 
 
 Pair: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""The target's ids that the draft has too, and the draft's ids for them."""
+"""(Ids of the target that the draft has too, the draft's ids for the same tokens)."""
 
 
 def same_ids(target_size: int, draft_size: int) -> Pair:
@@ -160,7 +160,7 @@ def same_ids(target_size: int, draft_size: int) -> Pair:
 
 
 def toy_pair(target_size: int, draft_size: int, pair: Pair | None = None) -> tuple[FloatArray, FloatArray]:
-    """Return the logits of a toy target, and of a draft that nearly agrees on the ids that both have."""
+    """Return (logits of a toy target, logits of a draft), which are nearly equal on the ids that both have."""
     rng = np.random.default_rng(1)
     ours, theirs = pair or same_ids(target_size, draft_size)
     target, draft = law.toy_logits(rng, target_size), law.toy_logits(rng, draft_size)
@@ -169,7 +169,7 @@ def toy_pair(target_size: int, draft_size: int, pair: Pair | None = None) -> tup
 
 
 def promised(target: FloatArray, draft: FloatArray, pair: Pair | None = None, row: int = 0) -> float:
-    """Return the probability with which shared noise makes draft and target choose the same first token."""
+    """Return the probability that draft and target, with shared random numbers, choose the same first token."""
     ours, theirs = pair or same_ids(len(target), len(draft))
     q = np.zeros(len(target))
     q[ours] = law.exact_distribution(draft[row, theirs].tolist(), ASKED)
@@ -231,7 +231,7 @@ def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch
 
 
 class _Tolerant(SlotDecoder):
-    """Target that cuts a proposal before the first id that it lacks; a real target refuses such a proposal."""
+    """Target that drops the rest of a proposal from an id that it lacks; a real target refuses such a proposal."""
 
     def __init__(self, logits: FloatArray) -> None:
         super().__init__(bigrams(logits))

@@ -1,4 +1,4 @@
-"""The count of passes that plain decoding, with prompt lookup, would have taken for text that came with drafts."""
+"""Count of the passes that decoding without a draft, but with prompt lookup, would have needed for the same text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = [1, 2, 3, 4, 5]
 
 
 def plain_passes(text: list[int], limit: int) -> int:
-    """Return the number of passes in which plain decoding with its lookup, of up to `limit` tokens, commits a text."""
+    """Return the number of passes of decoding `text` without a draft, with lookups of up to `limit` tokens a pass."""
     tokens, num_passes = list(PROMPT), 0
     sources = Sources(tokens, lookup_limit=limit)
     while (place := len(tokens) - len(PROMPT)) < len(text):
@@ -34,7 +34,7 @@ def plain_passes(text: list[int], limit: int) -> int:
 
 
 def replayed(text: list[int], limit: int, rng: random.Random) -> int:
-    """Return how many plain passes are counted while the text is committed in pieces, as with draft tokens."""
+    """Return how many passes without a draft are counted while `text` is committed in pieces, as with draft tokens."""
     tokens, counted = list(PROMPT), 0.0
     sources = Sources(tokens, lookup_limit=limit)
     while (place := len(tokens) - len(PROMPT)) < len(text):
@@ -62,6 +62,6 @@ def test_a_lookup_goes_before_draft_tokens_that_promise_less() -> None:
 @pytest.mark.parametrize("limit", [0, 1, 8])
 @given(st.lists(st.integers(6, 9), min_size=1, max_size=120), st.randoms(use_true_random=False))
 def test_drafts_do_not_change_the_count(limit: int, text: list[int], rng: random.Random) -> None:
-    """The count is that of plain decoding of the same text, but for a last pass whose end is not known yet."""
+    """The count equals the passes without a draft, or one less: the last pass may not have ended yet."""
     expected = plain_passes(text, limit)
     assert expected - 1 <= replayed(text, limit, rng) <= expected

@@ -1,4 +1,4 @@
-"""The index of texts finds what an exhaustive search finds, forgets what it must, and takes little memory."""
+"""The index of earlier texts finds what an exhaustive search finds, drops forgotten tokens, and takes little memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), max_size=4
 
 
 def exhaustive(texts: list[list[int]], last: list[int], first: int = 0) -> int:
-    """Return the length of the longest match of the end of `last` in a text, without tokens before `first`."""
+    """Return the longest length, 0 or at least NUM, at which the end of `last` is in a text from token `first` on."""
     whole = [token for text in texts for token in (*text, END)]
     lengths = [0]
     for place in range(first, len(whole) + 1):
@@ -28,7 +28,7 @@ def exhaustive(texts: list[list[int]], last: list[int], first: int = 0) -> int:
 
 @given(TEXTS, st.lists(st.integers(0, 3), min_size=NUM, max_size=LONGEST_MATCH), st.data())
 def test_it_finds_the_longest_match(texts: list[list[int]], last: list[int], data: st.DataObject) -> None:
-    """A match is the longest, what follows it is that of its own text, and forgotten tokens are never found."""
+    """The longest match is found, the tokens after it are from the same text, and forgotten tokens are never found."""
     index = SuffixIndex(NUM)
     for text in texts:
         index.append([*text, END])
@@ -46,7 +46,7 @@ def test_it_finds_the_longest_match(texts: list[list[int]], last: list[int], dat
 
 
 def test_a_search_ends_in_a_text_of_one_token() -> None:
-    """No text makes a search compare more than its limit of places."""
+    """In any text, a search compares at most `MAX_STEPS` positions."""
     index = SuffixIndex(NUM)
     index.append([*([7] * 5 + [8]) * 2000])
     compared = 0

@@ -1,4 +1,4 @@
-"""The draft tree, compared with a naive one that keeps full paths only."""
+"""The draft tree (proposed tokens at a target) equals a simple one that stores each token with its whole path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ actions = st.one_of(
 
 @dataclass
 class NaiveTree:
-    """Draft tree that stores each token with the whole sequence before it, and drops those that commits refute."""
+    """Draft tree that stores each token with the whole sequence before it, and leaves out those that commits refute."""
 
     committed: list[int]
     max_tokens: int
@@ -57,7 +57,7 @@ class NaiveTree:
         return path
 
     def path(self, limit: int) -> list[int]:
-        """Return at most `limit` tokens after the committed ones, each the child that was proposed first."""
+        """Return at most `limit` tokens after the committed ones, at each step the child that was proposed first."""
         tip = tuple(self.committed)
         while len(tip) - len(self.committed) < limit:
             children = [path for path in self.live if path[:-1] == tip]
@@ -77,7 +77,7 @@ class NaiveTree:
 def test_equals_the_naive_tree(
     committed: list[int], max_tokens: int, history: list[tuple[str, float, list[int]]], limit: int
 ) -> None:
-    """The tree equals a naive one after commits and after branches that are late, repeated, orphaned or too many."""
+    """The tree equals a simple one after commits, and after branches that are late, repeated, orphaned or too many."""
     tree = DraftTree(committed, max_tokens=max_tokens)
     naive = NaiveTree(committed, max_tokens)
     for kind, where, token_ids in history:
@@ -112,9 +112,9 @@ def test_places_that_never_were_are_refused() -> None:
 
 
 def test_late_branches_leave_nothing_behind() -> None:
-    """Branches of text that is already committed take no memory, though their tokens get node numbers.
+    """Branches below text that is already committed take no memory, though their tokens get numbers.
 
-    Regression: 5 MB of such branches took 1.2 GB for ever.
+    Regression: 5 MB of such branches took 1.2 GB for as long as the session lasted.
     """
     committed = [5] * 250
     tree = DraftTree(committed)

@@ -1,4 +1,4 @@
-"""Verification accepts the draft tokens before the first that differs from the target's own choice."""
+"""Verification accepts the draft tokens before the first one that differs from the target's own choice."""
 
 from __future__ import annotations
 

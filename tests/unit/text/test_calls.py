@@ -1,4 +1,4 @@
-"""Tool calls and reasoning in streamed text: the result does not depend on its pieces, and no text is lost."""
+"""Tool calls and reasoning in streamed text are read the same however the text is cut into pieces, and none is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.models import tiny_tokenizer
 
 NAMES = frozenset(["f", "get_weather"])
 Answer = tuple[str, str, list[tuple[str, str]]]
-"""(reasoning, content, calls), where each call is (name, arguments)."""
+"""(Reasoning, content, calls) of an answer, where each call is (name of the function, arguments as JSON text)."""
 
 
 def read(form: CallFormat, pieces: Sequence[str], *, begun: bool = False, one_call: bool = False) -> Answer:
@@ -55,7 +55,7 @@ PARTS = st.sampled_from(
     st.booleans(),
 )
 def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], name: str, begun: bool) -> None:
-    """Calls are the same wherever a stream cuts the text, so streamed and whole answers agree."""
+    """Tool calls are read the same wherever a stream cuts the text, so streamed and whole answers are equal."""
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     pieces = [text[start:end] for start, end in itertools.pairwise(cuts)] or [""]
     whole = read(FORMATS[name], [text], begun=begun)
@@ -70,7 +70,7 @@ def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], 
     )
 )
 def test_written_calls_are_read(arguments: dict[str, object]) -> None:
-    """A call in a text is read back as it was written, also with braces, quotes and markers within its strings."""
+    """A tool call in text is read back as it was written, even with braces, quotes and markers in its strings."""
     for form in FORMATS.values():
         text = form.written({"function": {"name": "f", "arguments": arguments}})
         ((name, said),) = read(form, list(text))[2]
@@ -158,9 +158,9 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(("template", "name"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_shows_the_format_of_calls(template: str | None, name: str) -> None:
-    """The format is that in which the template itself writes a call.
+    """The format of tool calls is that in which the model's chat template itself writes a call.
 
-    Regression: it followed from words in the template, wrongly for 8 of 70 public ones.
+    Regression: the format was guessed from words in the template, wrongly for 8 of 70 public templates.
     """
     assert Tokenizer(tiny_tokenizer(chat_template=template), frozenset()).call_format() == name
 
@@ -169,7 +169,10 @@ def test_a_template_shows_the_format_of_calls(template: str | None, name: str) -
     ("form", "beginning"), [(HERMES, '<tool_call>\n{"name": "f", "argum'), (LLAMA3_JSON, '{"name": "f"')]
 )
 def test_a_call_that_the_limit_cut_is_no_content(form: CallFormat, beginning: str) -> None:
-    """Regression: the beginning of a call that the limit of tokens cut was sent as content."""
+    """The beginning of a tool call that the limit of tokens cut off is not sent as content.
+
+    Regression: it was sent as content.
+    """
     for is_cut in (True, False):
         reading = MessageReader(None, form.reader(NAMES), one_call=False).push(beginning, is_last=True, is_cut=is_cut)
         assert (reading.content, reading.calls) == ("" if is_cut else beginning, {})

@@ -1,4 +1,4 @@
-"""Grammars over tokens: masks depend only on the output, and outputs obey the grammar."""
+"""Grammars over tokens: masks of allowed tokens depend only on the output so far, and outputs obey the grammar."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GRAMMARS = (
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_a_mask_is_that_of_a_fresh_matcher(grammar: Grammar) -> None:
-    """A matcher gives a fresh matcher's mask for any output, whatever outputs and proposals it saw before."""
+    """A grammar's matcher gives the mask that a new matcher would, whatever outputs and proposals it saw before."""
     rng = random.Random(7)
     matcher = COMPILER.compile(grammar)
     outputs = [walk(COMPILER.compile(grammar), rng, limit=40) for _ in range(12)]
@@ -78,7 +78,7 @@ def test_forced_tokens_are_those_without_a_choice(grammar: Grammar) -> None:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_allowed_tokens_are_accepted(grammar: Grammar) -> None:
-    """A matcher accepts exactly the tokens of its mask, unless the mask leaves a single one."""
+    """A grammar's matcher accepts the tokens of its mask and no others; if the mask has one, it may accept others."""
     rng = random.Random(5)
     output = walk(COMPILER.compile(grammar), rng, limit=12)
     matcher = COMPILER.compile(grammar)
@@ -135,7 +135,7 @@ def test_an_output_matches_its_schema(schema: dict[str, Any], seed: int) -> None
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), schema=simple_schemas().filter(lambda schema: not re.search("anyOf|object", str(schema))))
 def test_instances_of_a_schema_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
-    """An instance of a JSON schema can be written under the schema's grammar."""
+    """The text of any valid instance of a JSON schema is allowed by the schema's grammar."""
     text = json.dumps(data.draw(from_schema(schema)), separators=(",", ":"), ensure_ascii=False)
     assume(not re.search(r"[0-9][eE.]", text))  # how a number is written down is left to the grammar
     text = text.replace("\x7f", "\\u007f")  # the one character that may be written down in one way alone
@@ -179,9 +179,9 @@ MANY_STATES = r"(a|b)*c|a[x-z]{1,60}(foo|bar|[0-9]{3,50}){2,9}"
 
 @pytest.mark.parametrize("limit", [{"max_lexer_states": 25}, {"max_lexer_states": 30}])
 def test_a_draft_that_reaches_a_limit_fails_no_request(limit: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft token that reaches a limit of the grammar library fails no request.
+    """A draft token that reaches a limit of the grammar library does not end its request.
 
-    Regression: the library's limits count all that a matcher saw, so a refused draft failed its request.
+    Regression: the library's limits count all that a matcher has read, so a rejected draft token ended its request.
     """
     monkeypatch.setattr("specdec.inference.text.grammar_source.LIMITS", {**LIMITS, **limit})
     compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
@@ -248,14 +248,14 @@ EXPLODING = {
 
 @pytest.fixture
 def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the limit of a grammar's trial process from a server's 3 s of CPU time to 1 s."""
+    """Reduce the limit of CPU time for trying a grammar out, which is 3 s on a server, to 1 s."""
     monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 1)
 
 
 @pytest.mark.usefixtures("brief_trials")
 @pytest.mark.parametrize(("kind", "text"), EXPLODING.values(), ids=EXPLODING)
 def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> None:
-    """A grammar that grows without bound costs at most 2 s of this thread and 150 MB, refused or not."""
+    """A grammar whose compilation explodes costs at most 2 s of this thread and 150 MB, whether refused or not."""
     compiler = GrammarCompiler(Tokenizer.load(BUNDLED_TARGET), 2048)
     compiler.compile(GRAMMARS[2])
     started, before_kib = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -276,7 +276,7 @@ def test_a_grammar_without_bounds_is_refused(name: str) -> None:
 
 @pytest.mark.usefixtures("brief_trials")
 def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grammars are tried out in the same process until one exceeds the limits; then a new one is started."""
+    """Grammars are compiled on trial in one process until one exceeds the limits; then a new process is started."""
     started = started_processes(monkeypatch)
     bombs = [Grammar(EXPLODING["all at once"][0], EXPLODING["all at once"][1].replace("[a-z]", "[b-z]"))] * 2
     for grammar in (Grammar(GrammarKind.REGEX, "first|second"), *bombs, Grammar(GrammarKind.REGEX, "third")):
@@ -286,7 +286,7 @@ def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch
 
 
 def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
-    """End the running trial process; return a list to which each newly started one is appended."""
+    """End the process in which grammars are tried out; return a list to which each new such process is appended."""
     grammar_trial._ended()
     started, start = list[subprocess.Popen[str]](), grammar_trial._started
 
@@ -299,7 +299,7 @@ def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[
 
 
 def test_a_trial_that_cannot_be_held_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the trial process of a grammar cannot start or is killed, the error is internal, and not of the client."""
+    """If the process that tries a grammar out cannot start, or is killed, the error is internal, not the client's."""
     started = started_processes(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere")
@@ -325,9 +325,9 @@ def test_a_trial_reports_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["i\x7fj", "\x01\t\n", 'a"\\b', "\x85\u2028", "é😀", " lead", "|"], ids=ascii)
 def test_a_choice_is_any_text(text: str) -> None:
-    """A choice may have any characters.
+    """A choice (one of the texts that an output must equal) may have any characters.
 
-    Regression: one with U+007F was refused, "lexer error 1 | start:".
+    Regression: a choice with U+007F was refused with "lexer error 1 | start:".
     """
     output = walk(compiled(GrammarKind.CHOICE, json.dumps([text])), random.Random(1), limit=40)
     assert TOKENIZER.decode(output) == text
@@ -347,9 +347,9 @@ def test_a_model_without_an_end_has_no_grammars() -> None:
 
 
 def test_a_model_may_lack_ids_of_its_tokenizer() -> None:
-    """A model may lack ids of its tokenizer.
+    """Grammars work if a model's vocabulary lacks ids that its tokenizer has.
 
-    Regression: Gemma 3's small models lack the tokenizer's last id, and every grammar was refused for it.
+    Regression: Gemma 3's small models lack the tokenizer's last id, so every grammar was refused for them.
     """
     for num_rows in (TOKENIZER.num_ids - 8, TOKENIZER.num_ids, DEFAULT_VOCAB_SIZE):
         matcher = GrammarCompiler(TOKENIZER, num_rows).compile(Grammar(GrammarKind.REGEX, "[ab]c+"))

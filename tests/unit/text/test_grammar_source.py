@@ -1,4 +1,4 @@
-"""Grammars with reasoning and tool calls allow exactly the outputs that the parsers of answers can read."""
+"""Grammars with reasoning and tool calls allow exactly the outputs that the code which reads answers understands."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {
 
 
 def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
-    """Return the content of a text and its calls, as (name, arguments)."""
+    """Return (content of a text, its tool calls as (name, arguments))."""
     reading = MessageReader(None, form.reader(frozenset(SCHEMAS)), one_call=False).push(text, is_last=True)
     return reading.content, [(str(call.name), json.loads(call.arguments)) for call in reading.calls.values()]
 
@@ -100,9 +100,9 @@ def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("many", [False, True])
 def test_allowed_calls_are_read_as_valid(form: CallFormat, many: bool) -> None:
-    """Every call that the grammar allows is read as a valid one.
+    """Every output that a grammar for tool calls allows is read as valid calls.
 
-    Random walks through the masks stand for a model that never learned tools.
+    Outputs are random walks through the allowed tokens, like those of a model that never learned to call tools.
     """
     rng, named = random.Random(2), set()
     matcher = COMPILER.compile(only_calls(form, SCHEMAS, many=many, output=None))
@@ -127,9 +127,9 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "schema"), ANSWERS.items())
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
-    """A grammar for tools and a JSON schema allows either a call of a tool, or JSON by that schema.
+    """A grammar for tools and a JSON schema allows either a tool call or JSON of that schema.
 
-    Regression: after the first brace, which a Llama call has too, the grammar allowed no other JSON.
+    Regression: after the first brace, with which Llama's calls begin too, the grammar allowed calls alone.
     """
     output = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
     grammar = only_calls(form, SCHEMAS, many=True, output=output)
@@ -155,10 +155,10 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 
 
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that a server has compiled is sent on in its final syntax, and not converted again.
+    """A grammar that a server has compiled is sent to other servers in its final syntax, and not converted again.
 
-    Regression: drafts and targets converted GBNF to Lark again on their event loops, which 37 kB stopped for
-    0.7 s.
+    Regression: drafts and targets converted GBNF to Lark again on their event loops; a grammar of 37 kB stopped these
+    for 0.7 s.
     """
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)
     COMPILER.compile(grammar)

@@ -1,4 +1,4 @@
-"""Grammars beside a tokenizer's own special and added tokens: literals are text, markers come as tokens or letters."""
+"""Grammars and a tokenizer's special tokens: literals are spelled as text, markers as the token or as its letters."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ COMPILERS = {name: GrammarCompiler(each, each.num_ids) for name, each in TOKENIZ
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("kind", ["const", "property", "regex", "choice", "lark"])
 def test_a_literal_is_text_though_a_special_token_has_its_name(name: str, kind: str) -> None:
-    """Grammars whose only text holds names of special tokens give exactly that text.
+    """A grammar whose only text has names of special tokens, such as <|eos|>, gives exactly that text.
 
-    Regression: llguidance spelled the literal with the special token; a schema's answer ended in the middle with
-    finish reason stop, or with "the grammar refuses token 2 of the output, which it had allowed".
+    Regression: llguidance used the special token for the text, so a schema's answer ended in the middle with finish
+    reason stop, or with "the grammar refuses token 2 of the output, which it had allowed".
     """
     tokenizer, compiler = TOKENIZERS[name], COMPILERS[name]
     names = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]
@@ -58,10 +58,10 @@ def test_text_that_a_normalizer_would_change_is_spelled(name: str) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize(("grammar", "text"), marked().values(), ids=marked())
 def test_a_marker_comes_as_a_token_or_as_letters(name: str, grammar: Grammar, text: str) -> None:
-    """A marker that a format means is taken as the model's own token, and as its letters.
+    """A marker of a format, such as <tool_call>, is allowed both as the model's token for it and as its letters.
 
-    Regression: with Qwen's tokenizer a required call allowed only the token <tool_call>, and then refused it; a thought
-    before JSON could not end by </think>.
+    Regression: with Qwen's tokenizer a required call allowed only the token <tool_call> and then refused it, and
+    reasoning before JSON could not end with </think>.
     """
     tokenizer, compiler = TOKENIZERS[name], COMPILERS[name]
     own = tokenizer.encode(text, special=False)
@@ -73,7 +73,7 @@ def test_a_marker_comes_as_a_token_or_as_letters(name: str, grammar: Grammar, te
 
 
 def test_other_added_tokens_are_text() -> None:
-    """An added token that is not special may stand where its text may, and a literal is spelled with it."""
+    """An added token that is not special is allowed where its text is, and spells a literal with that text."""
     tokenizer = TOKENIZERS["markers are added"]
     (table,) = tokenizer.encode("<table>", special=False)
     matcher = COMPILERS["markers are added"].compile(Grammar(GrammarKind.REGEX, "[<>a-z]*"))

@@ -1,4 +1,4 @@
-"""Replacements for JSON schema keywords that llguidance lacks allow no value that the schema forbids."""
+"""What replaces JSON schema keywords that the library llguidance lacks allows no value that the schema forbids."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_rewriting_any_json_raises_nothing(schema: Any) -> None:
 
 
 def test_a_strict_schema_leaves_no_object_open() -> None:
-    """A strict schema allows only the keys that it names.
+    """A schema that is made strict allows only the keys that it names, in every object.
 
     Regression: in an open object the same key could come twice, which strict parsers refuse.
     """

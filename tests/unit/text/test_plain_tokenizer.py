@@ -1,4 +1,4 @@
-"""The tokenizer that needs no Transformers agrees with Transformers' on every model it supports, and refuses others."""
+"""The tokenizer that works without Transformers gives the same results for models it supports, and refuses others."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_missing_tokenizer_parts_use_transformers(tmp_path: Path, changes: dict[
 
 @pytest.mark.long
 def test_a_packed_model_is_served_without_torch() -> None:
-    """A packed model is served without importing torch.
+    """A model whose packed weights are in the cache is served without importing torch.
 
     Regression: importing torch took four of the five seconds until a server was ready.
     """

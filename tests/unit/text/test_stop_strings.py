@@ -1,4 +1,4 @@
-"""A text ends before its first stop string, however it is cut into pieces; other text is not delayed."""
+"""A text ends before its first stop string, however it is cut into pieces; text that begins none is not delayed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ stops = st.lists(st.text(alphabet="ab\u00e9", min_size=1, max_size=4), max_size=
 @settings(deadline=None, max_examples=300)
 @given(st.lists(texts.map(lambda text: text[:3]), max_size=20), stops)
 def test_the_text_ends_before_the_first_stop_string(pieces: list[str], stops: list[str]) -> None:
-    """The text ends before the first occurrence of a stop string, wherever the stream is cut into pieces."""
+    """The text ends before the first occurrence of any stop string, however the stream is cut into pieces."""
     watch, given_text, whole = StopStrings(stops), "", ""
     for piece in pieces:
         whole += piece

@@ -1,4 +1,4 @@
-"""Streamed text equals the text decoded at once; token bytes and chat prompts are right."""
+"""Streamed text equals the text decoded at once, tokens have the right bytes, and chats become the right prompts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """Return a tokenizer like Llama's, with a leading space that is no text, and byte tokens for unknown characters."""
+    """Return a tokenizer like Llama's: a first space is no part of the text; unknown characters are byte tokens."""
     pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
     pieces += [("\u2581", -2.0), ("\u2581the", -1.0), ("a", -1.5), ("\u2581a", -1.0), ("\u00e9", -2.0), ("t", -2.0)]
     backend = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=True))
@@ -57,9 +57,9 @@ def streamed(tokenizer: Tokenizer, token_ids: list[int] | tuple[int, ...]) -> tu
 @relaxed
 @given(st.lists(st.integers(0, NUM_TOKENIZER_IDS - 1), max_size=25))
 def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
-    """The parts of a stream add up to the whole text, whatever the tokens' bytes are.
+    """The parts of a stream add up to the text decoded at once, whatever the tokens' bytes are.
 
-    A random model's bytes are no UTF-8; special tokens have no text.
+    The bytes of random tokens are not UTF-8, and special tokens have no text.
     """
     pieces, rest = streamed(BYTE_LEVEL, token_ids)
     assert "".join(pieces) + rest == BYTE_LEVEL.decode(token_ids)
@@ -67,10 +67,10 @@ def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
 
 @pytest.mark.parametrize("token_ids", [[1], ["\x80"], ["\xf0", "\x9f"], ["\xe2", "\x82", "\xf0"]], ids=str)
 def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
-    """Long runs of tokens without text take no more time than others.
+    """Long runs of tokens without text take no more time per token than others.
 
-    Regression: the library decoded the whole run again for each token, which took 10 ms of the event loop a
-    token after 40,000 lone bytes.
+    Regression: the library decoded the whole run again for each token; after 40,000 lone bytes a token took 10 ms of
+    the event loop.
     """
     vocabulary = BYTE_LEVEL._tokenizer.get_vocab()
     bytes_of = {BYTE_LEVEL.token_bytes(token_id): token_id for token_id in sorted(vocabulary.values(), reverse=True)}
@@ -90,7 +90,7 @@ def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
 @relaxed
 @given(texts)
 def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
-    """The parts of a stream add up to the whole text; no part has half of a character."""
+    """The parts of a stream add up to the whole text, and no part ends within a character."""
     pieces, rest = streamed(BYTE_LEVEL, BYTE_LEVEL.encode(text))
     assert "".join(pieces) + rest == text
     assert not any("\ufffd" in piece for piece in pieces)
@@ -102,7 +102,7 @@ def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
 @relaxed
 @given(st.lists(st.integers(0, 262), max_size=20))
 def test_broken_bytes_never_fail_a_stream(token_ids: list[int]) -> None:
-    """No bytes fail a stream, though the library `tokenizers` raises if later bytes change earlier text."""
+    """No bytes make a stream fail, though the library `tokenizers` raises if later bytes change earlier text."""
     streamed(SENTENCEPIECE, token_ids)
 
 
@@ -133,9 +133,9 @@ def test_a_model_without_a_template_gets_the_plain_one() -> None:
 @pytest.mark.parametrize("own", [None, "[{{ messages[0]['content'] }}]"])
 @pytest.mark.parametrize("targets", [None, CHAT_TEMPLATE])
 def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: str | None, targets: str | None) -> None:
-    """A draft worker uses its target's chat template.
+    """A draft worker turns chats into prompts with its target's chat template.
 
-    Regression: a draft worker applied its own model's chat template, so one chat had two prompts.
+    Regression: a draft worker used its own model's chat template, so the same chat had two different prompts.
     """
     save_tiny_model(tmp_path, "llama", chat_template=own)
     expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
@@ -149,9 +149,9 @@ TOOLS = f'[{{"type": "function", "function": {FUNCTION}}}]'
 
 
 def test_a_conversation_with_tools_has_its_own_template(tmp_path: Path) -> None:
-    """A conversation with tools gets the template "tool_use", any other "default"; a draft worker has both.
+    """Chats with tools use the chat template called "tool_use", others "default"; a draft worker gets both.
 
-    Regression: a draft worker was sent "default" alone, and so read another prompt than its target.
+    Regression: a draft worker was sent "default" alone, and so had another prompt than its target.
     """
     named = {
         "default": "\n  {{ messages[0]['content'] }}\n",
@@ -204,9 +204,9 @@ def test_an_end_without_a_template_and_other_arguments_of_the_library_are_refuse
     ("file", "ids", "found"), [("generation_config.json", [2, 3], {2, 3}), ("config.json", 3, {3}), (None, None, set())]
 )
 def test_all_end_tokens_count(tmp_path: Path, file: str | None, ids: Any, found: set[int]) -> None:
-    """The tokenizer's end token ends a text beside those of the model's configuration.
+    """A text ends at the tokenizer's end token and at those of the model's configuration.
 
-    Regression: a token that only the tokenizer names did not, and a model wrote on to the limit.
+    Regression: an end token that only the tokenizer named did not count, and the model wrote on to the limit.
     """
     tiny_tokenizer().save_pretrained(tmp_path)
     if file is not None:
@@ -229,9 +229,9 @@ ASKED = (
 
 
 def test_tools_calls_and_variables_reach_the_template() -> None:
-    """Tools, calls and variables reach the chat template.
+    """Tools, tool calls and template variables of a request reach the chat template.
 
-    A call's arguments arrive as text, and are given to it as objects.
+    The arguments of a call arrive as JSON text, and reach the template as objects.
     """
     tokenizer = Tokenizer(tiny_tokenizer(chat_template=TOOL_TEMPLATE), frozenset())
     chat = Chat(ASKED, TOOLS, '{"enable_thinking": false}')
@@ -246,9 +246,9 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 
 
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
-    """A tool call whose arguments were cut off is accepted in a chat, with the arguments as they are.
+    """A tool call whose arguments were cut off is accepted in a chat, and its arguments stay the text that they are.
 
-    Regression: an agent sent back a tool call that the model had not finished, and got status 400.
+    Regression: an agent that sent back a call which the model had not finished got status 400.
     """
     cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
     (message,) = Chat((cut,)).conversation()
@@ -284,7 +284,7 @@ def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) ->
 
 
 def test_marks_of_calls_are_text_where_calls_are_read() -> None:
-    """The special token <|python_tag|> has text only if calls are read; text around it stays the same."""
+    """The special token <|python_tag|> appears in the text only if tool calls are read; other text is the same."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     (mark,) = tokenizer.shown_markers(calls=True)
     token_ids = [*tokenizer.encode("a\u00e9"), mark, *tokenizer.encode(" the\u00e9"), mark]
@@ -298,7 +298,7 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
 
 
 def test_a_character_that_a_mark_cuts_comes_once() -> None:
-    """A character that a marker cuts is written once, as a replacement character, before the marker."""
+    """A character of which a marker cuts off the rest is written as one replacement character, before the marker."""
     tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     (mark,) = tokenizer.shown_markers(calls=True)
     first_half = tokenizer.encode("\u00e9")[:1]
@@ -308,7 +308,7 @@ def test_a_character_that_a_mark_cuts_comes_once() -> None:
 
 
 def test_a_template_that_refuses_messages() -> None:
-    """An empty system message that a template refuses is dropped; any other refusal is an error of the client."""
+    """An empty system message that a chat template refuses is left out; any other refusal is an error of the client."""
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())

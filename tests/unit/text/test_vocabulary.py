@@ -57,7 +57,7 @@ def bytes_of(tokenizer: Tokenizer, token_ids: object) -> bytes:
 @pytest.mark.parametrize("own", ALL)
 @pytest.mark.parametrize("target", ALL)
 def test_ids_in_common_have_equal_bytes_and_each_one_partner(own: str, target: str) -> None:
-    """Corresponding tokens of two vocabularies have equal bytes and one partner each, and both or none is special."""
+    """Tokens that correspond have equal bytes, one partner each, and are both special or both not."""
     ours, theirs = TOKENIZERS[own], TOKENIZERS[target]
     joined = map_of(own, target)
     shared = np.flatnonzero(joined.columns).tolist()
@@ -75,7 +75,7 @@ def test_ids_in_common_have_equal_bytes_and_each_one_partner(own: str, target: s
 @settings(max_examples=20, deadline=None)
 @given(text=st.text(st.sampled_from(" \n\tthewindas12é日€<|>▁"), max_size=40))
 def test_the_draft_reads_the_targets_bytes(own: str, target: str, text: str) -> None:
-    """A target's tokens, mapped to draft tokens, have the same bytes, also where a token cuts a character."""
+    """A target's tokens, mapped to draft tokens, have the same bytes in sum, even if a token cuts a character."""
     ours, theirs = TOKENIZERS[own], TOKENIZERS[target]
     text = text.replace("▁", " ") if "sentencepiece" in own + target or "unigram" in own + target else text
     token_ids = theirs.encode(text, special=False)
@@ -106,7 +106,7 @@ def test_too_small_a_share_is_refused_with_the_way_out() -> None:
 
 
 def test_rows_that_a_model_lacks_are_not_proposed() -> None:
-    """Ids that a model's output layer lacks are not proposed, though its tokenizer has them."""
+    """Ids that a draft model's output layer lacks are not proposed, even if its tokenizer has them."""
     whole = token_map(TOKENIZERS["other ids"], 2048, BUNDLED, min_share=0.0)
     cut = token_map(TOKENIZERS["other ids"], 2000, BUNDLED, min_share=0.0)
     assert cut.columns.max() == 2000
@@ -115,9 +115,9 @@ def test_rows_that_a_model_lacks_are_not_proposed() -> None:
 
 
 def test_a_peers_tokenizer_cannot_fill_the_memory() -> None:
-    """A peer's tokenizer is refused if it would fill the memory.
+    """A tokenizer that another server sends is refused if it would fill the memory.
 
-    An id of 10^9 would take 8 GB of columns, and a few kilobytes may unpack to any length.
+    An id of 10^9 would take 8 GB for a table of ids, and a few kilobytes may unpack to any size.
     """
     far = Backend(WordLevel({"a": 10**9}, unk_token="a"))
     target = Tokenizer(PlainTokenizer(far, None), frozenset())

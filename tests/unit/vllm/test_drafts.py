@@ -1,4 +1,4 @@
-"""Draft tokens of requests in an engine core of vLLM: the counts of each pass, with messages in any order."""
+"""Draft tokens of requests in an engine core of vLLM: which tokens each pass verifies, and what the reports count."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_drafts_after_an_end_do_not_count(
 
 
 def test_padding_of_vllm_counts_as_no_draft_token() -> None:
-    """Padding that vLLM puts before a request which waited (-1 in place of draft tokens) counts as none.
+    """Padding that vLLM puts in place of draft tokens (-1), for a request that waited, counts as no draft token.
 
-    Counts below 0 in the report would end the link to the server or pool that reads it.
+    A count below 0 in a report would make the server or pool that reads the report close the connection.
     """
     drafts = Drafts()
     drafts.enter("a", PROMPT, gamma=4)
@@ -105,9 +105,9 @@ def test_tokens_before_a_worker_came_are_no_passes_of_plain_decoding_later() -> 
 
 @given(seed=st.integers(0, 2**32), gamma=st.integers(0, 6), wrong=st.sampled_from([0.0, 0.3, 1.0]))
 def test_no_order_of_messages_breaks_a_request(seed: int, gamma: int, wrong: float) -> None:
-    """Workers come, go and send wrong tokens, and messages are late: the reports of passes still add up.
+    """Draft workers come, go and send wrong tokens, and messages are late: the reports of passes still add up.
 
-    They have exactly the output's tokens, and right numbers of draft tokens.
+    Together they have exactly the output's tokens, and the right numbers of draft tokens.
     """
     chance = random.Random(seed)
     output = [chance.randrange(8) for _ in range(60)]
@@ -189,7 +189,7 @@ def test_a_request_reads_back_from_its_extra_args(
 
 
 def ended(drafts: Drafts, name: str, output: list[int]) -> list[Row]:
-    """Let the passes of a request end with an output; return their rows."""
+    """Run the passes of a request until it has this output; return the reports (rows) of these passes."""
     rows, done = [], 0
     while done < len(output):
         (proposal,) = drafts.proposals({name: len(output) - done - 1}, may_wait=True)
@@ -206,7 +206,7 @@ OUTPUT = [*range(50, 110)]
 
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_a_prediction_fills_passes_without_a_worker(looks_up: bool) -> None:
-    """A right prediction takes few passes and is counted as a prediction; a wrong one changes no token."""
+    """A right prediction of the output makes passes few and is counted as such; a wrong one changes no token."""
     drafts = Drafts(looks_up=looks_up)
     drafts.enter("a", PROMPT, 16, origin=Origin("one", PROMPT), prediction=OUTPUT)
     rows = ended(drafts, "a", OUTPUT)
@@ -240,9 +240,9 @@ def test_an_answer_is_kept_for_its_owner(owner: str, num_bytes: int, drafted: bo
 
 
 def test_whole_proposals_of_all_requests_keep_one_width() -> None:
-    """If each request's worker has sent gamma tokens, each is verified with gamma tokens, as a full CUDA graph needs.
+    """If each request's worker has sent gamma or more draft tokens, the pass verifies gamma tokens of each.
 
-    vLLM's runner V2 captures a full graph for passes in which every request has 1 + gamma rows, and for no others.
+    vLLM's runner V2 captures full CUDA graphs only for passes in which every request has 1 + gamma tokens.
     """
     drafts, gamma = Drafts(), 4
     for name in "abc":
@@ -258,9 +258,9 @@ def test_whole_proposals_of_all_requests_keep_one_width() -> None:
 def test_lookups_become_rare_where_many_requests_verify_none(
     num_requests: int, dear: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a row costs more than it gains, one of 5 passes over 16 requests looks tokens up; one request always does.
+    """If tokens cost more than they gain, 16 requests look tokens up in one of 5 passes; a single request in every one.
 
-    A request with a prediction is looked at in each pass.
+    A request with a prediction looks tokens up in every pass.
     """
     drafts, looked = Drafts(looks_up=True), Counter[int]()
     names, propose = list(map(str, range(num_requests))), Lookup.propose

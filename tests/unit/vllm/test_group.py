@@ -1,4 +1,4 @@
-"""A server's processes form a group that ends as a whole, with those that Python's multiprocessing has just spawned."""
+"""A server's processes form a group that ends as a whole, with processes that multiprocessing has just spawned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specdec.inference.vllm.group import end_members, members
 
 
 def test_a_spawned_process_ends_with_the_group() -> None:
-    """A process that Python has just spawned belongs to the group, whatever warning filters its command line has.
+    """A process that Python has just spawned belongs to the group, whatever warning filter is on its command line.
 
-    Regression: a process was taken for Python's tracker of shared memory if a filter in its command line
-    named the tracker. A server that ended during its start then left workers behind.
+    Regression: a process was taken for Python's tracker of shared memory if a filter on its command line
+    named the tracker. So a server that ended during its start left workers behind.
     """
     quiet = "-Wignore::UserWarning:multiprocessing.resource_tracker"
     code = "import time; print(flush=True); time.sleep(600)"

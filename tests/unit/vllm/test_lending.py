@@ -1,4 +1,4 @@
-"""The engine by which a pool serves `vllm serve`, over a core in this process: drafts, reports, and lost links."""
+"""The engine through which a pool of draft workers serves `vllm serve`: drafts, reports of passes, lost connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS: Any = SimpleNamespace(request=lambda: SimpleNamespace(take=lambda event
 
 
 class NoWorkers:
-    """Pool that reads no answers; the test reads them."""
+    """Stand-in for a pool without draft workers, which reads no answers, so that the test can read them."""
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         if request is None:
@@ -51,9 +51,9 @@ class TestLendingEngine(DraftContract):
 
 
 async def test_a_report_that_comes_twice_counts_once(core: ScriptedCore, lending: ClientsOfCore) -> None:
-    """A report on tokens that are known already changes nothing.
+    """A report of a pass whose tokens are known already changes nothing.
 
-    It may come when a new link to a core has named a request with its tokens.
+    This happens if a new connection of an engine core has named the request with its tokens before.
     """
     session = lending.open(wanted())
     tokens: list[int] = []
@@ -98,7 +98,7 @@ def output(token_ids: list[int], reason: str | None = None) -> Any:
 
 
 def test_an_output_of_several_passes_has_one_commit_for_each() -> None:
-    """VLLM joins outputs of passes that a slow reader has not read yet; each pass has a commit all the same."""
+    """VLLM joins outputs of passes that a slow reader has not read yet; there is one commit per pass all the same."""
     session = VllmSession(wanted())
     session.follow(is_helped=True)
     start = len(PROMPT)

@@ -1,4 +1,4 @@
-"""The mailbox, a socket between a front (our server or pool) and vLLM's engine cores: access, bad messages, ends."""
+"""The mailbox: a socket between our server or pool (the front) and vLLM's engine cores; access, bad messages, ends."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def test_no_bytes_raise_anything_else(read: object) -> None:
 
 
 async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
-    """An engine core of `vllm serve` dials each new pool, and names its running requests to it.
+    """An engine core of `vllm serve` connects to each new pool of draft workers, and names its running requests.
 
-    When a pool ends, the core drops the draft tokens that came from it.
+    When a pool ends, the core drops the draft tokens that came from the pool.
     """
     first = Mailbox(tmp_path, "model")
     await first.open()
@@ -135,9 +135,9 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
 
 
 async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> None:
-    """An engine core of `vllm serve` never waits for a pool that reads nothing.
+    """An engine core of `vllm serve` never waits for a pool of draft workers that does not read its messages.
 
-    Regression: such a pool held up each pass of the core for seconds, and then the link was lost.
+    Regression: such a pool delayed each pass of the core for seconds, and then the connection was lost.
     """
     pool, received = Mailbox(tmp_path), []
     pool.receive = lambda core, frame: received.append(frame)
@@ -188,7 +188,7 @@ def test_a_mailbox_that_others_may_enter_is_refused(tmp_path: Path) -> None:
 
 
 async def reach(mailbox: Mailbox) -> None:
-    """Dial the mailbox's socket and send no greeting; wait until the other end has closed the link."""
+    """Connect to the mailbox's socket and send nothing; wait until the mailbox has closed the connection."""
     reader, writer = await asyncio.open_unix_connection(mailbox.path)
     writer.write_eof()
     assert await reader.read() == b""
@@ -196,7 +196,7 @@ async def reach(mailbox: Mailbox) -> None:
 
 
 async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> None:
-    """A pool that is refused a mailbox, because another has it, removes nothing from it.
+    """A pool of draft workers that cannot have a mailbox, because another pool has it, removes nothing there.
 
     Regression: it removed the first pool's socket, so that no core found that pool any more and a third could start.
     """
@@ -227,9 +227,9 @@ async def test_a_second_pool_leaves_the_first_one_its_socket(tmp_path: Path) -> 
     ids=["unknown token", "no token id", "unknown biased token", "output before its prompt", "no token"],
 )
 async def test_a_request_that_cannot_be_closes_its_link(mailbox: Mailbox, wanted: Wanted) -> None:
-    """A link whose core names an impossible request, such as one with unknown token ids, is closed with an error.
+    """An engine core that names an impossible request, such as one of unknown token ids, loses its connection.
 
-    Regression: token ids of no vocabulary passed, and the task that helped the request died unseen.
+    Regression: unknown token ids were accepted, and the task that drafted for the request ended without a message.
     """
     mailbox.hello = structs.replace(HELLO, served=SERVED)
     engine = LendingEngine(mailbox)
@@ -245,9 +245,9 @@ def names_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
 async def test_a_pool_removes_nothing_that_it_has_not_made(tmp_path: Path, kind: str) -> None:
-    """If something else than a socket has the socket's name, the pool's error names it, and leaves it there.
+    """If something that is no socket has the socket's name, the pool's error names it, and the pool leaves it there.
 
-    Regression: the pool removed it, and ended with an error of its own where a folder had the name.
+    Regression: the pool removed it, and if it was a folder, ended with another error.
     """
     mailbox = Mailbox(tmp_path)
     if kind == "folder":
@@ -272,9 +272,9 @@ async def test_the_socket_of_a_killed_pool_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_link_without_a_greeting_is_closed(mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that sends no greeting, or only half of one, is closed after a time.
+    """A connection on which no greeting comes, or only half of one, is closed after a time.
 
-    Regression: such a link stayed for ever.
+    Regression: such a connection stayed open for ever.
     """
     monkeypatch.setattr(module, "HELLO_S", 0.1)
     reader, writer = await asyncio.open_unix_connection(mailbox.path)

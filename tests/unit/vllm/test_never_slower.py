@@ -1,7 +1,7 @@
-"""Drafting for vLLM's cores stops while it is slower than plain decoding, and begins again; no text changes.
+"""Drafting for vLLM's engine cores stops while it is slower than decoding without; it goes on later; texts are equal.
 
-Pool, engine and draft trees are the real ones, over scripted cores on a virtual clock: figures are equal on every
-machine.
+Pool, engine and draft trees are the real ones; the cores are scripted, on a virtual clock, so that figures are equal on
+every machine.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ LENGTH = 100
 PROMPT = tuple(map(novel, range(20)))
 TEXT = tuple(map(novel, range(len(PROMPT), len(PROMPT) + LENGTH)))
 NUM_CLIENTS = 4
-"""Number of clients of each core."""
+"""Number of clients that each engine core has."""
 
 
 def cpu(num_sessions: int, num_rows: int) -> float:
-    """Return the seconds of a pass on a CPU, which rise with its rows."""
+    """Return the seconds of a pass on a CPU, which rise with the number of tokens (rows) in the pass."""
     return (4.2 + 0.30 * num_rows) / 1e3
 
 
 class Readings:
-    """Stand-in for a pool's metrics: it has each request's text as reported to the pool, and all tokens by time."""
+    """Stand-in for a pool's metrics, which records each request's tokens in `texts`, and all tokens by time."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome, self.texts = outcome, list[list[int]]()
 
     def request(self) -> Any:
-        """Return the record of a new request, which takes its events."""
+        """Return the record of a new request; its method `take` gets the request's events."""
         self.texts.append([])
         return _Reading(self._outcome, self.texts[-1])
 
@@ -59,7 +59,7 @@ class _Reading:
 
 
 async def _client(core: ScriptedCore) -> None:
-    """Send one request after another, until cancelled."""
+    """Send one request after another to an engine core, until this task is cancelled."""
     while True:
         await core.until_done(core.arrive(GenerationRequest(PROMPT, max_new_tokens=LENGTH)))
 
@@ -112,7 +112,7 @@ def outcome_of(
 
 @pytest.mark.parametrize("num_cores", [1, 2])
 def test_a_worker_that_makes_passes_slower_is_held(num_cores: int) -> None:
-    """A worker whose drafts cost more than they bring is stopped (held), by one decision for all cores."""
+    """A worker whose drafts cost more than they gain is stopped, by one decision for all engine cores."""
 
     def run(mode: str) -> Outcome:
         return outcome_of(mode, lambda _: 1.3, alpha=0.6, num_cores=num_cores)
@@ -140,9 +140,9 @@ def test_a_hold_is_lifted_when_drafting_pays_again() -> None:
 
 @pytest.mark.parametrize(("gammas", "counts"), [((0, 0), False), ((0, None), True), ((4,), True)])
 def test_passes_of_requests_without_drafts_decide_nothing(gammas: tuple[int | None, ...], counts: bool) -> None:
-    """Requests with gamma 0, which have no drafts, do not switch drafting off.
+    """Passes of requests with gamma 0, which have no drafts, are not measured to decide whether drafting goes on.
 
-    Regression: they had it switched off for requests that want it, at a target over vLLM.
+    Regression: at a target over vLLM, such passes switched drafting off for requests that want it.
     """
     front = Sessions(DirectMailbox(), MEASURED)
     sessions = [VllmSession(GenerationRequest(PROMPT, gamma=gamma)) for gamma in gammas]

@@ -32,9 +32,9 @@ def test_a_server_of_vllms_own_names_the_way_to_another_runner(
 
 
 def test_the_missing_rule_of_runner_v2_is_named_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If vLLM would take runner V2 and `vllm_same_text` is not installed, the error names both ways out.
+    """If vLLM would use its runner V2 but package `vllm_same_text` is missing, the error names both ways to go on.
 
-    Runner V1, whose texts are others, is never taken instead without a word.
+    One is to install it, the other runner V1, which writes other texts and is never chosen without a word.
     """
     monkeypatch.setattr(hooks, "find_spec", lambda name: None)
     monkeypatch.setattr(
@@ -53,7 +53,7 @@ def test_a_runner_with_every_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def kept(dtype: str = "float32", device: str = "cuda", **others: object) -> SimpleNamespace:
-    """Return a configuration of vLLM that is accepted, but for what `dtype`, `device` and `others` change."""
+    """Return a configuration of vLLM that would be accepted; `dtype`, `device` and `others` change it."""
     model = SimpleNamespace(
         model="a/model",
         dtype=f"torch.{dtype}",
@@ -84,9 +84,9 @@ def test_rounding_that_may_change_tokens_is_named_at_the_start(
 
 
 def test_the_flag_that_fails_on_a_cpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """VLLM's flag for equal bits (batch invariance) is refused on a CPU, in one line.
+    """VLLM's flag for equal bits (VLLM_BATCH_INVARIANT) is refused on a CPU, with an error of one line.
 
-    Regression: the flag ended the first pass on a CPU in a TypeError of Triton's.
+    Regression: the flag ended the first pass on a CPU with a TypeError of Triton.
     """
     monkeypatch.setenv(options.INVARIANT, "1")
     with pytest.raises(ConfigError, match="VLLM_BATCH_INVARIANT=1 on a CPU, where every pass fails with it: unset it"):
@@ -102,9 +102,9 @@ def test_vllms_flag_is_set_by_exact_always_alone(exact: str, flag: bool, monkeyp
 
 @pytest.mark.parametrize("speculation", [SimpleNamespace(method="eagle3"), None])
 def test_another_method_of_speculation_is_refused(speculation: SimpleNamespace | None) -> None:
-    """A method that replaces this project's, as a later flag of `vllm serve` does, is refused by name.
+    """A speculation method in place of this project's, as a later flag of `vllm serve` sets it, is refused by name.
 
-    Regression: vLLM loaded such a draft model, and nothing ever asked it.
+    Regression: vLLM loaded the draft model of such a method, which was never used.
     """
     options.require_kept(kept())
     with pytest.raises(ConfigError, match=f"speculation method {getattr(speculation, 'method', None)}"):
@@ -112,7 +112,7 @@ def test_another_method_of_speculation_is_refused(speculation: SimpleNamespace |
 
 
 def test_each_runner_has_its_noise() -> None:
-    """On runner V2 only vLLM's noise (random numbers) is accepted, and another is refused; on V1 both are."""
+    """On vLLM's runner V2 only vLLM's noise (rule for random numbers) is accepted; on V1 this project's is too."""
     v1, v2 = (SimpleNamespace(use_v2_model_runner=is_v2) for is_v2 in (False, True))
     assert [options.noise_of(v1, asked) for asked in (None, *Noise)] == [Noise.SPECDEC, *Noise]
     assert [options.noise_of(v2, asked) for asked in (None, Noise.VLLM)] == [Noise.VLLM, Noise.VLLM]
@@ -132,9 +132,9 @@ def test_each_runner_has_its_noise() -> None:
 def test_another_choice_of_tokens_is_refused(
     is_v2: bool, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A configuration that changes the choice of tokens is refused.
+    """A configuration that changes which tokens vLLM chooses is refused.
 
-    On V2 it is what `vllm_same_text` names, on V1 a watermark, or log-probabilities that are not raw.
+    On runner V2 this is what package `vllm_same_text` names; on V1 a watermark, or log-probabilities that are not raw.
     """
     monkeypatch.setattr(vllm_same_text, "faults", lambda config: iter(["the rule does not fit"]))
     config = kept(use_v2_model_runner=is_v2, **changes)
@@ -145,9 +145,9 @@ def test_another_choice_of_tokens_is_refused(
 
 @pytest.mark.parametrize("mailbox", [None, Path("/box")])
 def test_a_core_of_vllms_own_server_finds_its_pool(mailbox: Path | None) -> None:
-    """An engine core of vLLM's own server finds its pool in the given folder, or else in the default one.
+    """An engine core of vLLM's own server finds its pool of draft workers in the given folder, or in the default one.
 
-    Regression: without the name of a folder the configuration lacked its place, and vLLM did not start.
+    Regression: if no folder was given, the configuration lacked it, and vLLM did not start.
     """
     place = Place(**options.serve_parts(8, mailbox)["additional_config"][KEY]).of_pool(Served("m", b"", [], 9, 9, 9))
     assert place.path == str((mailbox or default_folder()) / "core")

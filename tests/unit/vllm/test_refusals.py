@@ -1,4 +1,4 @@
-"""A failed start of vLLM becomes one line: the first error in its log, and the flag whose value that names."""
+"""A failed start of vLLM becomes one line: the first error in its log, and the flag that has the refused value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REASON = "_C::static_scaled_fp8_quant() expected\nat most 0 arguments"
 
 
 def fail() -> None:
-    """Log errors as vLLM's processes do when a start fails, and raise what vLLM's main process then raises."""
+    """Log errors as vLLM's processes do when a start fails; raise RuntimeError as vLLM's main process then does."""
     logger = logging.Logger("vllm")
     logger.addHandler(handler := logging.StreamHandler(log))
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

@@ -1,4 +1,4 @@
-"""The choice of tokens on vLLM's runner V1 finds requests whose logits are not finite; vLLM itself is not needed."""
+"""On vLLM's runner V1, requests whose logits are not finite are found; these tests do not need vLLM itself."""
 
 from __future__ import annotations
 

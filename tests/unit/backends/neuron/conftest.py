@@ -1,4 +1,4 @@
-"""Fixtures of the neuron tests: the NxDI of this test run, and a folder for the models that it compiles."""
+"""Fixtures of the neuron tests: NxDI (AWS's NxD Inference) or a stand-in, and a folder for compiled models."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def _neuron(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(autouse=True)
 def _no_step_is_repeated(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test in which the engine had to repeat a failed step, which its tokens would not show."""
+    """Fail a test in which the engine repeated a failed step; the tokens would be right, so nothing else shows it."""
     yield
     assert "a step over" not in caplog.text
 
 
 @pytest.fixture
 def calls(nxdi: Nxdi) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the list of all calls of graphs in this process, in order: (graph, shape of input_ids)."""
+    """Return the list of all calls of compiled graphs in this test, in order: (graph, shape of input_ids)."""
     return nxdi.calls
 
 
 @pytest.fixture
 def compiled_in(nxdi: Nxdi) -> list[str]:
-    """Return the list of the work directories of all compilations in this process."""
+    """Return the list of the work directories of all compilations in this test."""
     return nxdi.compiled_in
 
 

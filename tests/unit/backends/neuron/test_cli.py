@@ -54,7 +54,7 @@ def test_one_model_alone_prints_its_own_tokens(
 
 
 def draft_of(*arguments: str) -> ProposerConfig:
-    """Return the draft that arguments of role draft or worker describe."""
+    """Return the settings of the draft that these command-line arguments, of role draft or worker, describe."""
     settings = settings_of(arguments[0], arguments[1:])
     if isinstance(settings, WorkerSettings):
         return with_branches(settings.model, settings.branches)
@@ -63,7 +63,7 @@ def draft_of(*arguments: str) -> ProposerConfig:
 
 @pytest.mark.parametrize("flags", [("draft",), ("worker", "--attach", "localhost:1"), ("draft", "--schedule", "sync")])
 def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
-    """A draft on backend neuron, which cannot copy slots, gets no slots for branches.
+    """A draft on backend neuron, which cannot copy slots of the KV cache, gets no slots for alternative proposals.
 
     Regression: with `--batch 2` a draft took four times the memory, and did not match its model compiled
     ahead.
@@ -97,8 +97,7 @@ def test_neuron_config_must_be_an_object(models: ModelDirectories, capsys: pytes
 def test_names_of_neuron_config_may_have_dashes(tmp_path: Path) -> None:
     """Names in --neuron_config may have dashes in place of underscores.
 
-    Regression: AWS's JSON for the 405B model has dashes, and was refused with the name in underscores as a
-    hint.
+    Regression: AWS's JSON for Llama 3.1 405B has dashes, and was refused with a hint to use underscores.
     """
     file = tmp_path / "config.toml"
     file.write_text("[neuron_config]\nfused-qkv = true\n")

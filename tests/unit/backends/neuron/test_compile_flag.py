@@ -1,4 +1,4 @@
-"""`--compile` makes the models that each role loads; models that other programs compiled are loaded if they fit."""
+"""`--compile` compiles the models that a role loads; models that other programs compiled are loaded if they fit."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest
 
 
 def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
-    """Compile a model as another program does, with NxDI's files but without this project's specdec.json."""
+    """Compile a model and copy it to `folder` as another program leaves it: without this project's specdec.json."""
     load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, **options))
     (made,) = artifacts.glob("*/*")
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("specdec.json", "started.json"))
@@ -111,8 +111,8 @@ def test_a_foreign_compiled_model_is_loaded_if_it_fits(
 ) -> None:
     """A model that another program compiled is loaded if its shapes are the ones asked for.
 
-    Regression: a compiled model in place of a store of models counted as an empty store, and was compiled
-    again.
+    Regression: if the path of the store of compiled models was that of such a model, the model was taken for an
+    empty store, and compiled again.
     """
     folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
     settings = json.loads((folder / "neuron_config.json").read_text())
@@ -173,7 +173,7 @@ def test_artifacts_are_listed_verified_and_cleaned(
 def test_a_store_is_ready_for_the_versions_that_compiled_it(
     models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store counts as ready only for the versions, of this project and of the SDK, that compiled its models.
+    """A store counts as ready only for the versions, of this project and of Neuron's SDK, that compiled its models.
 
     Regression: a pod's init container accepted a specdec.json of any version, so after an upgrade the server
     crashed in a loop.

@@ -1,4 +1,4 @@
-"""A target alone that chooses tokens on the device: the baseline for pairs that choose there too."""
+"""A target without a draft chooses its tokens on the device: the baseline for fused pairs that choose there too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def config(path: Path, **options: Any) -> ModelConfig:
-    """Return the settings of a target with three slots; they have a gamma, as flags do, which has no effect here."""
+    """Return the settings of a target with three slots; as without a draft, their gamma has no effect."""
     return neuron_config(path, length=MAX_LENGTH - 4, gamma=3, device_sampling=True, **options)
 
 
@@ -36,7 +36,7 @@ def load(path: Path, **options: Any) -> TargetDecoder:
 
 @pytest.mark.parametrize("samples", [False, True])
 async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls, samples: bool) -> None:
-    """A target that chooses on the device gives Transformers' greedy tokens, with graphs that sample or do not."""
+    """A target that chooses on the device gives Transformers' greedy tokens, whether its graphs can sample or not."""
     overrides = {} if samples else {"on_device_sampling_config": {"do_sample": False}}
     decoder = load(models.target, overrides=overrides)
     wanted = requests(9, seed=4, sampled=False)
@@ -47,9 +47,9 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 
 
 def test_all_tokens_are_as_many_as_the_device_sees(models: ModelDirectories, caplog: pytest.LogCaptureFixture) -> None:
-    """A request without top_k gets the device's largest, 256, with one warning in the log.
+    """A request without top_k is sampled with top_k 256, the device's largest; the log has one warning of it.
 
-    Regression: a request without top_k has 0, which means all tokens, and was refused.
+    Regression: a request without top_k, whose top_k is 0 for all tokens, was refused.
     """
     decoder = load(models.target)
     decoder.check(GenerationRequest((5, 6, 7), SamplingParams(temperature=1.0)))

@@ -1,4 +1,4 @@
-"""Every supported family gives Transformers' logits and tokens; settings that NxDI would ignore are refused."""
+"""Each family on backend neuron gives Transformers' logits and tokens; settings that NxDI would ignore are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 TOKENS = tuple(range(20, 44))
 FIELDS: dict[str, dict[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
-"""Fields of configurations as published checkpoints have them, where Transformers' defaults differ."""
+"""Fields of config.json by family, as published checkpoints have them, where Transformers' defaults differ."""
 
 
 def save(directory: Path, family: str, *, seed: int = 0, **fields: Any) -> Path:
@@ -44,7 +44,7 @@ LLAMA3 = {
     ("family", "fields"), [*((family, {}) for family in FAMILIES), ("llama", {"rope_scaling": LLAMA3})]
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, fields: dict[str, Any]) -> None:
-    """Logits equal those of Transformers, for prompts and for passes over draft tokens."""
+    """The neuron backend's logits equal those of Transformers, for prompts and for passes over draft tokens."""
     path = save(tmp_path, family, **fields)
     backend = load_neuron_backend(neuron_config(path))
     spans = [Span(2, 0, TOKENS[:7], 1), Span(0, 0, TOKENS[3:4], 1)]
@@ -85,7 +85,7 @@ def test_settings_that_nxdi_leaves_out_are_refused(
 
 
 def test_a_transformers_5_checkpoint_keeps_its_rope(tmp_path: Path) -> None:
-    """A checkpoint of Transformers 5 is refused if NxDI would not find its rope_theta."""
+    """A checkpoint with rope_theta in rope_parameters, as Transformers 5 saves it, is refused if NxDI ignores that."""
     path = save(tmp_path, "llama")
     file = path / "config.json"
     fields = json.loads(file.read_text())

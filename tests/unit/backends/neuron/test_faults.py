@@ -1,6 +1,6 @@
 """A step of NxDI's own graphs may fail at any point: the steps after it give the same tokens as without the failure.
 
-`BackendContract` has the same test for the backend whose sequences have slots.
+The test suite `BackendContract` checks the same for the neuron backend that keeps each sequence in a slot.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ TAKEN = (
     *("fused_qkv", "quantized", "quantization_dtype", "quantization_type"),
     *("modules_to_not_convert", "draft_model_modules_to_not_convert"),
 )
-"""Names of the settings of CONFIG that the tests use: all but those of kernels, sizes and cores."""
+"""Names of the settings that the tests take from CONFIG: all but those of kernels, sizes and cores."""
 
 
 def is_quantized(name: str) -> bool:
@@ -50,7 +50,7 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def public(folder: Path) -> Path:
-    """Save a public-style checkpoint, in which the largest value of every quantized row is 448, the largest of e4m3."""
+    """Save a tiny fp8 checkpoint in the public format: each quantized row's largest value is 448, e4m3's maximum."""
     path = save_tiny_model(folder, "llama", num_hidden_layers=NUM_LAYERS)
     tensors = {}
     for name, weight in load_file(path / "model.safetensors").items():
@@ -90,7 +90,7 @@ def logits_of(model: Path) -> np.ndarray[Any, Any]:
 
 
 def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
-    """Return the neuron_config fields of CONFIG that `TAKEN` names, for a model of `NUM_LAYERS` layers."""
+    """Return {"overrides": fields}: `TAKEN` of CONFIG, adapted to `NUM_LAYERS` layers, and updated by `changes`."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     found = {name: values[name] for name in TAKEN}
     found["modules_to_not_convert"] = [
@@ -107,8 +107,8 @@ def test_nxdi_computes_what_the_public_checkpoint_stands_for(
 ) -> None:
     """NxDI's logits for the rescaled checkpoint equal Transformers' for the rescaled and for the public checkpoint.
 
-    Rescaling halves the values, which loses no bit here, since none is near 0. Logits reach 10, and scales stay in
-    float32.
+    Rescaling halves the fp8 values, which is exact here, since none is near 0. The tolerances fit logits of up to 10;
+    scales stay in float32, also for a model in bfloat16.
     """
     backend = load_neuron_backend(replace(neuron_config(rescaled, **settings(rescaled)), dtype=dtype))
     found = np.asarray(backend.forward([Span(0, 0, IDS, len(IDS))]))
@@ -127,7 +127,7 @@ async def test_a_fused_pair_answers_as_the_rescaled_target(rescaled: Path, tmp_p
 
 
 def test_the_walk_leaves_out_what_the_public_checkpoint_does() -> None:
-    """AWS's list of layers not to quantize has the attention of all 126 layers, and the MLPs of the outer two."""
+    """The list of layers not to quantize has the attention of all 126 layers, and the MLPs of the first and last."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     attention = {f"layers.{layer}.self_attn" for layer in range(LAST_OF_405B + 1)}
     assert set(values["modules_to_not_convert"]) == {

@@ -1,4 +1,4 @@
-"""NxDI's fused graph under the engine gives exact greedy tokens, and refuses by name what it cannot do."""
+"""NxDI's fused graph (draft and target) gives exact greedy tokens; the error for other requests names what it lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def pair(target: Path, draft: Path, *, method: str = "fused", **options: Any) -> tuple[ModelConfig, ModelConfig]:
-    """Return the settings of a float32 pair with three slots and K tokens per step; `options` change some of them."""
+    """Return the settings of target and draft: float32, three slots, at most K tokens a step; `options` change them."""
     num_slots, width = options.pop("num_slots", 3), options.pop("width", K)
     neuron = NeuronOptions(gamma=width, method=method, **options)
     config = ModelConfig(
@@ -57,7 +57,7 @@ def load(target: Path, draft: Path, **options: Any) -> GraphDecoder:
 
 
 def load_greedy(target: Path, draft: Path, **options: Any) -> FusedDecoder:
-    """Load a pair with a graph that accepts draft tokens itself, on the device."""
+    """Load target and draft as one graph that decides on the device which draft tokens it accepts."""
     decoder = load(target, draft, device_sampling=True, **options)
     assert isinstance(decoder, FusedDecoder)
     return decoder
@@ -79,7 +79,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 
 @pytest.mark.parametrize("method", ["fused", "vanilla"])
 async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, calls: Calls, method: str) -> None:
-    """A fused server loads one graph or two models with slots, as its method says, and gives the target's tokens."""
+    """With method fused a server loads one graph, with vanilla two models with slots; both give the target's tokens."""
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
     config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)

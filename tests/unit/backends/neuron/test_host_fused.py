@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 
 def torch_decoder(models: ModelDirectories) -> SlotDecoder:
-    """Load the target on backend torch, whose tokens the fused graph must give."""
+    """Load the target on backend torch; the fused graph must give the same tokens."""
     config = ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
     return SlotDecoder(load_torch_backend(config))
 
@@ -52,7 +52,7 @@ async def test_every_request_is_answered_as_by_the_torch_target(models: ModelDir
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 async def test_answers_of_a_fused_graph_keep_to_their_grammar(models: ModelDirectories, temperature: float) -> None:
-    """Answers keep to their grammar, though the graph's draft does not know it.
+    """Answers of a fused graph follow the request's grammar, though the graph's draft does not know it.
 
     A draft token that the grammar refuses counts as rejected.
     """
@@ -107,8 +107,8 @@ def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParam
 def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, num_slots: int, on_device: bool) -> None:
     """A draft with the target's own weights has all of its tokens accepted, also in a pass of several sequences.
 
-    Regression: the mask of each sequence had draft tokens of all sequences, which lowers only the
-    acceptance.
+    Regression: each sequence's attention mask had the draft tokens of all sequences. Tokens stayed right, only fewer
+    draft tokens were accepted.
     """
     decoder = load(models.target, models.target, num_slots=num_slots, device_sampling=on_device)
     assert acceptance(decoder, num_slots=num_slots, sampling=SamplingParams()) == 1.0
@@ -128,9 +128,9 @@ def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories,
 
 
 def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> None:
-    """Requests are refused only if the prompt is too long, or its log-probabilities are asked for.
+    """A fused graph refuses a request only if its prompt is too long, or it asks for the prompt's log-probabilities.
 
-    The prompt graph reads prompts up to a length, and gives the logits of only their last token.
+    The compiled prompt graph reads prompts up to a length, and gives the logits of their last token alone.
     """
     decoder = load(models.target, models.related, overrides={"max_context_length": 32})
     with pytest.raises(InvalidRequestError, match="prompt_logprobs 0: this server's compiled prompt graph"):

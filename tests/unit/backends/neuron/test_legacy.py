@@ -25,7 +25,7 @@ K = GAMMA + 1
 class LlamaForSampling:
     """Stand-in for transformers-neuronx's class, for one sequence.
 
-    Logits are [1, V] (vocabulary), or [k, V, 1] for a pass over k tokens.
+    Logits are [1, V], where V is the size of the vocabulary, or [k, V, 1] for a pass over k tokens.
     """
 
     def __init__(self, path: str, length: int) -> None:

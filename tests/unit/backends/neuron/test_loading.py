@@ -43,17 +43,16 @@ def test_no_module_imports_a_neuron_package_by_statement() -> None:
 
 
 def quantized(path: Path, kind: str, **more: Any) -> dict[str, Any]:
-    """Return settings of a model with weights of the quantization type `kind`, stored at `path`."""
+    """Return neuron options of a model with quantized weights: of quantization type `kind`, stored at `path`."""
     given = {"quantized": True, "quantized_checkpoints_path": str(path), "quantization_type": kind}
     return {"overrides": {**given, **more}}
 
 
 @pytest.mark.usefixtures("on_real")
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
-    """A quantized pair that names the draft's layers in full precision is loaded.
+    """A quantized target is loaded with a draft whose layers are named as being in full precision.
 
-    Regression: NxDI took a draft's layers for quantized, and raised KeyError after it had written the
-    target.
+    Regression: NxDI took the draft's layers for quantized, and raised KeyError.
     """
     rest = {"draft_model_modules_to_not_convert": ["lm_head", "embed_tokens", "layers"]}
     options = quantized(tmp_path / "int8.pt", "per_channel_symmetric", modules_to_not_convert=["lm_head"], **rest)
@@ -70,7 +69,7 @@ def test_a_draft_may_take_fewer_cores(models: ModelDirectories, artifacts: Path)
 
 
 def _draft_degrees(artifacts: Path) -> Iterator[tuple[int, int]]:
-    """Yield (tp_degree of the target, of the draft) from the configuration of each compiled pair."""
+    """Yield (tp_degree of the target, tp_degree of the draft) from the configuration of each compiled pair."""
     for file in artifacts.glob("*/*/neuron_config.json"):
         config = json.loads(file.read_text())
         draft = config["fused_spec_config"]["draft_config"]

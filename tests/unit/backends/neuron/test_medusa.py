@@ -1,4 +1,4 @@
-"""Medusa under the engine gives exact greedy tokens, whichever paths of its tree are accepted."""
+"""Medusa (draft heads on the target) gives exact greedy tokens, whichever paths of its token tree are accepted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def engine(decoder: MedusaDecoder) -> TargetEngine:
 async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: Path, calls: Calls, spare: int) -> None:
     """Medusa gives Transformers' greedy tokens, whether graphs are as wide as the tree or four tokens wider.
 
-    Wider graphs leave room in a pass for tokens of the last tree that were accepted, but lie at other positions.
+    Wider graphs have room to compute accepted tokens of the last tree again, whose KV cache lies at wrong positions.
     """
     wanted = requests(12, seed=11, sampled=False)
     running = engine(load(checkpoint, medusa_speculation_length=WIDTH + spare))
@@ -77,7 +77,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: 
 
 
 async def test_paths_of_every_kind_are_accepted(checkpoint: Path, monkeypatch: Patch) -> None:
-    """The tests' requests have passes that accept no draft token, several, or scattered ones in the tree."""
+    """The tests' requests cover all cases: passes accept no draft token, several side by side, or scattered ones."""
     paths: list[tuple[int, int]] = []
     in_place = TreePass.num_in_place
 

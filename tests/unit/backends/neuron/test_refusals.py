@@ -25,12 +25,12 @@ Options = dict[str, Any]
 
 
 def given(**overrides: Any) -> Options:
-    """Return the neuron options that pass these parameters on to NeuronConfig."""
+    """Return neuron options that set these fields of NxDI's NeuronConfig."""
     return {"overrides": overrides}
 
 
 def quantized(**more: Any) -> Options:
-    """Return the options of a model with weights quantized per tensor, NxDI's default."""
+    """Return neuron options of a model with weights quantized per tensor, NxDI's default, and fields `more`."""
     return given(quantized=True, quantized_checkpoints_path="there", **more)
 
 
@@ -141,7 +141,7 @@ def test_unusable_settings_of_pairs_are_refused(models: ModelDirectories, option
 
 
 def test_a_pair_refuses_another_device(models: ModelDirectories) -> None:
-    """A pair on backend neuron refuses --device, as one model does.
+    """A target and draft on backend neuron refuse --device, as a single model does.
 
     Regression: --device cuda beside --backend neuron was refused for one model, and ignored for a pair.
     """
@@ -158,7 +158,7 @@ def tiny(family: str = "llama", **fields: Any) -> Saved:
 
 
 def eagle(method: str, *, lost: str = "") -> Saved:
-    """Return a function that saves an EAGLE draft without the tensor `lost`, or with half of it if it is a matrix."""
+    """Return a function that saves an EAGLE draft without the tensor `lost`, or with half of its columns if 2-D."""
 
     def save(folder: Path) -> Path:
         draft = save_eagle_draft(folder, method)

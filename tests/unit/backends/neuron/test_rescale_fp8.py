@@ -1,4 +1,4 @@
-"""A public fp8 checkpoint is converted to Neuron's format; one that was not converted is refused."""
+"""A public fp8 checkpoint is converted to Neuron's format; a server refuses a checkpoint that was not converted."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def e4m3(data: bytes) -> torch.Tensor:
 
 
 def weight(rows: int = 4, seed: int = 0) -> torch.Tensor:
-    """Return float8_e4m3fn [rows, 256] with every finite value in every row."""
+    """Return weights of type float8_e4m3fn [rows, 256], with every finite value in every row, in random order."""
     order = np.random.default_rng(seed)
     data = [bytes(order.permutation(np.frombuffer(FINITE + b"\0\0", np.uint8))) for _ in range(rows)]
     return e4m3(b"".join(data)).reshape(rows, 256)
 
 
 def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
-    """Save a checkpoint of these shards, with an index and further fields of its config.json."""
+    """Save a checkpoint with these shards, an index and further fields `config` of its config.json; return `folder`."""
     folder.mkdir(exist_ok=True)
     weight_map: dict[str, str] = {}
     for name, tensors in zip(SHARDS, shards, strict=False):
@@ -55,7 +55,7 @@ def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
 
 @pytest.fixture
 def public(tmp_path: Path) -> Path:
-    """Save a checkpoint of three files; the second weight has its scale in the third file."""
+    """Return the folder of a new checkpoint of three files; the second weight has its scale in the third file."""
     model = save(
         tmp_path / "public",
         {"a.weight": weight(), "a.weight_scale": torch.rand(4, 1), "norm.weight": torch.rand(8).bfloat16()},

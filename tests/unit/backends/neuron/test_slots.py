@@ -1,4 +1,4 @@
-"""The neuron slot backend gives the logits of plain Transformers, whatever its slots went through before."""
+"""The neuron backend with slots gives the logits of Transformers, whatever its slots were used for before."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestContract(BackendContract):
 
 
 class TestContractWithoutDrafts(TestContract):
-    """The contract of backends, for models compiled with gamma 0: their passes have one token per slot."""
+    """Runs the tests that all backends share, for models compiled with gamma 0: passes have one token per slot."""
 
     families = ("llama",)
     faults = ("more slots",)
@@ -73,9 +73,9 @@ def test_spans_of_various_widths_share_passes(calls: Calls) -> None:
 
 
 def test_an_exact_backend_runs_no_graph_of_one_token(calls: Calls) -> None:
-    """In bfloat16 no graph of one token is run, but always that of K tokens: the two may choose other tokens.
+    """With `--exact always` a pass of one token per slot runs the graph of K tokens, not the graph of one token.
 
-    Else a neighbour's draft tokens would decide which graph runs.
+    The two graphs may choose other tokens, so without this another session's draft tokens could change an answer.
     """
     backend = load_neuron_backend(replace(neuron_config(checkpoint("llama")), exact="always"))
     backend.forward([Span(0, 0, TOKENS[:5], 1), Span(1, 0, TOKENS[:5], 1)])
@@ -132,7 +132,7 @@ LONG = tuple(20 + position * 7 % 260 for position in range(300))
 
 
 def assert_exact(lengths: Sequence[int], widths: Sequence[int], **options: Any) -> None:
-    """Compare with Transformers the logits of prompts of these lengths, each followed by passes of these widths."""
+    """Assert that logits of prompts of these lengths, each followed by passes of these widths, are Transformers'."""
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, **options))
     model = AutoModelForCausalLM.from_pretrained(path).eval()

@@ -98,7 +98,7 @@ def test_a_slower_process_takes_the_faster_ones_model(anywhere: Path) -> None:
 
 
 def test_a_killed_publisher_blocks_no_other_process(tmp_path: Path) -> None:
-    """A process killed while it publishes a model blocks no other one: unfinished files are never read."""
+    """A process killed while it publishes a model blocks no other process: unfinished files are never read."""
     for moment in range(100):
         mountpoint = Mountpoint(tmp_path / f"store{moment}")
         with pytest.MonkeyPatch.context() as patch:

@@ -38,7 +38,7 @@ def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package
 
 
 def write_placeholders(folder: Path) -> None:
-    """Write packages like the placeholders on PyPI: one raises at import, one has no importable name."""
+    """Write two packages like PyPI's placeholders: one raises ImportError at import, one has no importable name."""
     text = 'raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")\n'
     for package, module in (
         ("torch_neuronx", "torch_neuronx"),
@@ -68,7 +68,7 @@ def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("backend", ["neuron", "transformers-neuronx"])
 def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str) -> None:
-    """A torch-neuronx without XLA, as SDK 2.33 has it, is not called a placeholder.
+    """A torch-neuronx without XLA (TorchNeuron, of SDK 2.33) is refused under its own name, not as a placeholder.
 
     Regression: SDK 2.33's torch-neuronx, which has no XLA, was called a placeholder from PyPI.
     """

@@ -1,4 +1,4 @@
-"""The onnx backend gives the logits of plain Transformers, whatever its slots went through before."""
+"""The onnx backend gives the logits of Transformers, whatever its slots of the KV cache were used for before."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_settings_of_a_family_are_respected(variant: str, tmp_path: Path) -> Non
 
 @pytest.fixture
 def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
-    """Return a list of the memory maps that backends allocate for slots; each later load appends its own."""
+    """Record the memory maps that backends allocate for slots; return their list, which each later load extends."""
     made: list[mmap.mmap] = []
 
     def recorded(num_bytes: int) -> mmap.mmap:
@@ -107,8 +107,8 @@ def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
 def test_only_slots_that_are_half_full_get_huge_pages(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
     """A slot gets huge pages of memory once it is half full.
 
-    If it had them from the start, a short sequence would take the memory of a whole slot. Without huge pages, passes
-    over long sequences take 12 % longer.
+    With huge pages from the start, a short sequence would take the memory of a whole slot. Without any, passes over
+    long sequences take 12 % longer.
     """
     backend = load(save_tiny_model(tmp_path, "llama", max_position_embeddings=4096), sequence_length=4096)
     backend.forward([Span(slot, 0, range(100), 1) for slot in range(NUM_SLOTS)])
@@ -119,7 +119,7 @@ def test_only_slots_that_are_half_full_get_huge_pages(tmp_path: Path, mappings: 
 
 
 def huge_page_bytes(mapping: mmap.mmap) -> int:
-    """Return the number of bytes of the mapping that may be in huge pages."""
+    """Return the number of bytes of the mapping in ranges that the kernel may give huge pages."""
     first = np.frombuffer(mapping, np.uint8).ctypes.data
     num_bytes = start = end = 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -141,9 +141,10 @@ def test_more_spans_than_places_run_in_groups(backend: OnnxBackend, monkeypatch:
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("slots", [(0, 1, 2, 3, 4, 5, 6, 7), (7, 2, 0, 1, 5, 3), (6, 4, 5, 0)], ids=str)
 def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: str, tmp_path: Path) -> None:
-    """Spans of one token in neighbouring slots, which are computed together, have the logits of passes one by one.
+    """Spans of one token in neighbouring slots, which a pass computes together, have the logits of separate passes.
 
-    The sequences have different lengths and any order, a longer span is in the same pass, and all can be continued.
+    The sequences have different lengths and any order, and a longer span is in the same pass. Tokens added to each
+    sequence afterwards have the right logits too.
     """
     path = save_tiny_model(tmp_path, family)
     alone, together = (load(path, num_slots=9) for _ in range(2))
@@ -167,8 +168,8 @@ def test_a_slot_has_the_models_size(backend: OnnxBackend) -> None:
 def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All graphs are built when the model is loaded.
 
-    Regression: each graph was built, in 0.15 s, in the first pass that needed it. At 16 streams this reduced
-    the speed to 0.56 of what it was.
+    Regression: each graph was built, in 0.15 s, in the first pass that needed it. With 16 concurrent requests this
+    reduced the throughput to 0.56 of what it was.
     """
     backend = load(checkpoint)
     monkeypatch.setattr(DecoderGraph, "build", None)
@@ -195,9 +196,9 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("off", [-1, 1])
 def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime with an off-by-one error in sliding windows is found at loading, and refused.
+    """A model is refused at loading if ONNX Runtime applies its sliding window with an off-by-one error.
 
-    The usual test at loading has 8 tokens, which never leave a window of 512.
+    The usual check at loading has 8 tokens, too few to leave a window of hundreds of tokens.
     """
     path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH - 1)
     load(path)
@@ -214,7 +215,7 @@ def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: py
 
 
 def test_windows_that_never_apply_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sliding window as long as the slots is left out of the graph, since attention is slower with one."""
+    """A sliding window longer than a slot is left out of the graph, since it has no effect and slows attention."""
     path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH + 1)
     monkeypatch.setattr(PackedDecoder, "narrowed", None)
     load(path)
@@ -258,7 +259,7 @@ def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[s
 def test_passes_that_are_filled_up_give_what_was_asked(
     backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """A pass that is padded with unused tokens gives the logits that were asked for.
+    """A pass that is padded with unused tokens gives the requested logits, without those of the padding.
 
     A pass that ends at the slot's last position has no room for padding.
     """

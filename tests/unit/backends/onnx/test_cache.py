@@ -1,4 +1,4 @@
-"""Packed weights on disk: the processes that use them, and their deletion."""
+"""Cache on disk of the weights that backend onnx packs for its kernels: packing, use by processes, and deletion."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def logits(backend: OnnxBackend, num_spans: int = 1) -> Array:
 
 
 def age(folder: Path) -> None:
-    """Make a folder look so old that a process which uses it must have locked it."""
+    """Date a folder back so far that it counts as unused unless a process holds its lock."""
     old = time.time() - 10 * packing.SETTLED_S
     os.utime(folder, (old, old))
 
@@ -73,9 +73,9 @@ def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: Patch) 
 
 
 def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirectories) -> None:
-    """Changed weights are packed again, even if size and date are equal; the old packed form is deleted.
+    """Changed weights are packed again even if size and date are equal, and their old packed form is deleted.
 
-    Regression: the cache went by size and date, so the old model answered under the new one's model_id.
+    Regression: the cache compared sizes and dates only, so the old model answered under the new one's model_id.
     """
     before, old = logits(load(model)), folder_of(model)
     age(old)
@@ -90,7 +90,7 @@ def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirec
 def test_weights_replaced_while_packing_are_not_used(model: Path, models: ModelDirectories, monkeypatch: Patch) -> None:
     """Weights that are replaced while they are packed are refused.
 
-    Regression: weights that changed between hash and packing lay in the cache under the old hash.
+    Regression: weights that changed after they were hashed were stored in the cache under the old hash.
     """
     before = folder_of(model)
 
@@ -106,7 +106,7 @@ def test_weights_replaced_while_packing_are_not_used(model: Path, models: ModelD
 
 
 def test_checkpoints_are_packed_once_for_each_dtype(model: Path, monkeypatch: Patch) -> None:
-    """Weights are packed once per dtype: a later start reads no original weights, though their date has changed."""
+    """Weights are packed once per dtype; a later start reads no original weights, even if only their date changed."""
     for dtype in ("float32", "int8"):
         load(model, dtype=dtype)
     os.utime(model / "model.safetensors")
@@ -132,7 +132,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     ("dtype", "name"), [*(("float32", name) for name in DAMAGES), ("int8", "zeros in place of weights")]
 )
 def test_a_damaged_packed_form_is_made_again(model: Path, dtype: str, name: str) -> None:
-    """A damaged file in the cache is made again.
+    """If a file in the cache of packed weights is damaged, the weights are packed again.
 
     Regression: with a damaged graph each start fell back to another backend, under the same model_id.
     """
@@ -159,8 +159,8 @@ def test_two_processes_may_pack_at_once(model: Path, monkeypatch: Patch) -> None
 def test_killed_builds_are_cleaned_up(model: Path) -> None:
     """The next start deletes the folder of a process that was killed while it packed weights.
 
-    Regression: kill -9 during packing left 44 MB for ever. A process that is still packing has its folder
-    locked.
+    Regression: kill -9 during packing left 44 MB for ever. The folder of a process that is still packing stays,
+    since that process has locked it.
     """
     parent = folder_of(model).parent
     killed, running = parent / f"{MAKING}killed", parent / f"{MAKING}running"
@@ -194,10 +194,10 @@ def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: Patch) ->
 
 
 def test_a_read_only_cache_is_read(model: Path, monkeypatch: Patch) -> None:
-    """A cache that this user cannot write is read all the same.
+    """A cache of packed weights that this user cannot write to is used all the same.
 
-    Regression: a cache that root made for an image could not be locked, so every start packed again, in
-    vain.
+    Regression: a cache that root had made, for a container image, could not be locked, so every start packed the
+    weights again and could not store them.
     """
     expected, opened = logits(load(model)), os.open
 

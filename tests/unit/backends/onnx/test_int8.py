@@ -57,7 +57,7 @@ def test_it_is_near_float32(family: str, tmp_path: Path) -> None:
 
 
 def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
-    """A token's logits do not depend on other tokens of its pass, since each has a scale of its own."""
+    """In int8 a token's logits do not depend on other tokens of its pass, since each token has its own scale."""
     expected = one_by_one(target, 0, TOKENS)
     wide = target.forward([Span(1, 0, TOKENS, len(TOKENS))])
     np.testing.assert_array_equal(wide, expected)
@@ -67,9 +67,9 @@ def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
 
 @pytest.mark.parametrize("exact", ["always", "never"])
 def test_float32_has_the_same_bits_at_every_width_if_asked(exact: str) -> None:
-    """With `--exact always` logits in float32 have the same bits in spans of any length; otherwise they have not.
+    """With `--exact always` a token's float32 logits have the same bits at any span length; with `never` they have not.
 
-    For this, each span gets a spare token.
+    `--exact always` adds a spare token to each span, which has this effect.
     """
     target = load(BUNDLED_TARGET, dtype="float32", exact=exact)
     differences = different(target)

@@ -1,6 +1,6 @@
-"""Each span (consecutive tokens of one slot) of a pass is in exactly one place, which one attention operator computes.
+"""Spans (consecutive tokens of one slot) of a pass are grouped into places, each computed by one attention operator.
 
-A place is one span, or the single tokens of several neighbouring slots.
+A place is one span, or the single tokens of several neighbouring slots. Each span is in exactly one place.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def test_neighbours_with_single_tokens_share() -> None:
 
 
 def test_places_that_hardly_save_are_single() -> None:
-    """Spans share places only if that at least halves the number of places."""
+    """Spans share places (attention operators) only if that at least halves the number of places."""
     mixed = spans((0, 1), (1, 1), (2, 3), (3, 3))
     assert shared_places(mixed) == single_places(mixed)

@@ -1,4 +1,4 @@
-"""The torch backend gives the logits of plain Transformers, whatever its slots went through before."""
+"""The torch backend gives the logits of Transformers, whatever its slots of the KV cache were used for before."""
 
 from __future__ import annotations
 

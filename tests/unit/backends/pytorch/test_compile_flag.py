@@ -1,4 +1,4 @@
-"""Effect of `--compile` on backend torch; in most tests nothing is really compiled."""
+"""Effect of `--compile` on backend torch; in most tests stand-ins for compilers leave the model as it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPAN = Span(1, 0, range(40), 1)
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace compilers by stand-ins that leave passes uncompiled; return the list of the names asked for."""
+    """Replace compilers by stand-ins that compile nothing; return a list to which each stand-in's name is added."""
     asked: list[str] = []
 
     def compiler(name: str, **_: object) -> Uncompiled:
@@ -63,9 +63,9 @@ def test_every_policy_gives_the_same_logits(tmp_path: Path, uncompiled: list[str
 def test_auto_falls_back_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`--compile auto` runs passes uncompiled, with a line in the log, where a CUDA graph cannot be captured.
+    """With `--compile auto`, passes run uncompiled, with a warning in the log, if CUDA graphs cannot be captured.
 
-    Capturing fails if a layer needs a result from the device in the middle of a pass.
+    Capturing fails for layers that need a result from the device in the middle of a pass.
     """
     monkeypatch.setattr(torch_backend, "_fixed_shapes", lambda *_: FixedShapes(Failing(), CAPTURED))
     backend = load_torch_backend(config(tmp_path, "auto"))
@@ -127,9 +127,9 @@ def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pyte
 
 
 def test_compiling_needs_a_torch_with_a_cache_for_each_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`--compile` with a torch that is too old is refused, with the torch version that `--compile` needs.
+    """`--compile` with a torch that is too old is refused; the error names the version that it needs.
 
-    Regression: `torch.compile` of torch 2.9 lacks an argument that is used here, so loading raised
+    Regression: `torch.compile` of torch 2.9 lacks an argument that this project passes, so loading raised
     TypeError.
     """
     monkeypatch.setattr(graphs, "_compile", lambda run, *, backend, fullgraph, dynamic: run)

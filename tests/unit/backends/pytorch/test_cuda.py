@@ -1,4 +1,4 @@
-"""The torch backend on a GPU, eager and with CUDA graphs; skipped if torch finds none."""
+"""The torch backend on a GPU, eager and with CUDA graphs; the tests are skipped if torch finds no GPU."""
 
 from __future__ import annotations
 

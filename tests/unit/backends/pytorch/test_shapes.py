@@ -1,4 +1,4 @@
-"""Spans (tokens of a slot) of every pass are cut into the compiled shapes, and the parts of a span add up to it."""
+"""A pass's spans (tokens of a slot) are cut into parts that fit compiled shapes; a span's parts have all its tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW = Buckets(widths=(1, 5), prompts=(8,), shortest=MAX_LENGTH)
 
 @st.composite
 def passes(draw: st.DrawFn) -> list[Span]:
-    """Draw the spans of a pass: distinct slots, any lengths, and logits of any number of each span's last tokens."""
+    """Draw the spans of a pass: distinct slots, any lengths, and any number of last tokens whose logits are wanted."""
     spans = []
     for slot in draw(st.permutations(range(NUM_SLOTS)))[: draw(st.integers(1, NUM_SLOTS))]:
         start = draw(st.integers(0, MAX_LENGTH - 1))

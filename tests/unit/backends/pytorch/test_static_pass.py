@@ -47,7 +47,7 @@ class TestContract(BackendContract):
 
 
 def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int = 0) -> None:
-    """Run random passes (prompts of up to 70 tokens, rollbacks, forks); compare all logits with a fresh forward."""
+    """Run random passes (prompts of up to 70 tokens, rollbacks, forks); assert that logits equal those of `plain`."""
     rng = np.random.default_rng(seed)
     held: list[tuple[int, ...]] = [()] * NUM_SLOTS
     for _ in range(num_passes):
@@ -67,7 +67,7 @@ def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int 
 
 
 def play_compiled(family: str, maker: Compiled, *, num_passes: int = 25) -> None:
-    """Run random passes on a backend with compiled passes; check that nothing is compiled after the warm-up."""
+    """Run random passes on a backend with compiled passes; assert that nothing is compiled after the warm-up."""
     fixed = FixedShapes(maker, LONG_BUCKETS)
     backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
     backend.warm_up()
@@ -128,7 +128,7 @@ def test_a_break_in_a_graph_is_an_error() -> None:
 
 def test_graphs_made_after_the_warm_up_are_counted() -> None:
     class Forgetful(Uncompiled):
-        """Stand-in for a compiler whose graphs are compiled again in each later run, as if Dynamo's guards failed."""
+        """Stand-in for a compiler that compiles again at each run after the first, as if Dynamo's guards failed."""
 
         def make(self, run: Any) -> Any:
             def again() -> torch.Tensor:

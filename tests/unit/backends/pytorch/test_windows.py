@@ -1,4 +1,4 @@
-"""If passes compute in fixed windows of positions, a position's logits have the same bits whatever else is computed."""
+"""If passes compute in fixed windows of positions, logits have the same bits whatever else a pass computes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUCKETS = Buckets(widths=(16,), prompts=(), batches=(NUM_SLOTS,), shortest=20, s
 HALVES = ("bfloat16", "float16")
 QUICK = ("llama-bfloat16", "llama-float16", "gemma3-bfloat16", "qwen3, mixed layers-bfloat16")
 TOGETHER = ("alone", "mixed")
-"""Kinds of history that together contain what each other kind is for."""
+"""The two kinds of request history that together cover what all kinds in `KINDS` cover."""
 EVERY = [
     *(pytest.param(*name.split("-"), TOGETHER, id=name) for name in QUICK),
     *(
@@ -40,7 +40,7 @@ EVERY = [
         for dtype in HALVES
     ),
 ]
-"""Families and dtypes for which windows promise equal bits; those of `make test` differ in what attention sees."""
+"""Families and dtypes whose logits must have equal bits, with kinds of history; those not in QUICK run at releases."""
 
 
 def windowed(
@@ -83,9 +83,9 @@ def test_no_history_changes_a_bit_in_float32() -> None:
 
 @pytest.mark.parametrize("family", EXPERTS)
 def test_experts_are_counted_and_not_promised(family: str) -> None:
-    """Models with experts get no such promise: experts compute varying numbers of rows even in windows.
+    """Models with experts may have other bits: each expert computes a varying number of rows even in windows.
 
-    This changes bits at only few positions of tiny models.
+    In tiny models this changes bits at only few positions.
     """
     counts = different(windowed(family, torch.bfloat16), ["mixed"])
     assert sum(counts.values()) < LENGTH
@@ -110,7 +110,7 @@ def test_passes_as_they_come_change_bits_of_the_bundled_target() -> None:
 
 
 def windows_from_the_span(passes: WindowPasses, span: Span) -> Iterator[tuple[Span, range]]:
-    """Cut a span into windows that begin where the span does: a planted fault, which other tests must find."""
+    """Cut a span into windows that begin where the span begins: a deliberate fault, which the check must find."""
     tokens, num_tokens, width = passes._token_ids[span.slot, span.start :], len(span.token_ids), passes._sizes.width
     tokens[:num_tokens] = span.token_ids
     for at in range(0, num_tokens, width):
@@ -127,7 +127,7 @@ def test_windows_that_begin_at_the_span_change_bits_of_the_bundled_target(
 
 
 def rows_matter() -> bool:
-    """Return whether this processor's matrix products, in the bundled target's sizes, depend on the number of rows."""
+    """Return whether, on this processor, a row of a matrix product depends on how many rows are multiplied."""
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(size, 768, generator=generator).bfloat16() for size in (1024, 288))
     with torch.inference_mode():

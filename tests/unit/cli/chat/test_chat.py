@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 MAIN = Path(__file__).parents[4] / "main.py"
 GREEN, GREY, PLAIN = "\x1b[32m", "\x1b[90m", "\x1b[0m"
 THOUGHT = [["<think>", "Hm", "</think>"], ["Hel", "lo", " there", "."]]
-"""Answer of two passes; all tokens but the last of each pass are accepted draft tokens."""
+"""An answer in two passes; in each pass all tokens but the last are accepted draft tokens."""
 
 
 class Terminal:
@@ -133,9 +133,9 @@ def test_errors_of_the_server_are_shown_and_the_conversation_goes_on(way: str) -
 
 @pytest.mark.parametrize("way", ["grpc", "url"])
 def test_ctrl_c_stops_the_answer_and_at_the_prompt_nothing(way: str) -> None:
-    """Ctrl-C at the prompt ends nothing, and the next line is answered.
+    """Ctrl-C at the prompt does not end `specdec chat`, and the next line is answered.
 
-    During an answer it stops the answer, whose text so far stays in the conversation.
+    During an answer Ctrl-C stops the answer, and the text so far stays in the conversation.
     """
     completer = ScriptedCompleter([["Hel", "lo"]])
     completer.hangs = True
@@ -165,7 +165,7 @@ def test_thoughts_are_grey_and_stay_out_of_the_history() -> None:
 
 
 class Foreign(BaseHTTPRequestHandler):
-    """OpenAI's API as on another project's server: it refuses unknown fields, and sends reasoning as `reasoning`."""
+    """Server of OpenAI's API, as another project has it: refuses unknown fields, sends thoughts as `reasoning`."""
 
     asked: list[dict[str, Any]] = []
 

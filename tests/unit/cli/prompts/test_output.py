@@ -44,7 +44,7 @@ def test_marked_draft_tokens_keep_the_text(pieces: list[str], num_accepted: int,
 
 @pytest.mark.parametrize("lengths", [(1, 1, 1), ()])
 def test_each_token_has_a_line_with_its_origin(lengths: tuple[int, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """Format `tokens` prints a line per token: index and id, and origin and text if the lengths of pieces are known."""
+    """Format `tokens` prints each token's index and id, and, if texts' lengths are known, text and draft or target."""
     delta, result = Delta(1, (5, 6, 7), 3, 2, text="abc", piece_lengths=lengths), Result("x")
     result.record(delta)
     TokenSink(SamplingParams()).show(result, delta)

@@ -1,4 +1,4 @@
-"""Comparisons of runs with a draft and without: the order of runs, and what is said about the resulting figures."""
+"""Comparisons of runs with a draft and without it: the order of the runs, and the text about their figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.samples import BUSY, QUIET
 
 
 class Runs:
-    """Stand-in for the function that runs a prompt: runs take the given seconds, and it records which had a draft."""
+    """Stand-in for the function that runs a prompt: takes the given seconds, and records which runs had a draft."""
 
     def __init__(self, alone_s: list[float], drafted_s: list[float]) -> None:
         self.drafted: list[bool] = []
@@ -23,10 +23,10 @@ class Runs:
 
 
 async def test_runs_alternate_so_that_none_is_always_first() -> None:
-    """The runs of a comparison alternate: alone, drafted, drafted, alone.
+    """A comparison runs the prompt alternately without a draft and with it: alone, drafted, drafted, alone.
 
-    Regression: `LLM.compare` ran each once, and the demo always began with the draft, so one of the two had the
-    cold server, or the load that another program's start put on the machine.
+    Regression: `LLM.compare` ran each once, and `specdec demo` always began with the draft. So the first kind had a
+    server that was not warm, or a machine busy with the start of another program.
     """
     runs = Runs([4.0] * NUM_PAIRS, [2.0] * NUM_PAIRS)
     comparison = await Comparison.of(runs)

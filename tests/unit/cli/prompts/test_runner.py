@@ -43,10 +43,10 @@ class ListSink:
 
 @pytest.mark.parametrize(("temperature", "source"), [(0.0, "lookup"), (1.0, "draft")])
 def test_the_line_of_figures_is_explained(temperature: float, source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The line of figures after an answer leaves out figures that do not apply to it.
+    """The line of figures after an answer leaves out figures that do not apply to the answer.
 
-    Regression: the line had a seed at temperature 0, and a draft's acceptance where the target looked tokens
-    up.
+    Regression: the line had a seed at temperature 0. It called the acceptance a draft's where the target had proposed
+    the tokens itself, by lookup in the text.
     """
     result = Result("x")
     own = OwnDrafts(2, 1) if source == "lookup" else OwnDrafts()
@@ -61,7 +61,7 @@ def test_the_line_of_figures_is_explained(temperature: float, source: str, capsy
 
 
 class ScriptedCompleter:
-    """Completer that answers "slow" late, fails on "broken" after a token, and is full at the first "patient"."""
+    """Completer that answers prompt "slow" late, fails "broken" after a token, and is full at the first "patient"."""
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -134,9 +134,9 @@ async def test_a_full_server_is_asked_again() -> None:
 
 
 async def test_a_full_server_is_not_asked_for_ever() -> None:
-    """The deadline of a prompt covers all attempts at a full server.
+    """The deadline of a prompt covers all attempts together, if a full server refuses the prompt.
 
-    Regression: the deadline was that of one attempt, so at a server that stayed full the command never
+    Regression: each attempt had a deadline of its own, so at a server that stayed full the command never
     ended.
     """
     patient = replace(job(["patient"], concurrency=1), deadline_s=0.001)

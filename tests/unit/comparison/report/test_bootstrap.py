@@ -1,4 +1,4 @@
-"""Confidence intervals of ratios of times: they find a real difference, and none where there is none."""
+"""Confidence intervals of ratios of times: they find a real difference, and show none where there is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUM_TRIALS = 200
 
 
 def _paired(rng: np.random.Generator, num_pairs: int, ratio: float) -> tuple[list[float], list[float]]:
-    """Draw pairs of times whose ratio is `ratio`; prompts differ by much, and each side has 5 % of noise."""
+    """Draw pairs of times with ratio `ratio`; prompts' times differ much, and each time is scattered by 5 %."""
     prompts = np.exp(rng.normal(0.0, 1.0, num_pairs))
     before, after = (prompts * np.exp(rng.normal(0.0, 0.05, num_pairs)) for _ in range(2))
     return list(before), list(after * ratio)
@@ -26,9 +26,9 @@ def test_intervals_cover_the_truth_at_their_confidence(num_pairs: int) -> None:
 
 
 def test_uninterleaved_runs_are_compared_by_prompt() -> None:
-    """Runs that are not interleaved are compared prompt by prompt, so that three runs of each side find a ratio of 1.2.
+    """Runs that are not interleaved are compared prompt by prompt, so three runs of each server find a ratio of 1.2.
 
-    Prompts differ by far more than the ratio that is sought.
+    The times of prompts differ among one another by far more than this ratio.
     """
     rng = np.random.default_rng(4)
     found = []
@@ -42,7 +42,7 @@ def test_uninterleaved_runs_are_compared_by_prompt() -> None:
 
 
 def test_certain_and_undecided_ratios() -> None:
-    """Equal ratios have an interval of one point; with too few pairs nothing is decided."""
+    """If all pairs have one ratio, the interval is a point; below `MIN_PAIRS` pairs no difference is reported."""
     ratio = paired_ratio([1.0, 2.0, 4.0], [2.0, 4.0, 8.0])
     assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
     few = paired_ratio([1.0] * (MIN_PAIRS - 1), [9.0] * (MIN_PAIRS - 1))

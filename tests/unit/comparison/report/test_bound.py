@@ -1,4 +1,4 @@
-"""The bound on speed: no schedule for the same right draft tokens is faster; these are read from measured rounds."""
+"""The computed highest speed: no schedule of drafting and verification with the same right draft tokens is faster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pass_length(hits: Hits, done: int, offered: int) -> int:
 
 
 def rounds_s(hits: Hits, costs: Costs, lengths: Sequence[int], rtt_s: float) -> float:
-    """Return the seconds of simulated rounds, in which the numbers of draft tokens are `lengths` in turn."""
+    """Return the seconds of an answer in simulated rounds, which draft `lengths` tokens, one length after the other."""
     now, done, number = 0.0, 0, 0
     while done < len(hits):
         offered = min(lengths[number % len(lengths)], len(hits) - done - 1)
@@ -46,9 +46,9 @@ def rounds_s(hits: Hits, costs: Costs, lengths: Sequence[int], rtt_s: float) -> 
 
 
 def ahead_s(hits: Hits, costs: Costs, rng: random.Random, rtt_s: float) -> float:
-    """Return the seconds of an answer with a draft that runs ahead.
+    """Return the seconds of a simulated answer whose draft goes on drafting while the target verifies.
 
-    The target verifies what has arrived, and sometimes waits for more.
+    The target verifies the draft tokens that have arrived, and at random waits for one more first.
     """
     now, done = 0.0, 0
     arrivals = arrivals_of(hits, 0, 0.0, costs.step_s)
@@ -66,7 +66,7 @@ def ahead_s(hits: Hits, costs: Costs, rng: random.Random, rtt_s: float) -> float
 
 
 def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[float]:
-    """Return when the draft token of each position reaches the target, if the draft begins after position `start`."""
+    """Return, for each position, the second at which its draft token arrives, if drafting begins at `start`."""
     arrivals, now = [known_s] * len(hits), known_s
     for position in range(start, len(hits)):
         now += step_s * (hits[position] is not Hit.OWN)
@@ -77,9 +77,9 @@ def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[f
 @pytest.mark.parametrize("rtt_s", [0.0, 0.03, 0.2])
 @pytest.mark.parametrize("rate", [0.3, 0.8, 1.0])
 def test_no_simulated_schedule_is_faster(rate: float, rtt_s: float) -> None:
-    """Rounds of any lengths, and running ahead with any waits, take at least the time of the bound.
+    """No simulated schedule, in rounds of any lengths or with a draft running ahead, is faster than the computed bound.
 
-    Regression: the bound assumed equal and independent acceptance, and adaptive lengths were faster than it.
+    Regression: the bound assumed equal and independent acceptance, and schedules with adaptive lengths were faster.
     """
     rng = random.Random(f"{rate} {rtt_s}")
     for _ in range(40):
@@ -92,7 +92,7 @@ def test_no_simulated_schedule_is_faster(rate: float, rtt_s: float) -> None:
 
 
 def fastest_s(hits: Hits, costs: Costs, rtt_s: float, done: int = 0) -> float:
-    """Return the seconds of the fastest rounds, found by a try of every number of draft tokens in every round."""
+    """Return the seconds of the fastest rounds, found by trying every number of draft tokens in every round."""
     if done == len(hits):
         return 0.0
     times = []
@@ -111,9 +111,10 @@ def test_the_bound_of_rounds_is_reached() -> None:
 
 
 def test_a_miss_costs_run_ahead_a_round_trip_and_a_step() -> None:
-    """After a wrong draft token, running ahead waits a round trip and a draft step, or the target goes on alone.
+    """After a wrong draft token, a draft that runs ahead costs a round trip and a step, if that is the faster way.
 
-    The answer has two right draft tokens, a wrong one, two right ones and a last token: two passes and the gap.
+    Otherwise the target goes on alone. The answer has two right draft tokens and a wrong one, twice: two passes and
+    the gap between them.
     """
     hits = (Hit.DRAFT, Hit.DRAFT, Hit.NONE) * 2
     costs = Costs((1.0, 1.0, 1.0), step_s=0.01)
@@ -128,7 +129,7 @@ def test_looked_up_tokens_need_no_draft() -> None:
 
 
 def an_answer(*rounds: tuple[int, int, int, int, int]) -> RequestRecord:
-    """Return an answer in rounds of (tokens, draft tokens, accepted, looked up, branch hits)."""
+    """Return an answer in rounds of (tokens, draft tokens, accepted, looked-up tokens, hits of alternative tokens)."""
     made = [
         Round(0.0, tokens, drafted, accepted, Timings(), Counts(num_branch_hits=hits), OwnDrafts(looked_up, accepted))
         if looked_up
@@ -174,9 +175,9 @@ def test_the_bound_falls_with_the_round_trip_to_that_of_the_target_alone() -> No
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """The estimate of the acceptance probability is right, though many draft tokens after a rejection do not count.
+    """The estimated acceptance probability is right, though a rejection leaves the draft tokens after it untested.
 
-    The share of accepted tokens would be lower.
+    The share of all draft tokens that are accepted would be lower.
     """
     rng, rounds = random.Random(1), []
     for _ in range(8000):
@@ -187,7 +188,7 @@ def test_acceptance_probability_is_found_again(alpha: float) -> None:
 
 
 def test_costs_are_read_from_the_timings() -> None:
-    """Costs of passes are means by number of draft tokens, numbers between by interpolation; without any passes 0."""
+    """Costs of passes are measured by number of draft tokens, numbers between are interpolated; 0 without passes."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)
@@ -197,9 +198,9 @@ def test_costs_are_read_from_the_timings() -> None:
 
 
 def test_a_draft_that_runs_ahead_says_its_step_time() -> None:
-    """The step time that a draft which runs ahead reports counts in the bound.
+    """If a draft runs ahead (drafts during verification), the step time that it reports is in the costs.
 
-    Regression: the bound took the steps of such a draft for free.
+    Regression: the computed highest speed took such a draft's steps to cost nothing.
     """
     timed = [Round(0.0, 3, 3, 2, Timings(compute_us=24_000, step_us=3_000))] * 5
     assert bound.measured_costs([RequestRecord(0, 0.0, 4, TOKENS, tuple(timed))], 3).step_s == 0.003

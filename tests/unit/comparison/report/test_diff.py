@@ -1,4 +1,4 @@
-"""`diff` of two comparisons: a slowdown is found, equal results show no difference, other conditions are refused."""
+"""`diff` of two comparisons: finds a slowdown, finds none in equal results, refuses results of other conditions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("I
 
 
 def _measured(directory: Path, seed: int, *, fused: float = 1.0) -> Path:
-    """Write a results.json of times with 3 % of noise, `fused` times as long for the fused pair; return its path."""
+    """Write a results.json of times scattered by 3 %, those of the fused pair times `fused`; return the file's path."""
     directory.mkdir()
     rng = random.Random(seed)
 
@@ -41,7 +41,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _same_models(file: Path, other: Path) -> Path:
-    """Give the result in `file` the conditions of `other`, so that both name the same model directories."""
+    """Give the results in `file` the conditions of `other`, so that both name the same models; return `file`."""
     content = json.loads(file.read_text())
     content["conditions"] = json.loads(other.read_text())["conditions"]
     file.write_text(json.dumps(content))
@@ -99,7 +99,7 @@ def with_failures(content: dict[str, Any]) -> object:
 
 
 def without(name: str, content: dict[str, Any]) -> object:
-    """Return the results without the field `name` in any request."""
+    """Remove the field `name` from every request of the results; return the results."""
     content["requests"] = [[{key: it[key] for key in it if key != name} for it in cell] for cell in content["requests"]]
     return content
 

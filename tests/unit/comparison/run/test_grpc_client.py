@@ -24,7 +24,7 @@ WHOLE = [message.SerializeToString() for message in (STARTED, *DELTAS, FINISHED)
 
 
 async def answered_by(messages: Sequence[bytes]) -> RequestRecord:
-    """Return the client's record of an answer with exactly these messages, from a real server."""
+    """Return the client's record of an answer that consists of exactly these messages, sent by a real server."""
 
     async def generate(_request: bytes, _context: Any) -> Any:
         for message in messages:

@@ -27,7 +27,7 @@ WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignor
 
 
 async def test_an_answer_without_usage_counts_messages() -> None:
-    """If a server reports no usage, its messages count as tokens; request fields that it refused are not sent again."""
+    """Without reported usage, a server's messages count as tokens; request fields it refused are not sent again."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         first = await client.complete("hello", 0, None)
         second = await client.complete("hello", 1, None)
@@ -57,7 +57,8 @@ async def test_a_late_answer_is_a_record_with_a_code() -> None:
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
     """After a refused prompt, later requests have the same fields as before.
 
-    Regression: one prompt that was too long made the client drop seed and counts for all requests after it.
+    Regression: one prompt that was too long made the client leave out the seed, and the request for token counts, in
+    all later requests.
     """
 
     def answer(body: dict[str, Any]) -> tuple[int, str, str]:

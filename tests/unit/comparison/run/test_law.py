@@ -1,7 +1,7 @@
-"""`specdec law`, a test whether a server's samples follow its own probabilities, passes right samplers only.
+"""`specdec law` tests whether a server's samples follow the probabilities that it reports: right samplers alone pass.
 
-Wrong ones fail within as many tokens as the test says that it needs. Each sampler speculates over two toy models, and
-reports the target's probabilities as a server does.
+Wrong samplers fail within as many tokens as the test says that it needs. Each sampler here decodes speculatively with
+two toy models, and reports the target's probabilities as a server does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from specdec.comparison.run.law import ALPHA, NUM_RANKS, NUM_TOKENS, SHIFT, Coun
 
 Law: TypeAlias = npt.NDArray[np.float64]
 Rule: TypeAlias = Callable[[Law, Law, np.random.Generator], tuple[int, bool]]
-"""Function from target's and draft's probabilities, and a generator, to the token and whether it is the draft's."""
+"""Function of target's and draft's probabilities and a random generator; returns (token, whether it is the draft's)."""
 pytestmark = pytest.mark.release
 SIZE = 7
 """Number of tokens in the toy vocabulary: so few that a wrong sampler is wrong by some percent at each position."""
 
 
 def laws(seed: int) -> tuple[Law, Law]:
-    """Return a target and an often wrong draft: [SIZE, SIZE], probabilities of the next token by the last one."""
+    """Return (target, draft), which often differ: [SIZE, SIZE], probabilities of the next token by the last one."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(scale=1.4, size=(SIZE, SIZE))
     target, draft = (np.exp(each) for each in (logits, rng.normal(scale=1.4, size=logits.shape)))
@@ -64,7 +64,7 @@ def residual_of_the_best(p: Law, q: Law, rng: np.random.Generator) -> tuple[int,
 
 
 def one_noise_under_a_ratio(p: Law, q: Law, rng: np.random.Generator) -> tuple[int, bool]:
-    """Draw the draft and the token after a rejection with one noise: wrong, and vLLM's way before its PR 54282."""
+    """Draw the draft's token and, if rejected, its replacement with the same Gumbel noise: wrong, as vLLM once did."""
     noise = rng.gumbel(size=SIZE)
     token = int(np.argmax(np.log(q) + noise))
     if rng.random() * q[token] <= p[token]:
@@ -73,7 +73,7 @@ def one_noise_under_a_ratio(p: Law, q: Law, rng: np.random.Generator) -> tuple[i
 
 
 def answers(rule: Rule, seed: int, num_tokens: int, *, off_by: int = 0) -> Counts:
-    """Count the tokens of a server that speculates by `rule`; with `off_by` 1 it checks each with the law before it."""
+    """Return counts of a server that samples by `rule`; `off_by` 1 wrongly uses the target of one position before."""
     target, draft = laws(seed)
     rng, counts = np.random.default_rng(seed), Counts()
     for number in range(math.ceil(num_tokens / (NUM_TOKENS - 1))):
@@ -96,7 +96,7 @@ def answer_of(columns: list[tuple[str, float, dict[str, float]]]) -> dict[str, A
 
 @pytest.mark.parametrize("rule", [right, coupled])
 def test_a_right_sampler_passes(rule: Rule) -> None:
-    """Of thirty servers with a right sampler none fails, and their p-values are spread evenly around one half."""
+    """None of thirty servers with a right sampler fails, and their p-values are spread evenly around one half."""
     values = [p_value(answers(rule, seed, 1400)) for seed in range(30)]
     assert min(values) >= ALPHA
     assert 0.25 < float(np.median(values)) < 0.75

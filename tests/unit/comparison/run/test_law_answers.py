@@ -1,4 +1,4 @@
-"""`specdec law`, which tests a server's samples, says what is wrong with a server whose answers it cannot test."""
+"""`specdec law` tests a server's samples; it says what is wrong with a server whose answers it cannot test."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CHOICE = {"text": " a b", "logprobs": {"tokens": ["a", "b"], "token_logprobs": [
     ids=["no JSON", "no log-probabilities", "too few of them"],
 )
 async def test_an_answer_that_cannot_be_tested_is_named(body: str, fault: str) -> None:
-    """An answer without the probabilities that the test needs ends it with an error that names the fault.
+    """An answer without the probabilities that the test needs ends the test with an error that names the fault.
 
-    Regression: such answers ended in a traceback, after the line that the texts follow the law.
+    Regression: such answers ended in a traceback, after a line that said that the texts follow the distribution.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

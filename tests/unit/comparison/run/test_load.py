@@ -1,4 +1,4 @@
-"""Load generators of comparisons, what the process of Locust imports, and the records that it returns as JSON."""
+"""Load generators of comparisons: when requests are sent and counted, and what Locust's process imports and returns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_messages_survive_json() -> None:
 
 
 async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord]:
-    """Return the record of a request, answered by a server with one request at a time, for 50 ms each."""
+    """Return the record of a request to a simulated server that answers one request at a time, in 50 ms."""
     due_s = time.monotonic() if due_s is None else due_s
     async with ONE_AT_A_TIME:
         await asyncio.sleep(0.05)
@@ -67,9 +67,9 @@ ONE_AT_A_TIME = asyncio.Lock()
 
 
 async def test_requests_of_an_open_loop_do_not_wait_for_answers() -> None:
-    """In an open loop (a rate of requests), each request's time counts from when it is due, without regard to answers.
+    """In an open loop, which sends at a rate, each request's time counts from when it is due, answers or not.
 
-    Waiting for answers would send a slow server fewer requests, and so hide its queue.
+    If the client waited for answers, a slow server would get fewer requests, and its queue would not be seen.
     """
     asyncio.get_running_loop().call_later(0.01, time.sleep, 0.05)
     records = await as_they_come(_held_up, 3, [*[0.0] * 5, 0.02])
@@ -118,7 +118,7 @@ async def test_steady_load_never_falls(count: int, streams: int) -> None:
 
 
 async def test_answers_of_the_first_third_do_not_count() -> None:
-    """A run of a fixed time has no answer of its first third, but those in flight at its end."""
+    """A run of a fixed time leaves out answers that end in its first third, and includes those in flight at its end."""
     began = time.monotonic()
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
@@ -133,14 +133,17 @@ async def test_answers_of_the_first_third_do_not_count() -> None:
 
 
 def test_a_run_of_a_fixed_time_counts_the_tokens_of_that_time() -> None:
-    """Regression: whole answers counted, so 64 streams that end at once gave a wave more, or less, than their speed."""
+    """A run of a fixed time counts the tokens that arrived within it, not whole answers.
+
+    Regression: it counted whole answers, so if 64 streams ended at once, it had 64 answers too many or too few.
+    """
     rounds = [Round(at, 8, 0, 0, Timings()) for at in (1.0, 2.0, 3.0)]
     record = RequestRecord(0, 5.0, 1, tuple(range(24)), tuple(rounds))
     assert Sample(Cell(ALONE, "kind", 0.0, 4), 0, (record,), window=(6.5, 8.0)).tokens_per_s == 8 / 1.5
 
 
 async def test_a_server_that_refuses_is_asked_again_after_a_pause() -> None:
-    """A stream of a run of a fixed time waits after a failure, so that refusals are not counted by the thousand."""
+    """After a failure, a client of a fixed-time run waits, so that refusals are not counted by the thousand."""
     num_asked = 0
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:

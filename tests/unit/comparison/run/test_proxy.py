@@ -1,4 +1,4 @@
-"""The proxy that imitates a network; delays have only lower limits here, since the machine may be busy."""
+"""The proxy that imitates a network; tests check only the shortest delays, since a busy machine makes them longer."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
 
 
 async def test_the_proxy_sends_small_writes_at_once() -> None:
-    """Both ends of the proxy send small messages at once.
+    """The proxy sends small messages at once, to the client and to the server.
 
-    Regression: a socket that was made without naming TCP kept Nagle's algorithm on, and each link added 40
-    ms to TTFT.
+    Regression: sockets made without naming TCP kept Nagle's algorithm on, so each link added 40 ms to the time to first
+    token.
     """
     async with _link(LinkConditions()) as proxy, _connection(proxy):
         sockets = [end._transport.get_extra_info("socket") for end in proxy.ends if end._transport is not None]
@@ -84,7 +84,7 @@ async def test_the_proxy_sends_small_writes_at_once() -> None:
 
 
 async def test_delay_does_not_limit_throughput() -> None:
-    """A delay does not limit throughput: ten messages in a row arrive in a row, not a round trip apart."""
+    """A delay does not limit throughput: ten messages sent one after the other are not a round trip apart."""
     async with _link(LinkConditions(rtt_s=0.4)) as proxy, _connection(proxy) as (reader, writer):
         started = time.monotonic()
         for _ in range(10):

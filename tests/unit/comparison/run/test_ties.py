@@ -1,4 +1,4 @@
-"""Near-ties in comparisons: answers may differ where two tokens score almost equally; else a difference is an error."""
+"""Answers in a comparison may differ where two tokens score almost equally (a near-tie); else they must be equal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_answer_that_parted_earlier_this_time_is_no_evidence() -> None:
 
 
 class Scripted:
-    """Client whose server reports the given log-probabilities, or none; it records the prompts in `asked`."""
+    """Client whose server reports the given log-probabilities, or none; it records the prompts asked for in `asked`."""
 
     def __init__(self, text: str = "", steps: list[Step] | None = None) -> None:
         self._found = text, steps or []
@@ -106,7 +106,7 @@ async def test_no_scores_are_requested_for_conversations(tmp_path: Path) -> None
 
 
 async def scored_over_http(answer: object) -> tuple[str, list[Step], dict[str, Any]]:
-    """Return what an HTTP client makes of this answer (text and steps), and the body of its request."""
+    """Return (text, steps) that an HTTP client reads from this answer, and the body of the client's request."""
     server = ScriptedServer(lambda _: (200, "application/json", json.dumps(answer)))
     workload = WorkloadConfig((PromptSet("kind", ("text",)),))
     async with serving(server), http_client(Endpoint("a", server.url), workload) as client:

@@ -1,4 +1,4 @@
-"""A study's advice from made-up measurements: recommendation, conditions at which it changes, costs and wording."""
+"""A study's advice from made-up measurements: what it recommends, where that changes, its costs and its wording."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ POOL = Contender(Topology.POOL, "draft", 8, branches=3)
 def test_the_service_can_be_started(tmp_path: Path, contender: Contender | None) -> None:
     """The file that a study writes starts the service that it recommends.
 
-    Regression: the file lacked the backend, so a study of torch recommended servers of another backend.
+    Regression: the file lacked the backend, so after a study of backend torch it started servers of another one.
     """
     settings, file = config(tmp_path, backend=BackendConfig("torch", "onnx")), tmp_path / "service.toml"
     file.write_text(service_toml(settings, contender, 'the reason, with "quotes"'))

@@ -33,7 +33,7 @@ def config(*flags: str) -> ComparisonConfig:
 
 @given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 5000))
 def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> None:
-    """The search finds the capacity to its resolution, in at most 30 measurements of different numbers of streams."""
+    """The search finds the capacity, in streams, to its resolution, with at most 30 measurements and none repeated."""
     steps, tried = search(limit, first), list[int]()
     streams = next(steps)
     try:
@@ -48,7 +48,7 @@ def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> Non
 
 
 def answer(rate: float, ttft_s: float) -> RequestRecord:
-    """Return the record of an answer of eleven tokens, `rate` per second after the first; drafting takes 20 % of it."""
+    """Return a record of eleven tokens, `rate` per second after the first; drafting takes 20 % of the time."""
     timings = Timings(compute_us=40_000, draft_us=10_000)
     rounds = tuple(Round(ttft_s + i / rate, 1, 3, 0, timings) for i in range(11))
     return RequestRecord(0, 0.0, 4, tuple(range(11)), rounds)
@@ -109,7 +109,7 @@ def test_the_table_is_written_without_matplotlib(tmp_path: Path, monkeypatch: py
 
 
 class SlowServers:
-    """Stand-in for measurements, in which no answer ends; each adds 4 s to its clock."""
+    """Stand-in for servers at which no answer ends; each measurement takes 4 s of the stand-in's own clock."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -123,9 +123,9 @@ class SlowServers:
 
 
 async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topology that was not measured before the study's time ended is left out of the report.
+    """A topology that was not measured fully before the study's time ended is left out of the report.
 
-    Regression: the time was over after two probes of 65 streams, and the page had "at least 0".
+    Regression: the time was over after two measurements of 65 streams, and the report had "at least 0".
     """
     servers: Any = SlowServers()
     searcher = Searcher(config("--max_new_tokens", "40"), Progress(Console(quiet=True), None))
@@ -138,8 +138,8 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
 def test_no_capacity_found_has_no_figures(tmp_path: Path) -> None:
     """A study that measured no capacity still writes a report, without figures of capacity.
 
-    Regression: if the time was over before the first probe, the picture raised ValueError, and no report
-    came.
+    Regression: if the time was over before the first measurement, the picture raised ValueError, and there was no
+    report.
     """
     settings = config()
     none = Capacity(ALONE, 50.0, 0, (), False)

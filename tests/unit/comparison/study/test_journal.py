@@ -1,4 +1,4 @@
-"""A study with one server at a time starts each server once, and continues after an interruption by its journal."""
+"""A study with one server at a time starts each server once; after an interruption it continues from its journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.samples import model_directory, samples
 
 
 class Servers:
-    """Stand-in for servers: it records (draft, gamma) of each start, and fails to start at the gamma `broken`."""
+    """Stand-in for servers: records each start as (draft, gamma), and fails to start if the gamma is `broken`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, int | None]] = []
@@ -62,7 +62,7 @@ def study(folder: Path, *flags: str) -> StudyConfig:
 
 
 async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
-    """Run a study; return (draft, gamma) of its measurements, each of which must exist for both kinds of prompt."""
+    """Run a study; return (draft, gamma) of its measurements; assert that each was made with both kinds of prompt."""
     trials = (await conduct_study(config, Console(file=io.StringIO()))).evidence.trials
     assert [trial.place.kind for trial in trials] == ["structured", "open_ended"] * (len(trials) // 2)
     return [(trial.contender.draft_name, trial.contender.gamma) for trial in trials[::2]]
@@ -76,7 +76,7 @@ async def test_every_graph_is_served_once_and_the_target_alone_once(servers: Ser
 
 
 async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) -> None:
-    """A study that goes on after an interruption has the same measurements, and repeats none of those that it had."""
+    """A study continued after an interruption repeats no measurement that it had, and ends with all of them."""
     servers.broken = 5
     with pytest.raises(UnavailableError, match="the compiler was killed"):
         await conducted(study(tmp_path))

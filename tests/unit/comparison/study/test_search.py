@@ -40,7 +40,7 @@ def space(**conditions: tuple[float, ...]) -> Space:
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
-    """Search with a simulated clock, in which each group of measurements takes `GROUP_S`; return the evidence."""
+    """Search on a simulated clock, with `GROUP_S` seconds for each group of measurements; return all that was found."""
     now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 
@@ -59,7 +59,7 @@ def trial(place: Conditions, contender: Contender, speedup: float) -> Trial:
 
 
 def rounds(place: Conditions, contender: Contender) -> float:
-    """Return the speed-up of synchronous rounds by Leviathan's formula, with passes of 25 ms at the target."""
+    """Return the speed-up of drafting in rounds by Leviathan's formula, with target passes of 25 ms."""
     alpha, step_s = {"small": (0.7, 0.001), "large": (0.85, 0.012), "ngram": (0.3, 0.0), LOOKUP: (0.1, 0.0)}[
         contender.draft or ""
     ]
@@ -83,7 +83,7 @@ def test_the_best_of_the_whole_grid_is_found(rtt_ms: float, load: int) -> None:
 
 
 def test_a_way_lost_at_usual_length_is_retried() -> None:
-    """A topology is found that is slow with the usual gamma, but the fastest with another one."""
+    """The search finds a topology that is slow with the usual gamma but the fastest of all with another gamma."""
 
     def speedup(place: Conditions, contender: Contender) -> float:
         if contender.topology is Topology.POOL:

@@ -8,14 +8,14 @@ from specdec.inference.gateway.answers.parts import Choice, Part
 
 TOKENS = ("one", " t", "wo", " three")
 HELD_BACK = ("one", "", "", " two three")
-"""Text that a stream sends for each token if " two!" is a stop string, so that its beginnings are held back."""
+"""Texts that a stream sends for its tokens if " two!" is a stop string, whose beginnings wait to be sent."""
 
 
 def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:
     """A token's offset is its position in the whole text, also if part of the text is not sent yet.
 
-    Regression: a chunk's offset was that of the text sent so far, so streamed and whole answers had
-    different offsets.
+    Regression: a chunk's offset was the length of the text sent before, so streamed answers had other offsets than
+    whole ones.
     """
     positions = [TokenLogprobs((7,), (-0.5,), (token.encode(),), len(token)) for token in TOKENS]
     choice, answer = Choice(), CompletionFormat("tiny")

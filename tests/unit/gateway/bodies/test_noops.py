@@ -1,4 +1,4 @@
-"""Fields of other servers are accepted with values that change no answer; the error about others lists these values."""
+"""Fields of other servers' APIs are accepted with values that change no answer; errors about others list those."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ async def test_numbers_are_compared_as_json_has_them(name: str, value: object) -
 
 
 async def test_sglangs_benchmark_is_served() -> None:
-    """The requests of SGLang's benchmark are served.
+    """The requests that SGLang's benchmark sends are accepted.
 
-    Regression: the benchmark's warm-up has best_of 1, and was refused with 400.
+    Regression: the benchmark's warm-up request has best_of 1, and was refused with status 400.
     """
     body = {"model": "tiny", "prompt": "x", "temperature": 0.0, "best_of": 1, "max_tokens": 6, "stream": False}
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "ignore_eos": True})).is_success

@@ -1,4 +1,4 @@
-"""The OpenAPI schema and the server agree, which the program schemathesis checks with made-up bodies."""
+"""The OpenAPI schema and the server agree; the program schemathesis checks this with generated request bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNTOLD = (
     '"param":"request"',  # the body within a body of /v1/audit
     "a block of type",  # of /v1/messages: which fields each needs
 )
-"""Parts of the errors about rules between several fields, which the schema cannot express."""
+"""Parts of errors about rules between several fields of a body, which the OpenAPI schema cannot express."""
 
 
 @pytest.mark.long

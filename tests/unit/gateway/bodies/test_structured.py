@@ -1,4 +1,4 @@
-"""Every field for structured output leads to the same grammar."""
+"""Each request field for structured output (a JSON schema, regex, choice or grammar) leads to the same grammar."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def ids_of(document: dict[str, Any], path: str) -> Any:
-    """Return the prompt's token ids where vLLM has them: at the top of a chat's answer, else in the choice."""
+    """Return the prompt's token ids from where vLLM puts them: a chat answer's top level, else the first choice."""
     return document.get("prompt_token_ids") if "chat" in path else document["choices"][0].get("prompt_token_ids")
 
 

@@ -53,7 +53,7 @@ async def serving(
 
 @asynccontextmanager
 async def dialled(port: int, first: bytes) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    """Open a connection, and send `first` on it; yield its reader and writer."""
+    """Open a connection to the port, and send `first` on it; yield the connection's reader and writer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(first)
@@ -63,7 +63,7 @@ async def dialled(port: int, first: bytes) -> AsyncGenerator[tuple[asyncio.Strea
 
 
 def posted(body: bytes, *fields: str, num_bytes: int | None = None) -> bytes:
-    """Return the bytes of a completion request; if `num_bytes` declares a longer body, `body` is only its beginning."""
+    """Return the bytes of a completion request with header lines `fields`; `num_bytes` may declare a longer body."""
     length = len(body) if num_bytes is None else num_bytes
     known = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json")
     return "\r\n".join((*known, f"Content-Length: {length}", *fields, "\r\n")).encode() + body
@@ -124,7 +124,7 @@ async def test_too_many_items_are_refused_by_field_and_limit(path: str, document
     ids=["members", "lists", "numbers", "UTF-16, whose bytes hide quotes"],
 )
 def test_bodies_that_are_dear_to_parse_are_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that would take long to parse is refused unparsed.
+    """A body that would take long to parse is refused without being parsed.
 
     Regression: json.loads of 8 MB of members froze all streams and health checks of a gateway for 0.4 s.
     """
@@ -165,9 +165,9 @@ async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
 
 
 async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar is serialized once for all choices of a request.
+    """A grammar is serialized only once for all choices (n) of a request.
 
-    Regression: a schema was written 64 times 64 times, in 7 s, before the limit of 128 choices was checked.
+    Regression: a schema was serialized 64 times 64 times, in 7 s, before the limit of 128 choices was checked.
     """
     num_written, write = 0, structured.only_grammar
 
@@ -219,9 +219,9 @@ async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
 async def test_a_connection_without_a_request_is_closed(
     monkeypatch: pytest.MonkeyPatch, first: bytes, more: bytes
 ) -> None:
-    """A connection without a request is closed after a time.
+    """A connection on which no complete request comes is closed after a time.
 
-    Regression: 1500 silent connections were held for ever, and headers without end filled the memory.
+    Regression: 1500 silent connections stayed open for ever, and headers without an end filled the memory.
     """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.3)
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.3)
@@ -253,9 +253,9 @@ async def test_another_host_gets_the_way_out(host: str) -> None:
 
 
 async def test_a_compressed_body_gets_the_way_out() -> None:
-    """The error about a compressed body says so, and what to send instead.
+    """The error about a compressed body says that it is compressed, and to send it uncompressed.
 
-    Regression: compressed bytes were parsed as JSON, and the error named a character of them.
+    Regression: the compressed bytes were parsed as JSON, and the error named one of their characters.
     """
     body, json_type = gzip.compress(b'{"prompt": "x"}'), {"Content-Type": "application/json"}
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1/") as client:
@@ -294,9 +294,9 @@ async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
-    """A connection may have only so many requests waiting.
+    """A connection is closed if too many of its requests wait for their turn (HTTP pipelining).
 
-    Regression: 14,000 requests came in one read from a connection, and separating them took 0.2 s of the
+    Regression: 14,000 requests of one connection came in one read, and separating them took 0.2 s of the
     event loop.
     """
     async with serving([["a"]]) as (port, _):
@@ -308,9 +308,9 @@ async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
 
 
 def test_a_limit_that_closes_ends_the_answer_silently(caplog: pytest.LogCaptureFixture) -> None:
-    """An answer whose connection a limit has closed ends without an error in the log.
+    """If a limit closes a connection during an answer, the answer ends without an error in the log.
 
-    Regression: the answer was still written after the close, and uvloop's RuntimeError filled 90 log lines.
+    Regression: the server went on writing after the close, and uvloop's RuntimeError filled 90 log lines.
     """
     one = posted(b'{"prompt": "x", "stream": true, "max_tokens": 64}')
 
@@ -376,7 +376,7 @@ async def test_a_request_has_one_host_and_one_token(name: str) -> None:
 async def test_bodies_that_have_not_ended_have_a_total(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
 ) -> None:
-    """All unfinished bodies together have a limit of memory, which here allows two and refuses a third.
+    """Unfinished bodies of all requests together have a limit of memory; here it allows two and refuses a third.
 
     Regression: unfinished bodies of one account took 1.2 GB.
     """
@@ -485,8 +485,8 @@ async def test_probes_separate_a_restart_from_a_pause() -> None:
 async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
     """A server that is not ready ends its connections after their answers.
 
-    Regression: clients kept pooled connections to a draining gateway, and lost what they were sending at its
-    end.
+    Regression: clients kept connections to a gateway that was shutting down, and lost the requests that they were
+    sending when it ended.
     """
     body = {"prompt": "a"}
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
@@ -497,9 +497,9 @@ async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
 
 
 async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choices of an answer that is not read wait for their reader.
+    """If a client does not read, the choices of its answer are not generated further until it does.
 
-    Regression: 128 choices of an answer that was not read kept running, and their events took 0.8 GB.
+    Regression: 128 choices of an unread answer were generated to their ends, and their events took 0.8 GB.
     """
     monkeypatch.setattr(requests, "MAX_UNREAD", 10)
     completer = ScriptedCompleter([["x"]] * 5000)
@@ -522,9 +522,9 @@ async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPa
 
 
 async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log-probabilities of a prompt are serialized in a thread, beside the event loop.
+    """The log-probabilities of a prompt are serialized in a thread, so that the event loop goes on.
 
-    Regression: serializing log-probabilities of 2000 tokens, with 20 best ones each, froze a gateway for 0.1
+    Regression: serializing log-probabilities of 2000 tokens, each with the 20 best ones, stopped a gateway for 0.1
     s.
     """
     threads, encode = [], stream.AnswerStream._encode

@@ -29,14 +29,14 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-He
 
 @pytest.fixture
 def auth(tmp_path: Path) -> Path:
-    """Return an auth file with the token of alice."""
+    """Return a new file of access tokens with one token, of the account alice."""
     (file := tmp_path / "auth.toml").write_text(entry("alice", "client"))
     return file
 
 
 @asynccontextmanager
 async def asked_of(origins: str, *, auth: Path | None = None) -> AsyncGenerator[tuple[httpx.AsyncClient, int], None]:
-    """Serve a scripted model to web pages of these origins; yield a client, and the port."""
+    """Serve a scripted model to web pages of these origins; yield an HTTP client and the server's port."""
     access = None if auth is None else Access(auth)
     served = gateway(ScriptedCompleter([["Once", " upon"]]), port=(port := free_port()), allowed_origins=origins)
     async with (
@@ -48,9 +48,9 @@ async def asked_of(origins: str, *, auth: Path | None = None) -> AsyncGenerator[
 
 @pytest.mark.parametrize("has_tokens", [False, True])
 async def test_a_named_origin_is_let_in_and_others_are_not(auth: Path, *, has_tokens: bool) -> None:
-    """A page of a named origin can use the server, and can read that a token is missing; other pages can do neither.
+    """A page of a named origin can use the server and can read the error about a missing token; other pages cannot.
 
-    The browser's preflight comes without the token.
+    The browser's preflight request comes without the token, and is answered all the same.
     """
     token = {"Authorization": f"Bearer {token_of('alice')}"} if has_tokens else {}
     async with asked_of(f"{PAGE}, http://localhost:3000", auth=auth if has_tokens else None) as (client, _):

@@ -1,4 +1,4 @@
-"""gRPC messages convert to dataclasses and back unchanged, and unset fields mean what the .proto says."""
+"""gRPC messages are converted to dataclasses and back without a change; unset fields mean what the .proto says."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ scores = st.lists(
 
 
 def possible(piece: Commit) -> Commit:
-    """Return a commit whose counts are reduced to ones that a pass can have."""
+    """Return a commit whose counts of draft tokens are reduced to ones that a pass can have."""
     num_draft = piece.num_draft_tokens % (MAX_TREE_TOKENS + 1)
     num_accepted = piece.num_accepted_tokens % (min(num_draft, len(piece.token_ids)) + 1)
     num_lookup, num_lookup_accepted = piece.own.num_lookup_tokens, piece.own.num_lookup_accepted
@@ -179,9 +179,9 @@ def test_an_event_survives_its_message(event: Started | Delta | Finished) -> Non
 
 
 def test_a_preamble_becomes_part_of_the_grammar() -> None:
-    """A grammar's preamble (reasoning before it) is sent as a part of the grammar's source.
+    """A grammar that may follow reasoning is sent with the reasoning as a part of the grammar's own text.
 
-    So a target that does not know the field allows the same tokens.
+    So a target of an older version, which does not know the field for reasoning, allows the same tokens.
     """
     grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
     request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())
@@ -192,9 +192,9 @@ def test_a_preamble_becomes_part_of_the_grammar() -> None:
 
 
 def test_names_of_a_card_are_short() -> None:
-    """Names in the description of a server's model are cut to a limit of length.
+    """The names in a server's description of its model are cut to a maximum length.
 
-    Regression: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that 609 MB long.
+    Regression: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that page 609 MB long.
     """
     short = ModelCard("m", "target", 8, 9, "f")
     assert convert.card_from_message(convert.card_to_message(short)) == short
@@ -206,7 +206,7 @@ def test_names_of_a_card_are_short() -> None:
 
 
 def test_unset_fields_get_the_servers_defaults() -> None:
-    """A request without optional fields gets the server's defaults, or else greedy decoding and 128 tokens."""
+    """Fields that a request leaves out get the server's defaults; without these, it is greedy, of up to 128 tokens."""
     request = convert.completion_from_message(pb.GenerateRequest(text="a"))
     assert request.resolved(NO_DEFAULTS) == CompletionRequest("a")
     operator = RequestDefaults(temperature=0.5, top_k=3, max_new_tokens=7)
@@ -235,9 +235,9 @@ def test_reasons_of_a_later_version_are_not_guessed() -> None:
 
 
 def test_a_message_of_too_many_branches_is_refused() -> None:
-    """A message with too many branches is refused.
+    """A worker's message with too many branches (alternative proposals) is refused.
 
-    Regression: a session kept the 100,000 branches of each message as long as it lived.
+    Regression: a session kept the 100,000 branches of each message for as long as it lived.
     """
     branch = pb.Branch(prefix_length=1, token_ids=[5])
     assert len(convert.branches_from_message(pb.Propose(branches=[branch] * convert.MAX_BRANCHES_OF_MESSAGE))) > 1

@@ -1,4 +1,4 @@
-"""Servers behind one name: a new server gets requests, and a server that leaves finishes its requests first."""
+"""Servers behind one name: a new server gets requests, and a server that is taken out finishes its requests first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAME = "targets.example"
 
 
 class Resolver:
-    """Stand-in for DNS: `hosts` has the addresses of the name NAME; None means that the name does not exist."""
+    """Stand-in for DNS: `hosts` has the addresses of the host name NAME; None means that the name does not exist."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.hosts: tuple[str, ...] | None = hosts
@@ -70,7 +70,7 @@ async def test_a_changed_name_is_published_once(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_client_looks_a_name_up_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name is looked up again until it exists: a pod's does not exist before the pod has an address."""
+    """A client looks a host name up until it exists: a pod's name does not exist before the pod has an address."""
     monkeypatch.setattr(fleet_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)
     resolver.hosts = None
@@ -132,8 +132,8 @@ async def test_joining_servers_are_used_leaving_ones_drain(monkeypatch: pytest.M
 async def test_a_silent_server_does_not_delay_another() -> None:
     """A server that does not answer does not delay requests to another server.
 
-    Regression: a gateway waited for a lost server beside a healthy one, and its own probes, of a second,
-    failed.
+    Regression: a gateway with a healthy and a lost server waited for the lost one, so its own health probes, which must
+    be answered within a second, failed.
     """
     good = Place(Counting())
     await good.server.open()
@@ -150,7 +150,7 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
     """A gateway that has as many streams open as its connection allows stays ready.
 
-    Regression: a busy gateway's health check waited for a free HTTP/2 stream, and it was taken out of
+    Regression: the health check of a busy gateway waited for a free HTTP/2 stream, so the gateway was taken out of
     service.
     """
     busy = Place(Counting())
@@ -173,9 +173,9 @@ async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a certificate is replaced, no request is lost, and later drains are still noticed.
+    """When a client's certificate is replaced, no request is lost, and servers that drain later are still noticed.
 
-    Regression: a replaced certificate closed the old channel with its health watch, and later drains went
+    Regression: a replaced certificate closed the old channel with its health watch, so servers that drained later went
     unseen.
     """
     monkeypatch.setattr(secured, "RETIRE_S", 0.1)
@@ -204,9 +204,9 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 
 
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server may join while the list of servers is being written.
+    """A server may join the list of servers while the file with the client's access token is being written.
 
-    Regression: if a server joined during a write, an error ended the task that follows the list.
+    Regression: if a server joined at such a moment, an error ended the task that follows the list.
     """
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"

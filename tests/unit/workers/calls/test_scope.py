@@ -1,4 +1,4 @@
-"""What is kept per request: its caller's limits, its deadline, its end in a drain, and its line in the audit log."""
+"""State of one request at a server: its caller's limits, its deadline, its end in a drain, and its audit log line."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ async def test_requests_are_counted_while_they_run() -> None:
 
 
 async def test_a_drain_fails_what_still_runs() -> None:
-    """When a drain's grace is over, requests that still run fail with a clear error.
+    """When the grace period of a draining server is over, requests that still run fail with a clear error.
 
-    Regression: after a gateway's grace a stream ended in the middle of a chunk, and a whole answer was a
+    Regression: after a gateway's grace period a stream ended in the middle of a chunk, and a whole answer was a
     bare 500.
     """
     inner = ScriptedCompleter([["a"], ["b"]], gap_s=60)
@@ -83,9 +83,9 @@ async def test_a_drain_ends_with_the_last_request_and_refuses_later_ones() -> No
 
 
 async def test_a_failure_of_this_server_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A request that fails by a fault of this server leaves one line in its log; another server's faults leave none.
+    """A request that fails by a fault of this server leaves one line in the log; a fault of another server leaves none.
 
-    Regression: an error of a grammar was sent as 500, and left no line in the log.
+    Regression: an error in a grammar was answered with status 500, and left no line in the log.
     """
     request = replace(REQUEST, grammar=ANY_JSON_OBJECT)
     for error in (InternalError("it broke"), InternalError("it broke", address="host:1"), InvalidRequestError("bad")):
@@ -110,7 +110,7 @@ async def forever(num_items: int) -> AsyncGenerator[int, None]:
 
 
 async def test_an_end_touches_nothing_between_two_waits() -> None:
-    """A deadline that passes between two waits fails the next wait, and does not cancel the task."""
+    """A deadline that passes while no wait is running makes the next wait fail, and does not cancel the task."""
     items, scope = forever(2), RequestScope(asyncio.get_running_loop().time() + 0.02)
     for number in range(2):
         with scope:
@@ -183,9 +183,9 @@ async def test_a_value_above_the_limit_is_named(request_: CompletionRequest, wor
     ("who", "default", "expected"), [(ALICE, 20, 20), (ALICE, 70, 50), (ALICE, None, 50), (BOB, 70, 70)]
 )
 async def test_an_open_length_stays_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
-    """A request that names no length stays within its caller's limit.
+    """A request without a length (max_tokens) gets a default within its caller's limit.
 
-    Regression: a caller's limit did not cap the default length that the operator had set for all.
+    Regression: a caller's limit did not apply to the default length that the operator had set for all callers.
     """
     with request_context(who, "id-1"):
         resolved = CompletionRequest("x", max_new_tokens=None).resolved(RequestDefaults(max_new_tokens=default))
@@ -227,10 +227,10 @@ def scope(name: str, user: str = "", peer: str = "ipv4:127.0.0.1:1") -> str:
 
 
 def test_the_worker_of_an_edge_drafts_for_all_of_its_users() -> None:
-    """A client that sends requests for several users ("edge") has one draft worker for the requests of all of them.
+    """If a client sends requests for several users, its own draft worker drafts for the requests of all of them.
 
-    Regression: an edge sent a request for alice, and the target looked for a worker of alice, not of the
-    edge.
+    Regression: the client "edge" sent a request for user alice, and the target looked for a draft worker of alice in
+    place of the client's.
     """
     assert scope("edge", user="alice") == scope("edge", user="bob") == scope("edge")
 

@@ -1,4 +1,4 @@
-"""Exceptions become gRPC statuses and exceptions of the same class again, with message and time to retry."""
+"""Exceptions become gRPC statuses, and at the client exceptions of the same class, with message and time to retry."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_errors_keep_class_message_and_details_over_grpc(error: errors.SpecDecEr
 
 
 def test_a_message_above_grpcs_limit_is_too_long_a_prompt() -> None:
-    """A prompt too large for any gRPC message gets the error of all too long prompts, by which agents shorten chats.
+    """A prompt too large for any gRPC message gets the error of too long prompts, at which agents shorten their chats.
 
-    Regression: it was a fault of another kind, without the code context_length_exceeded over HTTP.
+    Regression: it got an error of another kind, without the code context_length_exceeded over HTTP.
     """
     limit = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (5000000 vs. 4194304)")
     told = from_rpc_error(failed_call(limit), "host:1")
@@ -54,7 +54,7 @@ def test_a_message_above_grpcs_limit_is_too_long_a_prompt() -> None:
 
 
 def two_hops(told: errors.SpecDecError) -> errors.SpecDecError:
-    """Return an error of a target as the client of a draft worker that serves requests gets it."""
+    """Return a target's error as a client gets it through a draft worker that serves requests."""
     for address in ("target:1", "draft:2"):
         status = to_status(told)
         assert status is not None
@@ -64,7 +64,7 @@ def two_hops(told: errors.SpecDecError) -> errors.SpecDecError:
 
 
 def test_details_for_callers_survive_two_hops() -> None:
-    """Through two servers an error keeps the name of the client's wrong field and the failed server's address."""
+    """After two servers, an error still names the client's wrong field and the address of the failed server."""
     told = two_hops(errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p"))
     assert isinstance(told, errors.InvalidRequestError)
     assert (told.message, told.field) == ("top_p 0 is outside (0, 1]", "top_p")
@@ -103,9 +103,9 @@ def test_statuses_without_details_become_errors_of_their_class(
 
 
 def test_a_write_to_a_broken_connection_is_lost() -> None:
-    """A write to a broken connection counts as a lost server.
+    """A call that fails in writing to a broken connection counts as one whose server is lost.
 
-    Regression: grpcio reports INTERNAL for this, so the request failed instead of being resumed.
+    Regression: grpcio reports INTERNAL for such a call, so the request failed instead of going on at another server.
     """
     error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
     assert type(error) is errors.UnavailableError
@@ -120,9 +120,9 @@ def test_foreign_errors_are_internal() -> None:
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
-    """If a target refuses a gateway's credentials, the error does not tell the gateway's client to check its own.
+    """If a target refuses a gateway's credentials, the gateway's client is not told to check its own.
 
-    Only the gateway's log names the target.
+    The gateway's log names the target, and the client's error does not.
     """
     behind = to_status(for_client(error("the token is not known here", address="target:1")))
     assert behind is not None
@@ -135,9 +135,9 @@ def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDe
 
 
 def test_a_handshake_that_fails_at_work_is_named() -> None:
-    """A TLS handshake that fails on an open channel gives an error that names the cause.
+    """If reconnecting an open channel fails in the TLS handshake, the error names the cause.
 
-    The test has the message of gRPC 1.85.
+    The test uses the message of gRPC 1.85.
     """
     words = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "

@@ -1,4 +1,4 @@
-"""`LocalCompleter`, which turns prompts into tokens for a generator, and the generated tokens into text."""
+"""`LocalCompleter`, which turns a request's prompt into tokens for an engine, and the engine's tokens into text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.models import marked_tokenizer, tiny_tokenizer
 
 
 class RefusingGenerator:
-    """Generator that refuses every prompt as too long."""
+    """Generator of tokens that refuses every prompt as too long."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 
@@ -31,7 +31,7 @@ class RefusingGenerator:
 
 
 class WritingGenerator:
-    """Generator that gives the set tokens in one pass, with log-probabilities."""
+    """Generator that gives the tokens `token_ids` in one pass, with log-probabilities."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 
@@ -56,10 +56,10 @@ E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
 async def test_offsets_count_the_text_that_tokens_have(
     token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
 ) -> None:
-    """The offset of a token in the text counts the characters of all tokens before it, decoded together.
+    """The offset of a token in the text is the number of characters of all tokens before it, decoded together.
 
-    Regression: offsets added up the bytes of single tokens, and drifted at half characters and special
-    tokens, which have no text.
+    Regression: offsets were sums of the bytes of single tokens, and so were wrong after tokens with a part of a
+    character and after special tokens, which have no text.
     """
     completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))
     events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]
@@ -103,9 +103,9 @@ async def test_a_grammars_preamble_follows_from_the_prompt(prompt: str, preamble
 
 
 async def test_a_limit_above_the_context_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A `max_tokens` above the model's context leaves a line that says how many tokens are left for the answer.
+    """A `max_tokens` above the model's context is logged, with the number of tokens that are left for the answer.
 
-    Regression: such a request ended with `length` after fewer tokens than it had asked for, and nothing said why.
+    Regression: such a request ended with reason `length` after fewer tokens than it asked for, and no log said why.
     """
     caplog.set_level(logging.INFO, "specdec")
     completer = LocalCompleter(WritingGenerator((5,)), Tokenizer(tiny_tokenizer(), frozenset()))

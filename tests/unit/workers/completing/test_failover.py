@@ -1,4 +1,4 @@
-"""A client that knows several servers: which one gets a request, and which one the rest when the first is lost."""
+"""A client that knows several servers: which of them gets a request, and which one goes on if that one is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATIENCE_S = 20.0
 
 
 class Counting:
-    """Completer whose tokens are 0, 1, 2, ...; after each one it waits for the event `go`."""
+    """Completer whose tokens are 0, 1, 2, ...; after each token it waits until the event `go` is set."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Counting:
 
 
 class Place:
-    """A gRPC server over a completer, which a test can kill and restart on its port."""
+    """A gRPC server over a completer, which a test can kill and start again on the same port."""
 
     def __init__(self, completer: Any, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
@@ -106,7 +106,7 @@ class Place:
 async def places(
     *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
-    """Run a server for each completer; yield a client of all, which prefers the first, and the servers."""
+    """Run a server for each completer; yield (a client of all servers that prefers the first one, the servers)."""
     found = [Place(completer) for completer in completers]
     async with AsyncExitStack() as stack:
         for place in found:
@@ -133,7 +133,7 @@ async def answer(completer: FailoverCompleter, request: CompletionRequest = REQU
 async def interrupted(
     completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[TextEvent] | None = None
 ) -> list[TextEvent]:
-    """Return the events of an answer whose server dies, or moves its streams, after the first token."""
+    """Return the events of an answer whose server, after the first token, dies or tells its clients to move."""
     place.completer.go.clear()
     events = [] if events is None else events
     async for event in completer.complete(REQUEST):
@@ -163,7 +163,7 @@ async def test_a_server_dies_and_another_goes_on() -> None:
 async def test_a_lost_server_is_named_with_the_time_of_retrying(caplog: pytest.LogCaptureFixture) -> None:
     """A client that has lost its server logs the server's name and how long it will retry.
 
-    Regression: after a target was killed, its client wrote one line of gRPC's, and then nothing for half a
+    Regression: after a target was killed, its client logged one line of gRPC's, and then nothing for half a
     minute.
     """
     caplog.set_level(logging.INFO, "specdec.inference.workers.completing.resuming")
@@ -188,9 +188,9 @@ async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
 
 
 async def test_no_answer_is_resumed_at_an_older_server() -> None:
-    """An answer is never resumed at a server of an older version, which does not know resuming.
+    """An answer never goes on at a server of an older version, which would ignore the tokens that the client has.
 
-    Such a server would begin the answer again, and the client would get its first half twice, with code OK.
+    Such a server would begin the answer again, and the client would get its first part twice, with code OK.
     """
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
@@ -225,9 +225,9 @@ async def test_a_full_server_passes_a_request_on() -> None:
 
 
 async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request is refused soon if all servers are full.
+    """If all servers are full, a request is refused soon.
 
-    Regression: refused requests emptied the retry budget, and a refusal came after 30 s, as UNAVAILABLE.
+    Regression: refused requests used up the budget of retries, so a refusal came after 30 s, as UNAVAILABLE.
     """
     for module, name, value in (
         (retry_budget, "PER_S", 0.0),
@@ -244,7 +244,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_requests_that_a_full_server_refuses_are_served_by_another() -> None:
-    """Requests that a full server refuses wait for the retry budget, and are then served by another server."""
+    """Requests that a full server refuses wait for the budget of retries, and then another server answers them."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):
         assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)
@@ -252,9 +252,9 @@ async def test_requests_that_a_full_server_refuses_are_served_by_another() -> No
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """A request that breaks its servers is sent to three at most; an empty message does not count as progress.
+    """A request that makes its servers fail is sent to at most three; an empty message does not count as progress.
 
-    Regression: such a request went to each replica, for ever.
+    Regression: such a request was sent from server to server without an end.
     """
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late
@@ -300,8 +300,8 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 async def test_a_new_request_waits_for_a_recent_server() -> None:
     """If no server is ready, a new request waits for one that was ready a short time ago.
 
-    Regression: of two restarted servers one was not reconnected and one ejected, and new requests were
-    refused.
+    Regression: of two restarted servers one was not connected again and one was excluded for its failures, so new
+    requests were refused.
     """
     async with places(Counting()) as (completer, (only,)):
         await only.die()
@@ -313,9 +313,9 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
 
 
 async def test_each_server_has_its_own_sums() -> None:
-    """A gateway keeps figures for each of its servers separately.
+    """A gateway counts requests, failures and tokens for each of its servers separately.
 
-    Regression: a gateway's figures were sums over all replicas, so they did not show which one was slow or
+    Regression: its figures were sums over all servers, so they did not show which one was slow or
     failed.
     """
     metrics = Metrics("tiny", role="gateway")

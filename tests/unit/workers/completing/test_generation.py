@@ -1,4 +1,4 @@
-"""The gRPC service for answers: calls for its load and its drain, and the memory limit of unread prompt scores."""
+"""GenerationService: calls GetLoad and Drain, and the memory limit of log-probabilities that clients do not read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.serving.test_host import Recorder
 
 @dataclass
 class Load:
-    """Load of a server with four slots: four requests run, and two wait."""
+    """Load of a server with four slots, all of which run requests, while two requests wait."""
 
     num_slots: int = 4
     num_running: int = 4
@@ -71,7 +71,7 @@ SCORES = (TokenLogprobs((1, 2, 3), (-1.0, -2.0, -3.0)),) * 4
 
 
 class Peer:
-    """gRPC peer that, unless it `reads`, blocks the writer of each message."""
+    """Stand-in for a gRPC peer: if `reads` is False, each write of a message to it waits for ever."""
 
     def __init__(self, *, reads: bool) -> None:
         self._reads = asyncio.Event()

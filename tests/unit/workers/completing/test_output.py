@@ -27,7 +27,7 @@ ANSWER: list[TextEvent] = [
 
 
 class Says:
-    """Completer that yields the given events and nothing else."""
+    """Completer that yields the given events and then ends."""
 
     def __init__(self, events: list[TextEvent]) -> None:
         self._events = events
@@ -53,9 +53,9 @@ async def test_a_whole_answer_passes() -> None:
 
 @pytest.mark.parametrize("lost", [(0,), (1,), (2,), (3,), (4,), (1, 2), (2, 3), (1, 2, 3), (3, 4), (1, 2, 3, 4)])
 async def test_no_part_of_an_answer_passes_for_the_whole(lost: tuple[int, ...]) -> None:
-    """An answer that lacks a part is an error.
+    """An answer that lacks a part of its messages is an error, and does not pass for a whole one.
 
-    Regression: a link lost 3 s of messages, and the client had 1380 of 1900 tokens and code OK.
+    Regression: a connection lost 3 s of messages, and the client had 1380 of 1900 tokens and code OK.
     """
     left = [event for i, event in enumerate(ANSWER) if i not in lost]
     async with reading(left) as completer:

@@ -1,7 +1,7 @@
-"""A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
+"""A target that sends more than a request asked for: clients get what they asked for, or an error.
 
-Regression: nothing limited an answer to what was requested. A target that never ended made a draft pass on
-185,500 tokens for a request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for
+Regression: nothing limited an answer to what was asked for. From a target that never ended, a draft passed on 185,500
+tokens for a request of 150, and 900,000 of one commit. Converting these stopped the draft's event loop for
 seconds.
 """
 
@@ -41,7 +41,7 @@ NUM_TOKENS = 6
 WHOLE = tokens_at(len(PROMPT), NUM_TOKENS)
 SCORE = pb.TokenLogprobs(chosen=pb.TokenLogprob(token_id=60))
 Recipe: TypeAlias = Callable[[int, int], Iterator[pb.Delta]]
-"""Function from a position, and the number of requested tokens left, to a target's deltas from there on."""
+"""Function from (position, number of requested tokens that are left) to the deltas that a target sends from there."""
 
 
 def one_by_one(position: int, numbers: Iterator[int] | range) -> Iterator[pb.Delta]:
@@ -60,7 +60,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Return the deltas of all tokens that are left, none of which has a finish reason."""
+    """Return deltas of all tokens that are left, without a finish reason in the last one."""
     return one_by_one(position, range(left))
 
 
@@ -86,12 +86,12 @@ def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield nothing; `Target` has sent scores of far more prompt tokens before."""
+    """Yield nothing; for this recipe `Target` itself sends scores of far more tokens than the prompt has."""
     yield from ()
 
 
 def boasting(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield right deltas, each of which counts 80 million draft tokens."""
+    """Yield the right deltas, but each with counts of 80 million draft tokens."""
     for commit in honest(position, left):
         for name in BOASTS:
             setattr(commit, name, 80_000_000)
@@ -109,11 +109,11 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
     alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
     prompt_scores: (0, "prompt_logprobs has 200000 elements, and none were asked for"),
 }
-"""Recipes of bad targets, each with the number of tokens that clients still get, and the words of their error."""
+"""Recipes of bad targets, each with (number of tokens that clients still get, pattern of their error)."""
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Target that answers each request by the next of `recipes`, and further ones by the last."""
+    """Target that answers each request by the next one of `recipes`; the last one is for all further requests."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -155,14 +155,14 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
 
 @asynccontextmanager
 async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a completer that sends requests to `target`, as gateways and command lines do."""
+    """Yield a completer that sends requests to `target` without a draft, as gateways and `fused_client` do."""
     async with listening(target) as server, client_of(server.port) as completer:
         yield completer
 
 
 @asynccontextmanager
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
-    """Yield the connections to one server, once it is ready: before that, a failed request would not be sent again."""
+    """Yield the connections to one server once it is ready, since before that a failed request is not sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
         async with asyncio.timeout(60), aclosing(fleet.serves()) as changes:
             async for serves in changes:
@@ -179,14 +179,14 @@ async def client_of(port: int) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a completer that has a draft worker in this process, and sends requests with it to `target`."""
+    """Yield a completer with a draft worker in this process that drafts for the requests it sends to `target`."""
     async with listening(target) as server, edge(server.port) as client:
         yield client.completer
 
 
 @asynccontextmanager
 async def asked_by_serving_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a client of a draft worker that serves requests: it drafts for them and sends them on to `target`."""
+    """Yield a client of a draft that serves requests: the draft drafts for them and sends them on to `target`."""
     async with (
         asked_by_draft(target) as draft,
         listening(GenerationServicer(draft, CARD)) as server,
@@ -244,9 +244,9 @@ async def test_an_open_length_takes_the_servers_default() -> None:
 async def test_a_text_that_no_pass_could_make_is_refused(
     num_characters: int, error: type[Exception], words: str
 ) -> None:
-    """A server's message whose text is too long for any pass is refused, with an error about the answer.
+    """A server's message whose text is longer than any pass can make is refused, with an error about the answer.
 
-    Regression: gRPC reports a message that is too long alike in both directions, and a client read that its
+    Regression: gRPC has one error for messages too long in both directions, so a client was told that its
     request was too long.
     """
     async with asked_by_client(Target(honest, text="x" * num_characters)) as completer:
@@ -256,9 +256,9 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """Counts of draft tokens that a server sends are cut to those that a pass can have.
+    """Counts of draft tokens that a server sends are reduced to what a pass can have.
 
-    Regression: a count in a target's message of 30 bytes became a list of 80 million numbers, and blocked a
+    Regression: a count in a target's message of 30 bytes became a list of 80 million numbers, and stopped a
     gateway for 7 s.
     """
     async with asked_by(Target(boasting)) as completer:

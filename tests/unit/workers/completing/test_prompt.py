@@ -26,9 +26,9 @@ SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfo
 
 
 async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
-    """A target's chat template runs in a thread, beside the event loop.
+    """The chat template that a target sends runs in a thread, so that the event loop goes on.
 
-    Regression: a draft ran its target's chat template, of any content, on the event loop that serves all
+    Regression: a draft ran its target's chat template, whatever its content, on the event loop that serves all
     requests.
     """
     save_tiny_model(tmp_path, "llama")
@@ -82,9 +82,9 @@ async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
 
 
 async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More token ids than any context holds are refused unread.
+    """A prompt of more token ids than any model's context has is refused before its ids are decoded.
 
-    Regression: all ids were decoded to text before a refusal, so 1 kB of gzip froze a server for 0.1 s.
+    Regression: all ids were decoded to text first, so 1 kB of gzip stopped a server for 0.1 s.
     """
     reader = codec()
     for few_or_many in (1, MAX_INLINE_IDS):
@@ -101,7 +101,7 @@ async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: p
 
 
 class NoGenerator:
-    """Generator that raises if it is called."""
+    """Generator of tokens that makes a test fail if it is called."""
 
     max_length, vocab_size, seed_invariant = 128, DEFAULT_VOCAB_SIZE, True
     generate: Any = None

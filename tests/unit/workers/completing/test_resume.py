@@ -1,4 +1,4 @@
-"""An answer cut at any token goes on at another server, with the same text, counts and finish reason."""
+"""An answer cut off at any token goes on at another server, with the same text, counts and finish reason."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def begun(completer: LocalCompleter, request: CompletionRequest) -> Starte
 async def cut(
     completer: LocalCompleter, request: CompletionRequest, num_deltas: int
 ) -> tuple[Progress, list[TextEvent]]:
-    """Return what a client keeps for a resume, and the events, when it loses the server after `num_deltas` deltas."""
+    """Lose the server after `num_deltas` deltas; return (what a client keeps for going on, the events until then)."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
     async with aclosing(completer.complete(asked)) as events:
@@ -90,12 +90,12 @@ async def cut(
 
 
 def rounded(score: TokenLogprobs) -> TokenLogprobs:
-    """Round log-probabilities: passes over other numbers of tokens differ in the last bits."""
+    """Round log-probabilities, since passes over another number of tokens differ in the last bits."""
     return replace(score, logprobs=tuple(round(each, 3) for each in score.logprobs))
 
 
 def shown(events: Sequence[TextEvent]) -> tuple[object, ...]:
-    """Return a client's view of an answer: tokens, pieces of text, log-probabilities, and the finish reason."""
+    """Return what a client sees of an answer: tokens, pieces of text, log-probabilities, and the finish reason."""
     deltas = [event for event in events if isinstance(event, Delta)]
     started = [
         replace(event, prompt_logprobs=(), num_cached_tokens=0) for event in events if isinstance(event, Started)
@@ -131,9 +131,9 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_an_answer_cut_at_any_token_goes_on_unchanged(model: ModelConfig, name: str) -> None:
-    """An answer that is cut at any token goes on as it would have without the cut.
+    """An answer that is cut off at any token and goes on at a second server is the same as without the cut.
 
-    The second server has other defaults, but uses the values that the first one filled in.
+    The second server has other defaults, but the request that it gets has the values that the first one filled in.
     """
     request = REQUESTS[name]
     async with server(model) as first, server(model, RequestDefaults(temperature=2.0, max_new_tokens=3)) as second:
@@ -153,7 +153,7 @@ async def test_an_answer_cut_at_any_token_goes_on_unchanged(model: ModelConfig, 
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
-    """An answer cut within a stop string goes on with the same text: the next server also holds back its beginning."""
+    """An answer cut off within a stop string goes on with the same text: the next server too waits to send its part."""
     async with server(model) as first, server(model) as second:
         plain = CompletionRequest("the wind", HOT, seed=11, max_new_tokens=12, ignore_eos=True)
         text = "".join(each.text for each in await events_of(first, plain) if isinstance(each, Delta))
@@ -189,9 +189,9 @@ async def test_impossible_resumes_are_refused(
     error: type[Exception],
     words: str,
 ) -> None:
-    """A server continues an answer only if its model and tokenizer are those that began it, and only to its limit.
+    """A server goes on with an answer only if it has the same model and tokenizer, and tokens are left to generate.
 
-    Regression: a target was restarted with another tokenizer, and completed the other target's text with it.
+    Regression: a target was restarted with another tokenizer, and went on with an answer of the former one.
     """
     asked = REQUESTS["a grammar"]
     async with server(model, model_id=model_id) as completer:
@@ -201,7 +201,7 @@ async def test_impossible_resumes_are_refused(
 
 
 async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: ModelConfig) -> None:
-    """An answer goes on only at a server whose adapter has the same content; names may be equal by chance."""
+    """An answer goes on only at a server whose adapter has the same content; an equal name is not enough."""
     asked = replace(REQUESTS["token ids"], adapter="poet")
     async with server(model, poet="1", clerk="2") as completer:
         started = await begun(completer, asked)
@@ -218,9 +218,9 @@ async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: Mo
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Committed tokens that the engine will refuse are not turned into text first.
+    """Tokens that a client sends as already generated are not decoded to text if the engine will refuse them.
 
-    Regression: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long.
+    Regression: half a megabyte of such tokens was decoded, in 2 s, before it was refused as too long.
     """
     async with server(model) as completer:
         started = await begun(completer, REQUESTS["token ids"])
@@ -233,9 +233,9 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a prompt's log-probabilities are converted to a message, other requests run.
+    """While the log-probabilities of a prompt are converted to a message, other requests go on.
 
-    Regression: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s.
+    Regression: adding texts to 2000 tokens' log-probabilities and converting them stopped the event loop for 0.13 s.
     """
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()

@@ -36,7 +36,7 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafted: Complete | None = None,
 ) -> list[int]:
-    """Return a client's tokens from a series of servers, each of which gives a delta and is lost, or fails at once."""
+    """Return a client's tokens from a series of servers; each sends its delta and is lost, or fails at once."""
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
@@ -75,9 +75,9 @@ async def test_a_request_goes_on_after_a_loss(losses: list[Exception], monkeypat
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A target whose certificate is not trusted any more is an error at once, not a lost server.
+    """If a target's certificate is not trusted any more, the request fails at once; the target does not count as lost.
 
-    Both are UNAVAILABLE to gRPC; dialling for 30 s would only hide the reason.
+    Both are UNAVAILABLE to gRPC; connecting again for 30 s would only hide the reason.
     """
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
@@ -89,7 +89,7 @@ async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.Monkey
 
 
 def undrafted(remote: RemoteCompleter, replica: Replica, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-    """Answer as a draft worker in the client's process would that sends no draft tokens."""
+    """Answer as a draft worker in the client's process would if it never sends draft tokens."""
     return remote.complete(request)
 
 
@@ -101,9 +101,9 @@ async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: py
 
 
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request waits when the budget of retries is spent.
+    """A request that wants to go on waits while the budget of retries is used up.
 
-    All requests of a process share the budget, so that they do not all call a failing target at once.
+    All requests of a process share this budget, so that they do not all call a failing target at once.
     """
     turns = iter([False, False, True])
     monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))

@@ -1,4 +1,4 @@
-"""With seed_scope "prompt" each prompt has noise (random numbers) of its own for a seed; resumed answers keep it."""
+"""With seed_scope "prompt", equal seeds give other random numbers for other prompts; resumed answers keep theirs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mix(x: int) -> int:
 
 
 def documented(seed: int, token_ids: tuple[int, ...]) -> int:
-    """Return the seed in use for a prompt by the rule in docs/noise.md, in code of this test's own."""
+    """Return the seed that a prompt gets by the rule in docs/noise.md, computed without the project's code."""
     first = hashlib.sha256(b"".join(struct.pack("<I", each) for each in token_ids)).digest()[:8]
     return mix(mix(seed + GOLDEN) + int.from_bytes(first, "big"))
 
@@ -71,7 +71,7 @@ def test_the_pages_table_has_the_rules_seeds() -> None:
 
 
 async def test_a_resumed_answer_keeps_the_seed_in_use(reader: Reader) -> None:
-    """A server that resumes an answer gets the seed with the prompt mixed in, and does not mix it in again."""
+    """A server that goes on with an answer gets the seed that was mixed with the prompt, and does not mix it again."""
     mixed = await seed_read(reader, REQUEST)
     progress = Progress(REQUEST)
     assert progress.rest() == REQUEST

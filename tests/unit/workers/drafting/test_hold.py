@@ -1,4 +1,4 @@
-"""Drafting that the target stops ("holds") during answers: workers stop, say so, keep their sessions, and resume."""
+"""If the target switches drafting off during answers, workers stop, say so, keep their sessions, and go on later."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=NUM_TOKENS, ignore
 
 
 class SlowDecoder(ScriptedDecoder):
-    """Decoder that takes a few milliseconds per pass, in which draft tokens can arrive."""
+    """Decoder that takes 3 ms per pass, so that draft tokens can arrive meanwhile."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(0.003)
@@ -63,7 +63,7 @@ class Place:
 
 @asynccontextmanager
 async def place(kind: str, schedule: Schedule) -> AsyncGenerator[Place, None]:
-    """Yield a target with a pool's draft worker, or with a client that has a worker of its own (`kind` "private")."""
+    """Yield a target with a draft worker for all clients (`kind` "pool"), or with a client's own one ("private")."""
     async with running(TargetEngine(SlowDecoder(num_slots=4, max_length=2000), EngineLimits(lookup=False))) as engine:
         pool = DraftPool(engine)
         local = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
@@ -108,7 +108,7 @@ async def test_a_worker_that_is_held_stops_and_goes_on(kind: str, schedule: Sche
 @pytest.mark.parametrize("schedule", [Schedule.SYNC, Schedule.ASYNC])
 @pytest.mark.parametrize("kind", ["pool", "private"])
 async def test_requests_that_come_while_drafting_is_held(kind: str, schedule: Schedule) -> None:
-    """A request that begins while drafting is stopped (held) gets tokens at once, and draft tokens later."""
+    """A request that begins while drafting is switched off gets tokens at once, and draft tokens later."""
     async with asyncio.timeout(60), place(kind, schedule) as each:
         await each.until_held()
         deltas: list[Delta] = []
@@ -131,7 +131,7 @@ async def test_a_worker_that_attaches_while_drafting_is_held_is_held() -> None:
 
 @pytest.mark.parametrize("takes_hold", [True, False])
 async def test_a_worker_of_an_earlier_version_is_never_held(takes_hold: bool) -> None:
-    """If a worker's version does not know how to be stopped, drafting stays on, or is switched on."""
+    """A worker whose version cannot be told to stop keeps drafting on, or has it switched on when it attaches."""
     async with asyncio.timeout(60), running(TargetEngine(ScriptedDecoder(), EngineLimits(drafting=MEASURED))) as engine:
         pool = DraftPool(engine)
         engine.drafting.begin_off()

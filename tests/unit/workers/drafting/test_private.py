@@ -1,4 +1,4 @@
-"""A draft worker in the process of its client, on the connection of the client's requests; drafts change no token."""
+"""A draft worker in its client's process, on the connection of the client's requests; its drafts change no token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=34, ignore_eos=Tru
 
 
 class SlowDecoder(ScriptedDecoder):
-    """Decoder that takes a few milliseconds per pass, in which draft tokens can arrive."""
+    """Decoder that takes 5 ms per pass, so that draft tokens can arrive meanwhile."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(0.005)
@@ -62,7 +62,7 @@ async def attached(
 
 
 async def answered(client: Edge, request: CompletionRequest = REQUEST) -> list[Delta]:
-    """Complete a request; its tokens must be the target's. Return its deltas."""
+    """Complete a request, and assert that its tokens are the target's; return its deltas."""
     async with asyncio.timeout(60):
         deltas = [event async for event in client.completer.complete(request) if isinstance(event, Delta)]
     assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, 34)
@@ -95,9 +95,9 @@ async def test_a_worker_draws_by_the_targets_noise(noise: Noise) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
-    """Requests for which the draft has no slot decode without drafts, at once.
+    """Requests for which the draft has no slot decode without draft tokens, at once.
 
-    Regression: a target waited a minute for proposals for requests that had no slot of the draft.
+    Regression: the target waited a minute for draft tokens for such requests.
     """
     async with attached(schedule, max_waiting=0) as each:
         answers = await asyncio.gather(*(answered(each) for _ in range(4)))
@@ -106,9 +106,9 @@ async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) 
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
-    """A request decodes on without drafts after its draft's model has failed.
+    """If a draft's model fails, the request goes on without draft tokens.
 
-    Regression: after a draft's model had failed, its target waited a minute for proposals in rounds.
+    Regression: in rounds, the target waited a minute for draft tokens after the draft's model had failed.
     """
     async with attached(schedule) as each:
         each.proposer.gate.fail(RuntimeError("out of luck"), times=8)
@@ -126,10 +126,10 @@ async def test_a_target_that_refuses_the_worker_still_answers(
 
 
 async def test_a_stream_does_not_belong_to_the_request_that_found_its_target(caplog: pytest.LogCaptureFixture) -> None:
-    """The log lines and calls of a draft worker's stream have no request's id, even if a request caused the stream.
+    """The log lines and calls of a worker's stream to a target have no request's id, even if a request opened it.
 
-    Regression: a target that had just joined got its stream from a request's context, and every line of the stream
-    had that request's id for as long as the process ran.
+    Regression: a request opened the stream to a target that had just joined, and every log line of the stream had that
+    request's id for as long as the process ran.
     """
     caplog.handler.addFilter(NamesRequests())
     caplog.set_level(logging.INFO, "specdec.inference.workers.drafting.stream")

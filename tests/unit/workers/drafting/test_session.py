@@ -1,4 +1,4 @@
-"""A draft worker's session: its pace, the figures that it counts for each commit, and its end."""
+"""A draft worker's session: how far ahead and how often it drafts, what it counts for each commit, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAR_S, PASS_US = 0.1, 5000
 
 @dataclass
 class Scene:
-    """A draft engine that sessions with a prompt of two tokens use, and the messages that these have sent."""
+    """A draft engine for sessions with a prompt of two tokens, and the messages that the sessions have sent."""
 
     engine: DraftEngine
     link: Link
@@ -42,7 +42,7 @@ class Scene:
 
     @property
     def rounds(self) -> list[list[int]]:
-        """Token ids of each message that was sent."""
+        """Return the token ids of each message that was sent."""
         return [[token_id for branch in message.branches for token_id in branch.token_ids] for message in self.sent]
 
 
@@ -58,10 +58,10 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """A session that believes its round trip to be long measures it again at intervals.
+    """A session that takes its round trip to be long measures it again after some commits.
 
-    Regression: the first measured round trip included the opening of a connection, and no message seemed to
-    pay again.
+    Regression: the first measured round trip included the opening of a connection, so no message seemed to be
+    worth sending ever again.
     """
     link = Link()
     link.record_round_trip(FAR_S)
@@ -112,7 +112,7 @@ async def test_proposals_have_the_time_of_a_step(schedule: Schedule) -> None:
 
 
 async def test_each_round_waits_for_its_verdict() -> None:
-    """In rounds, a session drafts only after each commit: gamma tokens, fewer near the end, none for the last token."""
+    """In rounds, a session drafts after each commit only: gamma tokens, fewer near the end, none for the last token."""
     async with scene() as scene_:
         session = scene_.begin(Schedule.SYNC, max_new_tokens=9)
         await until(lambda: len(scene_.sent) == 1)
@@ -129,9 +129,9 @@ async def test_each_round_waits_for_its_verdict() -> None:
 
 
 async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> None:
-    """Draft tokens that a commit makes useless are counted with that commit.
+    """Draft tokens that a commit makes useless are counted in the figures of that commit, and in the metrics.
 
-    Regression: a pool worker's counter stayed at 0, since commits were counted before their figures were
+    Regression: a worker's counter in the metrics stayed at 0, since commits were counted before their figures were
     known.
     """
     metrics = Metrics("tiny", role="draft")
@@ -155,9 +155,9 @@ async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> N
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
-    """Commits that do not follow one another are refused.
+    """A session refuses a commit that does not follow the last one, or exceeds the session's limit of tokens.
 
-    Regression: a proxy lost a frame, and 5 of 15 answers had other tokens, with code OK.
+    Regression: a proxy lost a message, and 5 of 15 answers had other tokens, with code OK.
     """
     async with scene() as scene_:
         session = scene_.begin(schedule, max_new_tokens=9)
@@ -170,7 +170,7 @@ async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_failed_draft_ends_the_drafting(schedule: Schedule) -> None:
-    """If a draft's model fails, its session ends with an error, so that a target in rounds need not wait for it."""
+    """If a draft's model fails, its sessions end with an error, so that a target in rounds need not wait for them."""
     async with scene() as scene_:
         session = scene_.begin(schedule)
         await until(lambda: len(scene_.sent) > 0)

@@ -1,4 +1,4 @@
-"""A draft worker of the pools of several targets: what happens to one target does not affect the others."""
+"""A draft worker that drafts for several targets: what happens to one target does not affect the others."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def pool_worker(*addresses: str, offer: Offer = OFFER) -> PoolWorker:
 
 
 async def test_a_target_that_refused_is_asked_again_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool worker serves other targets while one refuses it, and dials the refusing target again.
+    """A draft worker drafts for other targets while one refuses it, and asks that one again after a while.
 
-    Regression: a pool worker never returned to a target that had refused it once, and reported itself ready.
+    Regression: a worker never returned to a target that had refused it once, and reported itself ready.
     """
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
@@ -73,9 +73,9 @@ async def test_a_target_that_refused_is_asked_again_beside_the_others(monkeypatc
 
 
 async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> None:
-    """A worker stops dialling a target that it does not trust.
+    """A worker stops connecting to a target whose certificate it does not trust.
 
-    A failed handshake is UNAVAILABLE to gRPC; the worker must distinguish it from a lost link.
+    A failed TLS handshake is UNAVAILABLE to gRPC; the worker must distinguish it from a lost connection.
     """
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
@@ -86,7 +86,7 @@ async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> 
 
 
 async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool worker dials its target again whenever the link breaks, for any reason.
+    """A draft worker connects to its target again whenever the connection breaks, for any reason.
 
     Regression: a malformed frame counted as an internal error, and the worker left all of its targets.
     """
@@ -105,7 +105,7 @@ async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch
 
 
 class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Stand-in for a target's Assist call: it sends the messages that a test sets, and keeps those that it gets."""
+    """Stand-in for a target's Assist call; sends the messages that a test sets, and records those that it gets."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -161,7 +161,7 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 @asynccontextmanager
 async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> AsyncGenerator[PoolWorker, None]:
-    """Attach a worker with two slots to the target's pool, and yield it."""
+    """Attach a draft worker with two slots to the target; yield the worker."""
     server = Server(f"127.0.0.1:{port}", [target], status_of=lambda _: None)
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
     engine.start()
@@ -178,10 +178,10 @@ async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> Async
 
 
 async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
-    """Invalid values of one target end the session that they are for, and no other.
+    """An invalid value from a target ends the session that it is for, and no other session.
 
-    Regression: a token id of 10^6 from one target failed the draft step for all; an empty prompt ended its
-    stream.
+    Regression: a token id of 10^6 from one target made the draft step of all sessions fail, and an empty prompt ended
+    the connection.
     """
     target = Target()
     async with attached(target) as worker:
@@ -200,9 +200,9 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
 
 
 async def test_a_session_of_an_endless_name_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
-    """A target that sends a session name of 100 kB is left, and dialled again later.
+    """If a target sends a session name of 100 kB, the worker leaves it and connects again later.
 
-    Regression: the name was a line of the log, 16 of which a minute made 1.6 MB.
+    Regression: the name was written to the log, 16 times a minute, which made 1.6 MB.
     """
     target = Target()
     async with listening(target) as server, asyncio.timeout(60):
@@ -214,9 +214,9 @@ async def test_a_session_of_an_endless_name_ends_the_stream(caplog: pytest.LogCa
 
 
 async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined() -> None:
-    """A worker declines sessions whose tokenizer is not its own, or for which it has no slot.
+    """A worker declines sessions of another tokenizer than its own, and sessions for which it has no slot.
 
-    Regression: a worker without room logged it, and the target believed that the session was helped.
+    Regression: a worker without a free slot only logged it, and the target waited for draft tokens.
     """
     target = Target()
     async with attached(target):
@@ -229,9 +229,9 @@ async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined()
 
 
 async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker gets its target's tokenizer once.
+    """A worker gets its target's tokenizer once only.
 
-    After a lost link it attaches with the vocabulary that it has learned.
+    When it attaches again after a lost connection, it already has the target's vocabulary.
     """
     tokenizer, target = Tokenizer(tiny_tokenizer(), frozenset([1])), Target()
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
@@ -269,7 +269,7 @@ async def test_a_broken_tokenizer_is_a_refusal() -> None:
 
 
 async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
-    """A worker drafts for a target with a larger vocabulary, but declines one of four billion ids."""
+    """A worker drafts for a target with a larger vocabulary than its own, but declines one of four billion ids."""
     target = Target()
     async with attached(target) as worker:
         target.opens("absurd", 1, 2, vocab_size=2**32 - 1)
@@ -301,9 +301,9 @@ async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
 
 
 async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCaptureFixture) -> None:
-    """A pool worker's log lines have the ids of the requests for which it drafts.
+    """A draft worker's log lines have the ids of the requests for which it drafts.
 
-    Regression: of all processes that serve a request, only pool workers did not log its id.
+    Regression: of all processes that serve a request, only draft workers did not log its id.
     """
     caplog.handler.addFilter(NamesRequests())
     target = Target()
@@ -319,9 +319,9 @@ async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("status", [404, 502])
 async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """A pool worker dials again after a proxy answered that it has no target.
+    """A draft worker connects again after a proxy has answered that it has no target.
 
-    Regression: an ingress answered 404 for a second during an update, and all workers left the pool.
+    Regression: during an update an ingress answered 404 for a second, and all workers left their target.
     """
     monkeypatch.setattr(module, "REDIAL_S", 0.01)
     port = free_port()
@@ -334,9 +334,9 @@ async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.Mon
 
 
 async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When targets come or go, the worker's slots are divided anew among its targets.
+    """When targets join or leave, a worker's slots are divided anew among its targets.
 
-    Targets that stay keep their streams, and are sent the new number.
+    Targets that stay keep their connections, and are sent the new number of slots.
     """
     monkeypatch.setattr(names, "LOOK_S", 0.01)
     targets = [Target(), Target(), Target()]
@@ -370,7 +370,7 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
 
 
 def test_a_worker_knows_the_request_that_it_helps() -> None:
-    """A pool worker is sent the id of the request for which it drafts, also if it is assigned elsewhere."""
+    """A draft worker is sent the id of the request for which it drafts, even if it gets the session later."""
     with request_context(ANYBODY, "abc"):
         session = TargetSession(GenerationRequest((1, 2, 3)), max_length=100, gamma=4)
     worker = StreamWorker(pb.Attach(num_slots=1), Vocabulary("f", 1000))
