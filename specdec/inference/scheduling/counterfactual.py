@@ -146,9 +146,12 @@ class Counterfactual:
         """Return whether a pass has been recorded."""
         return bool(self._decisions)
 
-    def gains(self) -> dict[int, float]:
-        """Return, by number of sessions rounded to a power of two, the speed with drafts over the speed without."""
-        return {2**octave: decision.gain for octave, decision in self._decisions.items()}
+    def figures(self) -> list[tuple[int, float, float | None]]:
+        """Return what is measured, by number of sessions rounded to a power of two.
+
+        Each is (number of sessions, latest gain, seconds of a pass without drafts). The last is None while unknown.
+        """
+        return [(2**octave, each.gain, self.quiet.period(2**octave)) for octave, each in self._decisions.items()]
 
     def passed(self, each: Pass, *, is_quiet: bool, now: float) -> Change | None:
         """Record a pass that ended at `now`, and decide anew whether drafting is on.

@@ -95,12 +95,6 @@ class Drafted:
         self.is_lookup = bool(preferred)
         return preferred or path
 
-    def looked_up(self, limit: int) -> list[int]:
-        """Return up to `limit` draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
-        token_ids = self.sources.replay.propose(limit)
-        self.is_lookup = bool(token_ids)
-        return token_ids
-
     def wait_s(self, limit: int, costs: PassCosts, now: float) -> float:
         """Return for how many more seconds a pass should wait for the draft worker's tokens; 0 or less: not at all.
 
@@ -220,21 +214,19 @@ class Drafts:
         """
         with self._news:
             ready = [(each := self._requests[name], max(0, min(each.gamma, room))) for name, room in rooms.items()]
-            looks = self._lookups.are_due
-            while not any(paths := self._paths(ready, looks=looks)) and may_wait:
-                if self._is_held or (left_s := self._wait_s(ready)) <= 0:
+            looks, held = self._lookups.are_due, self._is_held
+            while not any(paths := [each.path(limit, is_held=held, looks=looks) for each, limit in ready]) and may_wait:
+                if held or (left_s := self._wait_s(ready)) <= 0:
                     break
                 self._news.wait(left_s)
-            if self._looks_up and looks:
-                paths = [path or each.looked_up(limit) for path, (each, limit) in zip(paths, ready, strict=True)]
+                held = self._is_held
+            pairs = zip(paths, ready, strict=True)  # those without a path may look up what promises less than a draft
+            paths = [path or each.path(limit, is_held=True, looks=looks) for path, (each, limit) in pairs]
             lengths, rates = list(map(len, paths)), [each.rate for each, _ in ready]
             widths = choose_widths(lengths, rates, self._times.of(len(ready)).seconds)
             is_own = all(each.is_lookup or not path for path, (each, _) in zip(paths, ready, strict=True))
             self._lookups.passed(len(ready), sum(lengths) if is_own else 0, sum(widths))
         return [path[:width] for path, width in zip(paths, widths, strict=True)]
-
-    def _paths(self, ready: Sequence[tuple[Drafted, int]], *, looks: bool) -> list[list[int]]:
-        return [each.path(limit, is_held=self._is_held, looks=looks) for each, limit in ready]
 
     def _wait_s(self, ready: Sequence[tuple[Drafted, int]]) -> float:
         now, costs = time.monotonic(), self._times.of(1)

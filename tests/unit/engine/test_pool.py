@@ -323,7 +323,7 @@ async def test_a_round_that_waits_for_a_worker_ends_when_drafting_is_held() -> N
         answer = asyncio.create_task(commits_of(pool.generate(request)))
         await until(lambda: bool(silent.sessions))
         await engine.until_step_ends()
-        pool.begin_off()
+        pool.engine.drafting.begin_off()
         assert all(commit.is_held for commit in (await answer)[1:])
 
 
