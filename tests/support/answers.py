@@ -18,12 +18,12 @@ async def opened_and_commits(events: AsyncIterable[TokenEvent]) -> tuple[Opened,
 
 
 async def commits_of(events: AsyncIterable[TokenEvent]) -> list[Commit]:
-    """Read the commits of an answer."""
+    """Read an answer to its end; return its commits (groups of final tokens), without the Opened event before them."""
     return (await opened_and_commits(events))[1]
 
 
 async def tokens_of(events: AsyncIterable[TokenEvent]) -> list[int]:
-    """Read the token ids of an answer."""
+    """Read an answer to its end; return the token ids of all its commits in one list."""
     return tokens(await commits_of(events))
 
 
@@ -39,6 +39,6 @@ async def each_commit(events: AsyncIterable[TokenEvent]) -> AsyncIterator[Commit
 
 
 async def next_commit(session: TargetSession) -> Commit:
-    """Read a session's next commit."""
+    """Wait for a session's next commit (a group of final tokens), skip other events, and return it."""
     event = await session.commits.get()
     return event if isinstance(event, Commit) else await next_commit(session)
