@@ -1,4 +1,4 @@
-"""Models named by hub ids instead of directories, from a stand-in for the Hugging Face hub over real HTTP."""
+"""Tests of models named by hub ids instead of directories; a stand-in for the Hugging Face Hub serves them by HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def hub(models: ModelDirectories) -> AsyncGenerator[FakeHub, None]:
 
 
 async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> CommandResult:
-    """Run main.py with this hub, this cache, and further environment variables."""
+    """Run main.py with this hub, the cache directory `cache`, and further environment variables; return its result."""
     return await run_command(*arguments, variables={"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables})
 
 
