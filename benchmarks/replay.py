@@ -42,7 +42,7 @@ PROMPTS = (
 )
 ANSWERS_BYTES = 16 * 2**20
 Answered = tuple[float, float, list[str], list[tuple[int, ...]]]
-"""Tokens per second, tokens per pass, the texts and their token ids."""
+"""Tokens per second of CPU time, tokens per pass, and the answers' texts and token ids."""
 
 
 async def answered(completer: LocalCompleter, requests: Sequence[CompletionRequest]) -> Answered:
