@@ -117,7 +117,7 @@ def _law(logits: FloatArray, temperature: float) -> FloatArray:
 
 
 def expected(p: FloatArray, q: FloatArray) -> dict[str, FloatArray]:
-    """Return, by scheme, the expected acceptance of one draft token for each row.
+    """Return, by scheme, the probability that one draft token is accepted, [num_rows].
 
     Args:
         p, q: probabilities of the target and of the draft, [num_rows, vocab_size], all above 0.

@@ -75,9 +75,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_both(name: str, args: argparse.Namespace, sequences: Sequence[list[int]]) -> tuple[Reading, Reading]:
-    """Read the text by an engine twice: by passes over one token of one part, and by passes over several of each.
+    """Read the text by an engine in two ways, and return both readings.
 
-    The latter read several parts beside each other. Return both readings.
+    The first way is passes over one token; the second is passes over `--width` tokens of each of several parts.
     """
     backend, dtype, *exact = name.split("/")
     device = args.device if backend == "torch" else "cpu"

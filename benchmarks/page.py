@@ -38,7 +38,7 @@ TITLES = {
     tables.SERVE: "## Stock `vllm serve` with our file and a pool, at equal scheduling",
     tables.SERVE_DEFAULTS: "## Stock `vllm serve` with our file and a pool, at vLLM's defaults",
 }
-"""Headings of the races against vLLM, by shape."""
+"""Headings of the comparisons with vLLM, by shape (kind of models and servers)."""
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured() -> Bench:
-    """Return all measurements: those of `make bench`, and as "peers" and "since" those of these two benchmarks."""
+    """Return all measurements in one mapping: entries of `make bench`, and, if measured, "peers" and "since"."""
     performance: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     others = {"peers": tables.FILE, "since": since.FILE}
     return performance | {
@@ -200,7 +200,7 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
     "peers_vllm": partial(_peers, of_vllm=True),
     "since": _since,
 }
-"""Functions that generate parts of pages, by the name in the part's mark; parts of SET need none."""
+"""Functions that generate parts of pages, by the name in the part's mark; benchmarks in SET print theirs themselves."""
 MEASURED_APART = ("peers", "peers_vllm", "since")
 """Parts whose figures `make bench` does not measure; the files with these figures may be missing."""
 

@@ -101,7 +101,10 @@ def _print(name: str, machine: Machine, num_bytes: int, times: TimesByEngine) ->
 
 
 def weight_bytes(path: Path) -> int:
-    """Return the bytes of float32 weights that a pass reads: the embedding only if it is the output layer too."""
+    """Return the bytes of the float32 weights that a pass reads.
+
+    These are all weights, but the embedding only if it is the output layer, too.
+    """
     total = 0
     has_head = False
     embedding = 0

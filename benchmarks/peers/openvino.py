@@ -25,7 +25,10 @@ BLOCK = 32
 
 
 def load(setup: Setup) -> Loaded:
-    """Load the models; return variants with drafts of fixed lengths, of a length by confidence, by lookup, and none."""
+    """Load the models; return OpenVINO's variants: without a draft, with a draft model, and with prompt lookup.
+
+    The draft model's proposals have fixed lengths, or end where its confidence is low.
+    """
     target, draft = (str(setup.converted(name, partial(_export, setup.dtype))) for name in ("target", "draft"))
     properties = _properties(setup.dtype)
     plain, drafted, looked_up = (

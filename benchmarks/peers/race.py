@@ -1,4 +1,4 @@
-"""Race of programs: all variants of each answer the same prompts in turn; each turn begins with another variant."""
+"""Race of programs: all of their variants answer the same prompts in turn; each turn begins with another variant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = "plain"
 
 
 class Racer(Protocol):
-    """What a race needs of a program's process."""
+    """Members of a program's process (`Engine`) that a race of programs uses."""
 
     peer: Peer
     variants: list[str]
@@ -28,7 +28,7 @@ class Racer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Size of a race.
+    """Size of a race, in which programs answer the same prompts in turn.
 
     Attributes:
         num_tokens: tokens of an answer.
@@ -45,12 +45,12 @@ class Plan:
 
 @dataclass(slots=True)
 class Row:
-    """Result of one variant in a race, with one number of streams (prompts at once).
+    """Result of one variant of a program, with one number of streams (prompts at once).
 
     Attributes:
         engine: name of the program.
-        tokens_per_s: with one stream, the median over the rounds for each prompt; with several, the sum over the
-            prompts for each round.
+        tokens_per_s: with one stream, a rate for each prompt, by the median time of the rounds; with several, a rate
+            for each round, of all streams together.
         same_as_plain: number of answers equal to the program's own without a draft; None if these failed.
         same_as_ours: number of answers equal to those of this project without a draft, in the same dtype; None if these
             failed.
@@ -96,9 +96,10 @@ class Entry:
 def race(
     engines: Sequence[Racer], prompts: Sequence[list[int]], plan: Plan, dtype: str, num_single: int
 ) -> tuple[list[Row], dict[str, str]]:
-    """Measure all variants; return a row for each and each number of streams, and why others failed, by name.
+    """Measure all variants of the programs; return their rows, and, by variant, why others failed.
 
-    For one stream the first `num_single` prompts are taken in turn; for N streams the first N at once.
+    There is a row for each variant and number of streams (prompts at once). For one stream the first `num_single`
+    prompts are taken in turn; for N streams the first N at once.
     """
     rows, failures = [], {}
     for count in plan.num_streams:

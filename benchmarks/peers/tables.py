@@ -28,7 +28,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def joined(earlier: Sequence[Run], run: Run) -> list[Run]:
-    """Return the runs of a shape after a new one: earlier runs without the rows that it measured again, then itself.
+    """Return the runs of a shape after the new `run`: the earlier ones, without rows measured again, and the new one.
 
     All rows of one dtype and number of streams come from one run, so that no ratio compares two runs.
     """
@@ -58,7 +58,10 @@ def ratio(row: Row, other: Row) -> float:
 
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Yield pairs of this project's fastest row with drafts and a program's fastest, by dtype and number of streams."""
+    """Yield pairs of rows: this project's fastest with drafts, and another program's fastest.
+
+    There is a pair for each program, dtype and number of streams.
+    """
     for place in dict.fromkeys(map(_place, rows)):
         alike = [row for row in rows if _place(row) == place]
         ours = [row for row in alike if row["engine"] == OURS and row["variant"] != PLAIN]
@@ -68,7 +71,11 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def goals_table(rows: Sequence[Row]) -> Table:
-    """Return header and lines: this project's fastest with drafts over each program's; an asterisk is a missed goal."""
+    """Return header and lines of a table of ratios, by dtype and number of streams.
+
+    A ratio is the speed of this project's fastest variant with drafts over that of another program's fastest variant.
+    An asterisk marks a missed goal.
+    """
     found: dict[tuple[str, int], dict[str, str]] = {}
     for ours, best in goals(rows):
         over = ratio(ours, best)
@@ -172,7 +179,7 @@ def texts_sentence(rows: Sequence[Row]) -> str:
 
 
 def plain_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on decoding of one stream without a draft: each program's tokens per second over ours."""
+    """Return a sentence on decoding of one stream without a draft: each program's tokens/s over this project's."""
     plain = {(row["dtype"], row["engine"]): row for row in rows if row["variant"] == PLAIN and row["num_streams"] == 1}
     parts = [
         f"{NUMBERS[dtype]} {engine} {ratio(row, plain[dtype, OURS]):.2f}"

@@ -26,7 +26,7 @@ POLLING_S = 1.1
 BLOCK = 32
 SPARE_BLOCKS = 16
 ALIKE = ("--enforce-eager", "--no-async-scheduling")
-"""vLLM's flags under this project's server, which its own server gets too, for a fair comparison."""
+"""Flags with which vLLM runs under this project's server; vLLM's own server gets them, too, for a fair comparison."""
 EXTRA: Mapping[str, tuple[str, ...]] = {
     "asynchronous": ("--enforce-eager",),
     "graphs": ("--no-async-scheduling",),

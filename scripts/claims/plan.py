@@ -9,7 +9,7 @@ MOST_TEXTS_CHANGED = 0
 LAW_ALPHA = 0.001
 """Least p-value of a server whose sampling is right; a wrong rule counts as found if its p-value is below."""
 NUM_MUTANT = 150_000
-"""Tokens that each wrong rule draws; so many that 63 % instead of 60 % is found."""
+"""Number of tokens that each wrong rule draws: so many that a token drawn in 63 % instead of 60 % is found."""
 LEAST_SPEED = 0.95
 """Least speed, as a multiple of the target alone, that every topology must have under every condition measured."""
 MOST_FAILED_STARTS = 0

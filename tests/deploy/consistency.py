@@ -22,7 +22,7 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 PATHS = ("/livez", "/readyz")
 HEALTH_NAMES = ("liveness", "readiness")
 FORCED_END_S = 2
-"""Longest time in seconds that a server takes to end after its grace (docs/reliability.md)."""
+"""Most seconds that a server takes to end after its grace period, in which requests finish (docs/reliability.md)."""
 CORES_PER_DEVICE = 8
 BY_HAND = "access"
 """Name of the Secret that the script access.sh makes; no manifest has it, since manifests may not contain tokens."""
@@ -47,7 +47,7 @@ def pod_of(workload: Manifest) -> Manifest:
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
     """Return the flags of a workload's server and their values, with variables replaced by the manifests' values.
 
-    It is empty if the container runs no server of this project.
+    Return {} if the container runs no server of this project.
     """
     container = pod_of(workload)["containers"][0]
     if "command" in container:

@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With `--nxdi real`, prepare NxDI's sources, and ignore the warnings of their modules."""
+    """Prepare NxDI's own sources if `--nxdi real` is given, and ignore the warnings of their modules."""
     if config.getoption(OPTION) == "real":
         _real()
         for module in ("neuronx_distributed", "neuronx_distributed_inference", "torch"):

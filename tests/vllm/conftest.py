@@ -65,7 +65,7 @@ class Pair:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """vLLM's flags for serving the target with its adapters, under the names `other` and `broken`."""
+        """Flags of vLLM for serving the target with its adapters, under the names `other` and `broken`."""
         broken = json.dumps({"name": "broken", "path": str(self.broken)})
         room = ("--max-num-batched-tokens", "68")  # of a pass: 1 + gamma for each request, or vLLM refuses adapters
         return (*FLAGS, *room, "--enable-lora", "--lora-modules", f"other={self.adapter}", broken)

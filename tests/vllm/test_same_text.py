@@ -94,7 +94,7 @@ def drafting(pair: Pair, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.release
 async def test_a_seeded_text_is_that_without_speculation(pair: Pair, plugin: Path) -> None:
-    """vLLM finds the installed plug-in itself; with a draft model, draft tokens are accepted and no text changes."""
+    """The installed plug-in is found by vLLM itself; with a draft model, drafts are accepted, and no text changes."""
     plain, drafted = await asyncio.gather(
         run(pair, plugin, **SMALL), run(pair, plugin, speculative=drafting(pair), **SMALL)
     )

@@ -100,7 +100,7 @@ def our_server(pair: Pair) -> AbstractAsyncContextManager[ServerProcess]:
 
 
 async def lie(worker: RawWorker, right: Sequence[Sequence[int]]) -> None:
-    """As a draft worker, propose two right tokens and four random ones after each commit, until the stream ends.
+    """Propose, as a draft worker, two right tokens and four random ones after each commit, until the stream ends.
 
     Without right tokens, the target would soon verify no more proposals.
     """
