@@ -177,7 +177,7 @@ async def _answer(args: argparse.Namespace, folder: Path) -> None:
 
 @asynccontextmanager
 async def _warm_engine(backend: Backend, num_tokens: int) -> AsyncIterator[TargetEngine]:
-    """Run an engine that has served each number of sessions once, so that nothing is built while it is measured."""
+    """Yield a running engine that has served each number of sessions once, so that nothing is built while measuring."""
     engine = TargetEngine(SlotDecoder(backend), EngineLimits(lookup=False))
     engine.start()
     try:

@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(slots=True)
 class Entry:
-    """A variant in a race: seconds and answers by the number of the turn, and why it failed ("" if it did not)."""
+    """Times and answers of a variant in a race, by turn (a set of prompts), and why it failed ("" if it did not)."""
 
     engine: Racer
     variant: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 MOST_TEXTS_CHANGED = 0
 """Most texts that may differ from the target's own, with whatever drafts, and after a server was killed."""
 LAW_ALPHA = 0.001
-"""Least p-value of a server whose sampling is right; a wrong rule counts as found if its p-value is below."""
+"""Least p-value with which a server passes the test of sampling; a wrong rule counts as found if it is below."""
 NUM_MUTANT = 150_000
 """Number of tokens that each wrong rule draws: so many that a token drawn in 63 % instead of 60 % is found."""
 LEAST_SPEED = 0.95

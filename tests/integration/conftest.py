@@ -1,4 +1,4 @@
-"""Servers that several test modules share: a target, and servers that decode for it with drafts of any quality."""
+"""Servers that several test modules share: a target, and servers with drafts of various quality for it or its model."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
 
 @pytest.mark.release
 async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
-    """A fused server names its model by the target's hub id, not by the cache directory, which has a commit's name."""
+    """A server of draft and target has the target's hub id as its model's name, not the name of a cache directory."""
     port = free_port()
     models = ("--target_model", "seed/target", "--draft_model", "seed/draft", "--revision", "main", "--threads", "1")
     ports = ("--port", str(free_port()), "--http_port", str(port))

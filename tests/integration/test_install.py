@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 SOURCES = ("specdec", "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 BYTECODE = shutil.ignore_patterns("__pycache__")
-"""Leaves out bytecode when a source tree is copied, since other processes write it meanwhile."""
+"""Argument of `shutil.copytree` that leaves out bytecode, since other processes write it meanwhile."""
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,10 @@ FAULTS = {
     "other neighbours": ([0, 1], 1, [1, 2], 1),
     "more slots": ([2, 0], 1, [0, 1, 2], 2),
 }
-"""Pairs of passes, by their difference: slots and tokens per slot of one that works, then of the next, which fails."""
+"""Pairs of passes, by how they differ: one that works, and the next one, which fails.
+
+Each has the slots of the first pass and its number of tokens per slot, then both of the second pass.
+"""
 HELD = 4
 
 

@@ -77,7 +77,7 @@ Ask = Callable[..., Awaitable[Answer]]
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:
-    """Ask over gRPC on a new connection; call `told` with the number of tokens so far after each message."""
+    """Send a question over gRPC, on a new connection; return its answer, and meanwhile report progress to `told`."""
     async with open_channel(address) as channel:
         return await ask_on(channel, question, told, gamma=gamma)
 
@@ -90,9 +90,10 @@ async def ask_on(
     gamma: int | None = None,
     deadline_s: float = 120.0,
 ) -> Answer:
-    """Ask over gRPC on an open channel; call `told` with the number of tokens so far after each message.
+    """Send a question over gRPC, on an open channel; return its answer.
 
-    An error is not raised: it stands in the answer's `fault`.
+    Call `told` with the number of tokens so far after each message. No error is raised: it stands in the answer's
+    `fault`.
     """
     request = CompletionRequest(
         question.prompt,
@@ -125,9 +126,10 @@ async def ask_on(
 async def ask_http(
     client: httpx.AsyncClient, question: Question, told: Progress | None = None, *, deadline_s: float = 120.0
 ) -> Answer:
-    """Ask over HTTP; call `told` with the number of messages so far after each one.
+    """Send a question over HTTP; return its answer. The base URL of `client` must be the server's.
 
-    An error is not raised: it stands in the answer's `fault`. The base URL of `client` must be the server's.
+    Call `told` with the number of messages so far after each one. No error is raised: it stands in the answer's
+    `fault`.
     """
     body = {
         "prompt": question.prompt,

@@ -151,7 +151,7 @@ class Member:
 
 
 class Cluster:
-    """The servers by name; the proxies between them by the name of the side that connects, or none; and their logs."""
+    """Servers by name, proxies by the name of the side that connects (none if not `linked`), and the logs' folder."""
 
     def __init__(self, members: dict[str, Member], links: dict[str, DelayProxy], logs: Path) -> None:
         self.members = members

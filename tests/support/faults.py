@@ -14,7 +14,7 @@ from specdec.inference.model.decoder import Decoder, Turn, Verdict
 
 
 def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) -> bool:
-    """Run `call`, raising a MemoryError before one line of it; return True if that line came and the error left `call`.
+    """Run `call`, raising a MemoryError before one line; return True if that line was reached and the error not caught.
 
     Args:
         number: which line, counted from 1 in the order in which lines run, repetitions included.

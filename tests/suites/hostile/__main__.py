@@ -62,7 +62,10 @@ class Watch:
 
 
 def longest(checks: Checks, *, calm: bool) -> tuple[float, str]:
-    """Return the seconds of the longest check, and the attack that ran; if `calm`, that before all attacks."""
+    """Return the seconds of the longest health check, and the attack that ran at the time.
+
+    With `calm` only the checks before the first attack count, else only those after it.
+    """
     chosen = [(took, phase) for phase, seen in checks.items() for took in seen.values() if (phase == "calm") is calm]
     return max(chosen, default=(0.0, "nothing"))
 
