@@ -58,7 +58,7 @@ class FreeModel:
 
 @dataclass(frozen=True)
 class Resumed:
-    """`TokenSource` in front of an engine that lets every request begin in the middle: with `output` as its output."""
+    """`TokenSource` that wraps an engine: every request starts as if `output` had been generated already."""
 
     engine: TargetEngine
     output: tuple[int, ...]

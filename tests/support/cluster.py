@@ -231,7 +231,7 @@ async def _is_idle(member: Member) -> bool:
 
 @asynccontextmanager
 async def cluster(names: Collection[str], *, linked: bool = False) -> AsyncGenerator[Cluster, None]:
-    """Run the named servers, among target, draft, worker, gateway and fused, until the block is left.
+    """Run the servers of these names until the block is left: target, draft, worker, gateway, fused (both models).
 
     With `linked`, they connect to each other through proxies, which the cluster has in `links`.
     """

@@ -192,7 +192,7 @@ class _Chain:
         num_unread: tokens that the draft model must read before it can add a draft token.
         tokens: the draft tokens past the final ones.
         last_node, num_nodes: number of the last draft token sent, as the target counts them, and how many were sent.
-        waits: True while it waits, in rounds, until the target has verified the draft tokens.
+        waits: True while the worker waits until the target has verified the draft tokens; only if `in_rounds`.
     """
 
     request: str

@@ -78,7 +78,7 @@ def javascript() -> Path:
 
 @cache
 def python() -> Path:
-    """Return a folder to import Python clients from that the tests' environment lacks; nothing more is needed."""
+    """Return a folder from which to import Python clients that the tests' environment lacks; they need nothing more."""
     directory = BUILD / "python"
     stamp = directory / "installed"
     if not stamp.is_file() or stamp.read_text() != " ".join(_PYTHON):

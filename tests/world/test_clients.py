@@ -36,7 +36,7 @@ async def url() -> AsyncGenerator[str, None]:
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 async def test_instructor(url: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library Instructor gets an answer in a type; it runs in another process, whose imports find its folder."""
+    """The library Instructor gets an answer as a Pydantic model; it runs in another process, which can import it."""
     script = (
         "import sys, instructor, openai, pydantic\n"
         "class Forecast(pydantic.BaseModel):\n"

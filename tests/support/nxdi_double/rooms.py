@@ -58,7 +58,7 @@ def pad_prompt(
 
 
 def last_index(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return, as [num_rows, 1], the column with each row's highest position, the first of several: its logits count."""
+    """Return, as [num_rows, 1], the column whose logits a row gives: the first one with the row's highest position."""
     return position_ids.argmax(1, keepdim=True)
 
 
