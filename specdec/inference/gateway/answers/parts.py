@@ -68,7 +68,7 @@ class Choice:
     num_predicted_tokens: int = 0  # of the request's prediction, that passes verified
     num_predicted_accepted: int = 0
     drafted: Counter[tuple[int, int]] = field(default_factory=Counter)  # passes, by draft tokens and accepted ones
-    num_held: int = 0  # passes without drafts, as these were slower
+    num_held: int = 0  # passes for which drafting was off
     prompt_text: str = ""
     shows_prompt: bool = True
     parts: list[Part] = field(default_factory=list)  # of an answer in one piece

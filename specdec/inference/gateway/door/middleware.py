@@ -142,7 +142,7 @@ def _is_crowded(body: bytes, max_numbers: int) -> bool:
     members. This count takes longer, but lets other threads run between two parts.
     """
     num_numbers = 0
-    for num_parts, part in enumerate(_PARTS.finditer(body)):
+    for num_parts, part in enumerate(_PARTS.finditer(body), 1):
         if not (run := part.group()).startswith(b'"'):
             num_numbers += run.count(b",")
         if num_parts > _MAX_PARTS or num_numbers > max_numbers:
