@@ -100,7 +100,7 @@ class GrpcClient:
         return events
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
-        """Return the answer to a prompt with its tokens' log-probabilities; both are empty after a failure."""
+        """Return the text of the answer to a prompt, and a step for each token; both are empty after a failure."""
         request = replace(request_of(prompt, self._workload, self._contender), logprobs=NUM_BEST)
         text, steps, offset = "", [], 0
         try:
