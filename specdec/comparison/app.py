@@ -174,7 +174,7 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
         One sample for each run of each measurement, warm-up included, with the records of the run's requests.
 
     Raises:
-        ConfigError: a prompt is too long for a server.
+        ConfigError: a prompt is too long for a server, or a file with certificates or a token cannot be used.
         SpecDecError: a server ended or cannot be reached, or one that was started here answered no request of a run.
     """
     samples: list[Sample] = []
