@@ -107,6 +107,7 @@ class Service:
         prompt in the same run; None if there is no pair.
 
         Args:
+            alone: service of the baseline under the same conditions.
             figure: name of the figure, such as "ttft_s".
         """
         here, there = (_by_turn(service.requests, figure) for service in (self, alone))
