@@ -115,7 +115,7 @@ def panels(
     A panel has no title if the one above has the same.
 
     Args:
-        draw: function that fills one panel.
+        draw: function that fills the panel of a row and a column.
         size: width and height of a panel, in inches.
         names: names of the y axis by row, and of the x axis by column.
     """

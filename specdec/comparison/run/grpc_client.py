@@ -88,7 +88,14 @@ class GrpcClient:
         return record_of([(at_s - sent_s, event) for at_s, event in events], prompt_index, sent_s)
 
     def _events(self, arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, TextEvent]]:
-        """Return the events of a whole answer; raise UnavailableError if events are unreadable, missing or too many."""
+        """Return the events of a whole answer, each with its time of arrival.
+
+        Args:
+            arrived: for each message of the answer its time of arrival, in monotonic seconds, and its bytes.
+
+        Raises:
+            UnavailableError: events are unreadable, missing or too many.
+        """
         try:
             events = [(at_s, event_from_message(pb.GenerateResponse.FromString(data))) for at_s, data in arrived]
         except DecodeError as exc:

@@ -180,6 +180,9 @@ def _merging(expected: FloatArray) -> FloatArray:
     """Return a 0-1 matrix [num_merged, NUM_CLASSES] that merges neighbouring classes of ranks.
 
     Each merged class has an expected count of at least `MIN_EXPECTED`, unless it is the only one.
+
+    Args:
+        expected: [NUM_CLASSES], expected count of each class.
     """
     rows: list[FloatArray] = []
     for rank, unit in enumerate(np.eye(NUM_CLASSES)):
