@@ -37,6 +37,7 @@ class CellSummary:
 
     Attributes:
         tokens_per_s: output tokens of all requests / time spent on them, in each run.
+        tpot_s: time per token after the first of an answer; None if no answer has two.
         acceptance_rate: accepted over verified draft tokens; None if none was verified.
         alpha: probability that a draft token is accepted, given that all before it in its round were.
         mean_acceptance_length: tokens per pass that verified draft tokens; None if no pass did.
