@@ -180,10 +180,10 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return the error with the name under which the client knows the field at fault.
+    """Return an error about the field "grammar" with the name of the body's field that the grammar was made from.
 
-    Only an error in the grammar differs: it gets the name of the body's field that the grammar was made from, and for
-    tools the path of the first fault in their JSON schemas.
+    If tools have a fault in their JSON schemas, the message names the path of the first one instead. An error about
+    another field is returned unchanged.
     """
     if error.field != "grammar":
         return error

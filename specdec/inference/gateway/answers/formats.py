@@ -75,7 +75,7 @@ class ChunkFormat(AnswerStream):
         """Return one entry of a chunk's "choices", with a part of the text."""
 
     def choice(self, index: int, whole: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a whole answer's "choices"."""
+        """Return one entry of a whole answer's "choices"; `whole` has all parts of the choice as one."""
         return self.chunk(index, whole, choice)
 
     def document(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class ChatFormat(ChunkFormat):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **self._ids(index, part)}
 
     def choice(self, index: int, whole: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a whole answer's "choices", with its message."""
+        """Return one entry of a whole answer's "choices", with its message; `whole` has all parts as one."""
         entry = self.chunk(index, whole, choice)
         delta = entry.pop("delta")
         for call in delta.get("tool_calls", ()):
@@ -181,7 +181,8 @@ class ChatFormat(ChunkFormat):
 def of_chat(entry: dict[str, Any]) -> dict[str, Any]:
     """Take the prompt's token ids out of a chat's entry of "choices", and return them as a field of the document.
 
-    In vLLM's chat answers this field stands beside "choices". Return an empty dictionary if the entry has no such ids.
+    In vLLM's chat answers this field stands beside "choices". An entry without such ids, or of /v1/completions, stays
+    as it is, and the result is an empty dictionary.
     """
     is_chat = "prompt_token_ids" in entry and "text" not in entry
     return {"prompt_token_ids": entry.pop("prompt_token_ids")} if is_chat else {}
@@ -200,12 +201,12 @@ def _reason(part: Part) -> str | None:
 
 
 def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Return the fields "usage" and "metrics" for a whole request, whose prompts have `n` choices each."""
+    """Return the field "usage", and "metrics" if draft tokens were used or held back; each prompt has `n` choices."""
     return {"usage": usage(choices, n=n), **metrics(choices)}
 
 
 def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Return the value of "usage" for a whole request, whose prompts have `n` choices each.
+    """Return the value of "usage" for a whole request, whose prompts have `n` choices each, one prompt after another.
 
     Its numbers of tokens count every prompt once, and the output of every choice.
     """

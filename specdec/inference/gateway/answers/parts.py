@@ -20,6 +20,7 @@ class Part:
     Attributes:
         text: text that the part adds; may be empty.
         accepted: for each token, whether it is an accepted draft token.
+        logprobs: log-probabilities of each token, if the request asked for them; else empty.
         num_draft_tokens: draft tokens of the pass; 0 unless this is the pass's last part.
         token_ids: ids of the part's tokens.
         rejected_text: text of the pass's rejected draft tokens; empty unless this is the pass's last part.
@@ -98,7 +99,10 @@ class Choice:
             yield Part("", finish_reason=event.reason)
 
     def whole(self) -> Part:
-        """Return all parts of the choice as one; if a prompt is echoed, the first log-probability has no meaning."""
+        """Return all parts of the choice as one, without what belongs to single passes, such as draft tokens and times.
+
+        If a prompt is echoed with log-probabilities, `is_prompt` is True: the first of them has no meaning.
+        """
         return Part(
             "".join(part.text for part in self.parts),
             logprobs=tuple(scores for part in self.parts for scores in part.logprobs),

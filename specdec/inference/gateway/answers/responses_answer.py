@@ -31,7 +31,10 @@ class OutputItems:
         self._last: object = None  # kind of the last item, or number of its call
 
     def add(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> Iterator[JsonEvent]:
-        """Add a delta of a chat answer with its log-probabilities to the items; yield the events for the client."""
+        """Add a chat chunk's "delta" and its log-probabilities to the items; yield the events for the client.
+
+        Both have the form that /v1/chat/completions gives them: `logprobs` is the list "content" of its "logprobs".
+        """
         if text := delta.get("reasoning_content"):
             yield from self._add_text("reasoning", text, [])
         if delta.get("content") or logprobs:
