@@ -156,6 +156,8 @@ async def events_of(
     """Yield the events of all choices of a body as they come; closing the iterator cancels the choices that still run.
 
     Args:
+        requests: request for each choice; the number of an event's choice is the place of its request here.
+        body: body that they were made of, by which errors name the field at fault.
         deadline_s: seconds that the choices may take.
         ping_s: seconds without an event after which an empty one is yielded; 0: none is.
 

@@ -72,7 +72,7 @@ class ChunkFormat(AnswerStream):
 
     @abstractmethod
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a chunk's "choices", with a part of the text."""
+        """Return one entry of a chunk's "choices": that of the choice number `index`, with a part of its text."""
 
     def choice(self, index: int, whole: Part, choice: Choice) -> dict[str, Any]:
         """Return one entry of a whole answer's "choices"; `whole` has all parts of the choice as one."""
@@ -114,7 +114,7 @@ class CompletionFormat(ChunkFormat):
         return self._head("cmpl", "text_completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a chunk's "choices", with a part of the text."""
+        """Return one entry of a chunk's "choices": that of the choice number `index`, with a part of its text."""
         offset, first = choice.num_characters, part.is_prompt
         logprobs = text_logprobs(part.logprobs, offset, begins_prompt=first) if part.logprobs else None
         choice.num_characters += sum(position.num_characters for position in part.logprobs)
@@ -145,7 +145,7 @@ class ChatFormat(ChunkFormat):
         return self._head("chatcmpl", "chat.completion.chunk" if chunk else "chat.completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a chunk's "choices", with a part of the message."""
+        """Return one entry of a chunk's "choices": that of the choice number `index`, with a part of its message."""
         role = {} if index in self._readers else {"role": "assistant"}
         fields, reason = self._read(index, part, choice)
         logprobs = chat_logprobs(part.logprobs) if part.logprobs else None

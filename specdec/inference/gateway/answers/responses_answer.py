@@ -24,7 +24,11 @@ _NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 class OutputItems:
-    """Output items (messages, reasoning, calls) of one answer, of which only the last one still grows."""
+    """Output items (messages, reasoning, calls) of one answer, of which only the last one still grows.
+
+    Attributes:
+        items: the items so far, as objects of OpenAI's Responses API.
+    """
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -107,6 +111,8 @@ class ResponsesFormat(EventFormat):
     """Format of the answers of /v1/responses, streamed or not.
 
     Args:
+        model: name of the model that the answer names.
+        reader: function that takes the prompt's text and returns the splitter of the answer's text, see `EventFormat`.
         body: body of the request, some fields of which the answer repeats.
     """
 
