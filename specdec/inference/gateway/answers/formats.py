@@ -201,7 +201,7 @@ def _reason(part: Part) -> str | None:
 
 
 def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Return the field "usage", and "metrics" if draft tokens were used or held back; each prompt has `n` choices."""
+    """Return the field "usage" and, if `metrics` returns it, "metrics"; each prompt of the request has `n` choices."""
     return {"usage": usage(choices, n=n), **metrics(choices)}
 
 
@@ -241,8 +241,9 @@ def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
     """Return statistics of the draft tokens, named as in vLLM (its PR 48915).
 
     "acceptance_histogram" has at index j the number of passes that accepted exactly j draft tokens. "num_spec_tokens"
-    is the greatest number of draft tokens in a pass. "held" is the number of passes for which drafting was off because
-    it was slower. If there were neither draft tokens nor such passes, the dictionary is empty.
+    is the greatest number of draft tokens in a pass. "held" is the number of passes for which drafting was off, by the
+    setting `--drafting never` or because it was slower. If there were neither draft tokens nor such passes, the
+    dictionary is empty.
     """
     passes = sum((choice.drafted for choice in choices), Counter[tuple[int, int]]())
     num_held = sum(choice.num_held for choice in choices)

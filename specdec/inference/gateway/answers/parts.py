@@ -61,7 +61,17 @@ def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
 
 @dataclass(slots=True)
 class Choice:
-    """Counts and text of one choice, that is, of one output that a request asks for, so far."""
+    """Counts and text of one choice, that is, of one output that a request asks for, so far.
+
+    Attributes:
+        num_predicted_tokens, num_predicted_accepted: tokens of the request's prediction that passes verified, and how
+            many of them were accepted.
+        drafted: numbers of passes by (draft tokens, accepted draft tokens); passes without draft tokens do not count.
+        num_held: passes for which drafting was off, by `--drafting never` or because it was slower.
+        shows_prompt: True if an echoed prompt is a part of the answer.
+        parts: all parts so far, if the answer is not streamed; else empty.
+        num_characters: characters of the tokens for which log-probabilities were sent.
+    """
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
