@@ -155,9 +155,13 @@ class PrivateWorker:
             return None
 
     def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
-        """Tell the session that drafts for a request which tokens the target committed.
+        """Tell the session that drafts for a request which tokens the target committed, by its event `delta`.
 
-        Return `delta`, the event with these tokens, with the time and bytes that drafting took.
+        Return the event with the time and bytes that drafting took. If it does not fit the tokens that the session
+        knows, drafting for the request ends, and the event is returned unchanged.
+
+        Args:
+            name: name of the session on the stream.
         """
         try:
             delta = session.commit(delta)
