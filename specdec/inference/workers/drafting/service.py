@@ -45,7 +45,7 @@ MAX_OUTBOX_BYTES = 16 * 1024 * 1024
 worker's stream ends."""
 PRIVATE_SHARE = 8
 """Limit of a client's private draft workers, which draft for its own requests alone: while n of them are attached, it
-may attach another one only if more than n * `PRIVATE_SHARE` private workers of all clients can still be attached."""
+may attach another one only if more than n * `PRIVATE_SHARE` of the `MAX_WORKERS` places for such workers are free."""
 MAX_WORKER_SLOTS = 4096
 """Most requests for which one draft worker may offer to draft at a time."""
 HEARTBEAT_S = 20.0
