@@ -124,7 +124,7 @@ class DraftLength:
             self._weigh(chains, num_sessions, passes)
 
     def _weigh(self, chains: Sequence[Chain], num_sessions: int, passes: PassCosts) -> None:
-        """Set `room` to 0 in chains in which further tokens do not pay, by the costs of passes over so many sessions."""
+        """Set `room` to 0 in chains in which further tokens do not pay, by the costs of the given `passes`."""
         for chain in chains:
             chain.see(self._confidence)
         growing = [each for each in chains if each.grows]

@@ -42,7 +42,7 @@ class _Recent:
 
     @property
     def ends(self) -> float:
-        """Return the number of recorded passes, of any kind, at which these times are dropped if none is added meanwhile.
+        """Return the number of recorded passes, of any kind, at which these times are dropped if none is added.
 
         It is MAX_AGE after `latest`, and proportionally less after it for fewer than NUM_RECENT times; so it may be a
         fraction.
