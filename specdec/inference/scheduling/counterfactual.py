@@ -119,7 +119,7 @@ class Counterfactual:
     Attributes:
         is_on: whether draft workers may compute now: the decision, or its opposite in a probe.
         begins_on: the decision for a number of sessions while nothing is measured for similar numbers.
-        quiet: periods of quiet passes, during which no draft worker computed.
+        quiet: measured times of quiet passes, during which no draft worker computed.
         lost_s: seconds that drafting has cost, in tries and in passes before it was found to be slower.
     """
 

@@ -92,9 +92,14 @@ class Measured:
 
 
 def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
-    """Return the pacing for running ahead, with up to `gamma` draft tokens per pass and `num_branches` branches.
+    """Return the limits of drafting for a draft that goes on before the target has verified its earlier tokens.
 
     While times are unknown, the draft makes `gamma` tokens, sends them in one message, and makes no branches.
+
+    Args:
+        gamma: most draft tokens that one pass of the target verifies; 0: none are drafted.
+        num_branches: most branches per sequence at a time.
+        measured: measured times.
     """
     step_s, pass_s = measured.step_s, measured.pass_s
     if not gamma or not step_s or not pass_s:
