@@ -109,6 +109,8 @@ class Drafting:
     def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
         """Record a measured pass, and decide anew whether drafting is on; do nothing if the mode is not MEASURED.
 
+        If some worker does not stop when asked to, drafting is turned on without regard to the pass.
+
         Args:
             each: the pass; its `seconds` are its period, the time from its start to the start of the next pass.
             is_quiet: True if no draft worker computed in that period.

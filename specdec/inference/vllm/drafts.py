@@ -29,6 +29,10 @@ UNKNOWN = Origin("", ())
 class Drafted:
     """Request in an engine core of vLLM, with its draft tokens.
 
+    Args:
+        lookup: prompt lookup for the request, in its own text and in others.
+        name, token_ids, gamma, origin, wanted: the attributes.
+
     Attributes:
         name: name of the request in messages to and from this project's server or pool.
         token_ids: prompt, and output up to now.
@@ -175,6 +179,7 @@ class Drafts:
         """Add a request that has reached the engine core; return the message that announces it to the server or pool.
 
         Args:
+            name: name of the request in messages to and from the server or pool.
             token_ids: prompt, and output up to now.
             gamma: most draft tokens of a pass.
             wanted: the request as a pool's draft workers need it; None if this project's server has sent the request.
@@ -187,7 +192,7 @@ class Drafts:
             return self._requests[name].has()
 
     def leave(self, name: str) -> None:
-        """Forget a request that has ended, with its draft tokens, and keep its answer for later lookups."""
+        """Remove a request that has ended, with its draft tokens, and keep its answer for later lookups."""
         with self._news:
             if (ended := self._requests.pop(name, None)) is not None:
                 self._answers.add(ended.origin, ended.token_ids[len(ended.origin.prompt) :])
@@ -206,7 +211,7 @@ class Drafts:
             self._news.notify_all()
 
     def proposals(self, rooms: Mapping[str, int], *, may_wait: bool) -> list[list[int]]:
-        """Return the draft tokens that the next pass verifies, per request, as many as pay.
+        """Return the draft tokens that the next pass verifies, per request in the order of `rooms`, as many as pay.
 
         Args:
             rooms: by name of each request that decodes in the pass, how many draft tokens fit before its end.
@@ -246,7 +251,8 @@ class Drafts:
         Args:
             name: name of the request.
             token_ids: the tokens.
-            proposal: draft tokens that the pass verified.
+            proposal: draft tokens that the pass verified. With -1 among them it counts as empty, unless vLLM's own
+                speculator drafts: it is then what vLLM puts in place of draft tokens.
             num_accepted: number of these that the target accepted.
             is_finite: False if the logits of the pass were not finite.
         """
