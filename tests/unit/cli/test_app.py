@@ -98,7 +98,10 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
     ],
 )
 def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
-    """The log has each warning of NxDI (AWS's NxD Inference) only once.
+    """The log has errors of NxDI (AWS's NxD Inference) each time, warnings once, and its other lines never.
+
+    Warnings about unexpected arguments are left out too. `shown` says whether the line is logged at its first and at
+    its second time.
 
     Regression: only 8 of 250 lines in a draft's log were the draft's own, since NxDI logs to the root logger.
     """
