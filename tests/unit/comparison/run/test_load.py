@@ -55,7 +55,10 @@ def test_messages_survive_json() -> None:
 
 
 async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord]:
-    """Return the record of a request to a simulated server that answers one request at a time, in 50 ms."""
+    """Return, in a list, the record of a request to a simulated server that answers one at a time, in 50 ms each.
+
+    Its time counts from `due_s`, or from the call if that is None.
+    """
     due_s = time.monotonic() if due_s is None else due_s
     async with ONE_AT_A_TIME:
         await asyncio.sleep(0.05)
