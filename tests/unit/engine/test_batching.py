@@ -101,7 +101,10 @@ def test_rounds_pay_where_sessions_make_passes_long(seconds: float, expected: Sc
 
 
 def drafted(end: int, num_tokens: int, *, gamma: int = 8, schedule: Schedule | None = Schedule.ASYNC) -> TargetSession:
-    """Return a decoding session with `end` committed tokens, to which its draft worker has sent `num_tokens` more."""
+    """Return a decoding session with `end` committed tokens, to which its draft worker has sent `num_tokens` more.
+
+    If `schedule` is None, it has no draft worker, and gets no tokens.
+    """
     session = TargetSession(GenerationRequest(tuple(range(5, 5 + end)), max_new_tokens=40), max_length=99, gamma=gamma)
     session.enter(0, end - 1)
     if schedule is not None:

@@ -60,7 +60,7 @@ async def pool() -> AsyncGenerator[DraftPool, None]:
 
 
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
-    """Return a request's tokens, and the percentage of its later half of commits that verified draft tokens."""
+    """Answer a prompt of `length` tokens; return (tokens, percentage of the later commits that had draft tokens)."""
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
