@@ -98,7 +98,13 @@ def test_waiting_is_decided_as_a_simulation_of_both_would(delay_s: float, rate: 
 
 
 def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
-    """Return tokens/s of a simulated target: 4 draft tokens come `delay_s` after a rejection; it waits or decodes."""
+    """Return tokens/s of a simulated target, to which 4 draft tokens come `delay_s` after a rejection.
+
+    Args:
+        delay_s: the delay of new draft tokens.
+        rate: probability that a draft token is right.
+        waits: whether the target waits for them; else it decodes alone meanwhile.
+    """
     rng, now, tokens = random.Random(0), 0.0, 0
     for _ in range(4000):
         accepted = next((k for k in range(4) if rng.random() >= rate), 4)

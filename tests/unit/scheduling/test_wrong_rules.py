@@ -107,6 +107,6 @@ def test_tokens_that_are_credited_without_lookup_hide_a_loss(monkeypatch: pytest
 
 
 def without_lookup(replay: Replay, num_tokens: int, verified: tuple[int, int] | None, share: float) -> int:
-    """Return the passes that a pass with drafts replaces if lookup is ignored: one per token; 1 if it has no drafts."""
+    """Replace `Replay.record` by a count without lookup: a pass per token if it had drafts, and one pass if not."""
     replay.skip()
     return num_tokens if verified is None else 1
