@@ -311,7 +311,10 @@ async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: 
 
 
 async def attaching(port: int, security: DialSecurity, **fields: Any) -> str:
-    """Attach a draft worker; return its worker id, or if it is refused "STATUS: message"."""
+    """Attach a draft worker; return its worker id, or if it is refused, "STATUS: message".
+
+    `fields` replace those of the Attach message.
+    """
     words = {"tokenizer_fingerprint": WORDS.fingerprint, "vocab_size": WORDS.size}
     attach = pb.Attach(**{"protocol_version": PROTOCOL_VERSION, "num_slots": 1, **words, **fields})
     async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
