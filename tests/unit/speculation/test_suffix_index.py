@@ -15,7 +15,10 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), max_size=4
 
 
 def exhaustive(texts: list[list[int]], last: list[int], first: int = 0) -> int:
-    """Return the longest length, 0 or at least NUM, at which the end of `last` is in a text from token `first` on."""
+    """Return the longest length, 0 or at least NUM, at which the end of `last` is in a text from token `first` on.
+
+    Tokens are counted over all texts, with an END after each text.
+    """
     whole = [token for text in texts for token in (*text, END)]
     lengths = [0]
     for place in range(first, len(whole) + 1):
