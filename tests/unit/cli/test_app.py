@@ -128,6 +128,8 @@ def test_other_lines_are_logged_every_time() -> None:
 def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
     """A client that disconnects during the last message to it causes no traceback in the log.
 
+    `shown` tells whether the log keeps the line `message`.
+
     Regression: 1 in some 1,000 clients disconnected while its status was sent, and gRPC put a traceback into the
     target's log.
     """
