@@ -89,6 +89,8 @@ def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[f
 def test_no_simulated_schedule_is_faster(rate: float, rtt_s: float) -> None:
     """No simulated schedule, in rounds of any lengths or with a draft running ahead, is faster than the computed bound.
 
+    `rate` is the share of positions with a right draft token.
+
     Regression: the bound assumed equal and independent acceptance, and schedules with adaptive lengths were faster.
     """
     rng = random.Random(f"{rate} {rtt_s}")

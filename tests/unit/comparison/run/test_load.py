@@ -100,7 +100,7 @@ def test_arrivals_are_poisson_and_repeat() -> None:
 
 @pytest.mark.parametrize(("count", "streams"), [(3, 1), (3, 3), (2, 5)])
 async def test_steady_load_never_falls(count: int, streams: int) -> None:
-    """A steady load has `streams` requests in flight until each prompt and each stream has an answer."""
+    """A steady load has `streams` requests in flight until each of `count` prompts and each stream has an answer."""
     in_flight, least, asked = 0, 99, list[int]()
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
