@@ -56,6 +56,8 @@ def decoding(slot: int) -> TargetSession:
 def test_a_burst_of_prompts_is_read_as_fast_as_its_share_allows(num_draft_tokens: int) -> None:
     """Prompts get their share of a pass even if no pass over as many sessions was ever measured without prompts.
 
+    Each decoding session has `num_draft_tokens` draft tokens in the measured passes.
+
     Regression: such a pass was assumed to take as long as one over a single session, and the rest counted as the cost
     of its prompt tokens. So prompts seemed five times as costly, each pass read 16 tokens of them, and a burst of
     requests took long to be read.

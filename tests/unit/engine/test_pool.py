@@ -338,6 +338,8 @@ class CrowdedEngine(TargetEngine):
 async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots: int) -> None:
     """A target with many sessions drafts in rounds with a worker whose tokens were often accepted before.
 
+    `asked` is the schedule that the requests name, and `num_slots` is that of the worker.
+
     Two cases run ahead instead: a request that asks for it, and a worker of which no token was accepted yet.
     """
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
