@@ -221,6 +221,8 @@ async def test_a_connection_without_a_request_is_closed(
 ) -> None:
     """A connection on which no complete request comes is closed after a time.
 
+    `first` is sent once, and then `more` again and again.
+
     Regression: 1500 silent connections stayed open for ever, and headers without an end filled the memory.
     """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.3)
