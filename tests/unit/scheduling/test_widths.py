@@ -38,7 +38,10 @@ def line(base_s: float, slope_s: float) -> Callable[[int], float]:
 def test_no_other_widths_give_more_tokens_per_second(
     sessions: list[tuple[int, float]], base_s: float, steps: list[float]
 ) -> None:
-    """The chosen numbers of draft tokens give as many tokens per second as the best of all possible numbers."""
+    """The chosen numbers of draft tokens give as many tokens per second as the best of all possible numbers.
+
+    Each of `sessions` is (draft tokens that are there, their acceptance); draft token i adds `steps[i]` to `base_s`.
+    """
 
     def seconds(num_draft_tokens: int) -> float:
         return base_s + sum(steps[:num_draft_tokens])
