@@ -274,6 +274,8 @@ async def test_a_revoked_pool_worker_is_let_go(
 ) -> None:
     """A draft worker is detached when the file of access tokens no longer gives it the right.
 
+    The file then has the content `left`; the error of the call has `words`.
+
     Regression: rights were checked only when a call began, so a worker without the right read all prompts while its
     call lasted.
     """
