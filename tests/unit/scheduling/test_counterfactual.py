@@ -31,7 +31,7 @@ class Machine:
         self._num_since = 0
 
     def run(self, seconds: float, num_sessions: int = 4) -> float:
-        """Run passes for `seconds` of the machine's own time; return the speed relative to decoding without drafts."""
+        """Run passes for `seconds` of the machine's own time; return its speed over that of decoding without drafts."""
         began, plain = self.now, 0.0
         while self.now < began + seconds:
             plain += self.step(num_sessions)

@@ -62,7 +62,7 @@ def gain_kept(rule: Counterfactual) -> float:
 
 
 def speed_after_a_busy_time(quiet: Quiet) -> float:
-    """Return the speed, relative to decoding without drafts, over 11 sessions, where drafts cost more than they give.
+    """Return the speed of passes over 11 sessions, divided by that without drafts, where drafts cost more than they give.
 
     Passes over 11 sessions without drafts were last measured while the machine was busy.
     """

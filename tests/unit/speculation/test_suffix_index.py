@@ -31,7 +31,7 @@ def exhaustive(texts: list[list[int]], last: list[int], first: int = 0) -> int:
 
 @given(TEXTS, st.lists(st.integers(0, 3), min_size=NUM, max_size=LONGEST_MATCH), st.data())
 def test_it_finds_the_longest_match(texts: list[list[int]], last: list[int], data: st.DataObject) -> None:
-    """The longest match is found, with tokens after it from the same text; tokens that `forget` drops are never found."""
+    """The longest match is found, with tokens after it from the same text; tokens that `forget` drops never are."""
     index = SuffixIndex(NUM)
     for text in texts:
         index.append([*text, END])
