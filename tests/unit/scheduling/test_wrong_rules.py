@@ -62,9 +62,9 @@ def gain_kept(rule: Counterfactual) -> float:
 
 
 def speed_after_a_busy_time(quiet: Quiet) -> float:
-    """Return the speed of passes over 11 sessions, divided by that without drafts, where drafts cost more than they give.
+    """Return the speed over that without drafts, for 11 sessions, where drafts cost more than they give.
 
-    Passes over 11 sessions without drafts were last measured while the machine was busy.
+    In `quiet`, the record of passes without drafts, those over 11 sessions were measured while the machine was busy.
     """
     pace, rule = [2.0], Counterfactual(is_on=True)
     rule.quiet = quiet
