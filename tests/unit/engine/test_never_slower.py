@@ -1,4 +1,4 @@
-"""Drafting with the default `--drafting measured` is never slower than plain decoding, and keeps its gains.
+"""Drafting with the default `--drafting measured` is never slower than no drafting, and keeps its gains.
 
 Each scenario runs the real engine, pool, tree and batching on a virtual clock (tests/support/virtual.py), with given
 times of passes and given other programs on the cores, so that figures are equal on every machine. A try is a short time
