@@ -131,7 +131,10 @@ class History:
         return Span(slot, it.at, token_ids, len(token_ids))
 
     def _seen(self, span: Span, rows: Iterator[Any]) -> Checksums:
-        """Return checksums of a span's logits up to the first wrong draft token; the text goes on at that position."""
+        """Return checksums of a span's logits up to the first wrong draft token; the text goes on at that position.
+
+        `rows` iterates over the logits of the whole pass; its next rows are the span's, and all of them are taken.
+        """
         it, found = self._readers[span.slot], Checksums()
         text, start = self.texts[it.text], span.start
         num_true = next((i for i, token in enumerate(span.token_ids) if token != text[start + i]), len(span.token_ids))

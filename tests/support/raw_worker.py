@@ -37,7 +37,13 @@ def proposing(session_id: str, *branches: pb.Branch) -> pb.AssistRequest:
 
 @dataclass
 class RawWorker:
-    """A client's draft worker, attached to a target, and the channel that it and the client's requests share."""
+    """A client's draft worker, attached to a target, and the channel that it and the client's requests share.
+
+    Attributes:
+        call: the worker's stream (Assist), on which it sends proposals and reads the target's messages.
+        metadata: gRPC metadata of the client's requests.
+        writes: lock that a writer to `call` must hold.
+    """
 
     channel: grpc.aio.Channel
     call: Any

@@ -24,7 +24,8 @@ def checkpoint(family: str, **fields: Any) -> Path:
 def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:
     """Return settings of a float32 model on backend neuron, with three sequences of `length` tokens each.
 
-    Further settings come from `options`: num_slots, compile_policy, or fields of `NeuronOptions`.
+    The context has room for `gamma` + 1 more tokens, unless `gamma` is 0. Further settings come from `options`:
+    num_slots, compile_policy, or fields of `NeuronOptions`.
     """
     num_slots, policy = options.pop("num_slots", NUM_SLOTS), options.pop("compile_policy", "auto")
     return ModelConfig(
