@@ -135,7 +135,11 @@ def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str
 
 
 def _measure_passes(args: argparse.Namespace, backend: TorchBackend) -> list[dict[str, Any]]:
-    """Time passes over all sequences, by width and by positions that attention reads; print and return the times."""
+    """Time passes over all sequences, by width and by positions that attention reads; print and return medians in ms.
+
+    "host" is the time until the call returns, "pass" until the device has finished, and "transfer" that of the copy of
+    all logits to the host.
+    """
     passes = _static(backend)
     results, rows = [], []
     for shape in passes.shapes.all():
