@@ -106,7 +106,10 @@ class History:
         return found
 
     def _begin(self, text: int) -> None:
-        """Put a text into a random free slot, often with a prefix copied from a slot with the shared tokens."""
+        """Put text number `text` into a random free slot, often with a prefix copied from another slot.
+
+        That slot has all the tokens with which the texts begin.
+        """
         free = [slot for slot in range(self.backend.num_slots) if slot not in self._readers]
         slot = int(self.rng.choice(free))
         sources = [source for source, held in self._held.items() if held == self.num_shared]

@@ -31,7 +31,10 @@ def below(parent_node: int, *token_ids: int) -> pb.Branch:
 
 
 def proposing(session_id: str, *branches: pb.Branch) -> pb.AssistRequest:
-    """Return the message by which a draft worker proposes branches of draft tokens for a session."""
+    """Return the message by which a draft worker proposes branches of draft tokens for a session.
+
+    `session_id` is from the target; a private worker's is `draft_session` of the request in hexadecimal digits.
+    """
     return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
 
 
@@ -78,7 +81,13 @@ async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
 
 @dataclass
 class RawSession:
-    """A client's request for which a `RawWorker` drafts, and the part of the answer that was read so far."""
+    """A client's request for which a `RawWorker` drafts, and the part of the answer that was read so far.
+
+    Attributes:
+        name: name by which the target connects request and draft tokens.
+        call: stream of the answer; None until the request is sent.
+        deltas: the answer's messages with new tokens, whose token ids are in `token_ids`.
+    """
 
     worker: RawWorker
     message: pb.GenerateRequest

@@ -76,7 +76,7 @@ async def pool_worker(
 
 
 async def until_pooled(worker: asyncio.subprocess.Process, num_targets: int = 1) -> None:
-    """Read the log of a draft worker until it has attached to this many targets."""
+    """Read the log of a draft worker until it has attached to this many targets; fail if the worker ends before."""
     assert worker.stderr is not None
     while num_targets:
         line = await worker.stderr.readline()

@@ -17,7 +17,10 @@ GAMMA = 3
 
 @lru_cache(maxsize=4)
 def checkpoint(family: str, **fields: Any) -> Path:
-    """Save the tiny model of a family to a new directory, with further fields of its configuration; return its path."""
+    """Return the directory of a family's tiny model with further fields of its configuration.
+
+    It is saved at the first call with these arguments.
+    """
     return save_tiny_model(Path(mkdtemp()) / family, family, **fields)
 
 

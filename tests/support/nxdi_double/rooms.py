@@ -39,7 +39,7 @@ def scatter(
 def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
     """Write the keys and values of a padded prompt to a room (part of the KV cache), from position 0 on.
 
-    `new` is from `Memory.run` over it, as the only row. Its first `num_tokens` tokens are the prompt; the
+    `new` is from `Memory.run`, with the prompt as the only row. The first `num_tokens` tokens are the prompt; the
     positions of the padding get NOISE.
     """
     bucket = new.shape[4]
