@@ -79,7 +79,7 @@ def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe
 
 
 async def strike(cluster: Cluster, recipe: Recipe) -> float:
-    """Cause a run's fault, and undo it after `hold_s` seconds, or at once after a kill; return its seconds."""
+    """Cause a run's fault, and undo it after `hold_s` seconds, or at once after a kill; return the seconds it took."""
     case, began = recipe.case, asyncio.get_running_loop().time()
     if case.fault == "kill":
         cluster[case.victim].send(signal.SIGKILL)

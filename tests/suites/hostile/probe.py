@@ -54,7 +54,7 @@ class Prober:
             await asyncio.sleep(PROBE_S)
 
     async def tell(self) -> None:
-        """Print the longest check of each server as JSON, every TELL_S seconds, until cancelled."""
+        """Print each server's longest check and how many failed, as JSON, every TELL_S seconds, until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             print(json.dumps({"worst": self._worst, "failed": self._num_failed}), flush=True)
