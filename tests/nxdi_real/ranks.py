@@ -65,7 +65,7 @@ def _logits(target: Path, tokens: tuple[int, ...]) -> np.ndarray[Any, Any]:
 def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = False, **overrides: Any) -> dict[str, Any]:
     """Decode greedily with target and draft in one graph; return whether the tokens are Transformers', as "equal".
 
-    `overrides` are NxDI's settings.
+    `method` is fused, eagle or eagle3. `overrides` are settings of NxDI.
     """
     options = {"method": method, "overrides": overrides, "device_sampling": device_sampling}
     decoder = load_fused_decoder(config(target, gamma=K, **options), config(draft, **options), decide)

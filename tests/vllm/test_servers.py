@@ -93,7 +93,13 @@ def _until_empty(group: int) -> None:
 
 @dataclass(slots=True)
 class Site:
-    """Targets, the folder of their certificates and auth file, and the answers that each of them must give."""
+    """Targets, the folder of their certificates and auth file, and the answers that each of them must give.
+
+    Attributes:
+        prompts: prompts as token ids; the seed of a request is the prompt's index.
+        answers: token ids of the right answers, in the order of the prompts.
+        draft: directory of the draft model.
+    """
 
     servers: list[Server]
     folder: Path
