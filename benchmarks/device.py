@@ -86,7 +86,8 @@ def _loaded(args: argparse.Namespace) -> tuple[TorchBackend, float]:
 def _compare_choices(args: argparse.Namespace, backend: TorchBackend) -> dict[str, int]:
     """Count after how many tokens of a text the device chooses the same next token as the CPU; print and return it.
 
-    The device computes token by token; the CPU computes all tokens at once, in float32.
+    The device computes token by token; the CPU computes all tokens at once, in float32. The result has the count as
+    "same", and the number of all tokens as "tokens".
     """
     token_ids = list(Tokenizer.load(args.model).encode(args.text.read_text()))[:NUM_COMPARED]
     config = ModelConfig(args.model, device="cpu", dtype="float32", num_slots=1, sequence_length=backend.max_length)
@@ -107,7 +108,7 @@ def _host(logits: Any) -> Tensor:
 def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str, float]:
     """Time two ways to write new keys into one layer's KV cache, each as a graph; print and return milliseconds.
 
-    They are a scatter, which passes use, and `torch.where`.
+    They are "scatter", which passes use, and "select", by `torch.where`.
     """
     passes = _static(backend)
     cache = passes.cache
