@@ -39,7 +39,10 @@ def requirements() -> dict[str, str]:
 
 
 def runtime(project: dict[str, Any]) -> list[str]:
-    """Return the requirements, with ranges of versions, of everything that a server needs."""
+    """Return the requirements, with ranges of versions, of everything that a server needs.
+
+    `project` is the table of that name in pyproject.toml.
+    """
     return [*project["dependencies"], *project["optional-dependencies"][RUNTIME]]
 
 
