@@ -106,9 +106,9 @@ class History:
         return found
 
     def _begin(self, text: int) -> None:
-        """Put text number `text` into a random free slot, often with a prefix copied from another slot.
+        """Put text number `text` into a random free slot, often with a copied prefix.
 
-        That slot has all the tokens with which the texts begin.
+        The prefix is from a slot that has all the tokens with which the texts begin.
         """
         free = [slot for slot in range(self.backend.num_slots) if slot not in self._readers]
         slot = int(self.rng.choice(free))
