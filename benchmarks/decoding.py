@@ -27,7 +27,10 @@ def load_model(
     num_slots: int = 1,
     exact: str = "never",
 ) -> Backend:
-    """Load a model by one of this project's backends; by default for one sequence, and without exact arithmetic."""
+    """Load a model by one of this project's backends; by default for one sequence, and without exact arithmetic.
+
+    `exact` is a value of the flag `--exact`, `max_length` the most positions of a sequence.
+    """
     config = ModelConfig(
         path,
         backend=backend,

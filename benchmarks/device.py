@@ -86,7 +86,8 @@ def _loaded(args: argparse.Namespace) -> tuple[TorchBackend, float]:
 def _compare_choices(args: argparse.Namespace, backend: TorchBackend) -> dict[str, int]:
     """Count after how many tokens of a text the device chooses the same next token as the CPU; print and return it.
 
-    The device computes token by token; the CPU computes all tokens at once, in float32.
+    The device computes token by token; the CPU computes all tokens at once, in float32. The result has the count as
+    "same", and the number of all tokens as "tokens".
     """
     token_ids = list(Tokenizer.load(args.model).encode(args.text.read_text()))[:NUM_COMPARED]
     config = ModelConfig(args.model, device="cpu", dtype="float32", num_slots=1, sequence_length=backend.max_length)
@@ -107,7 +108,7 @@ def _host(logits: Any) -> Tensor:
 def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str, float]:
     """Time two ways to write new keys into one layer's KV cache, each as a graph; print and return milliseconds.
 
-    They are a scatter, which passes use, and `torch.where`.
+    They are "scatter", which passes use, and "select", by `torch.where`.
     """
     passes = _static(backend)
     cache = passes.cache
@@ -135,7 +136,11 @@ def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str
 
 
 def _measure_passes(args: argparse.Namespace, backend: TorchBackend) -> list[dict[str, Any]]:
-    """Time passes over all sequences, by width and by positions that attention reads; print and return the times."""
+    """Time passes over all sequences, by width and by positions that attention reads; print and return medians in ms.
+
+    "host" is the time until the call returns, "pass" until the device has finished, and "transfer" that of the copy of
+    all logits to the host.
+    """
     passes = _static(backend)
     results, rows = [], []
     for shape in passes.shapes.all():

@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_both(name: str, args: argparse.Namespace, sequences: Sequence[list[int]]) -> tuple[Reading, Reading]:
-    """Read the text by an engine in two ways, and return both readings.
+    """Read the text by the engine `name` (BACKEND/DTYPE or BACKEND/DTYPE/EXACT) in two ways; return both readings.
 
     The first way is passes over one token; the second is passes over `--width` tokens of each of several parts.
     """

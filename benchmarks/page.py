@@ -118,7 +118,7 @@ def _series(cell: Bench) -> str:
 
 
 def _over_target(cell: Bench, statistics: Bench) -> str:
-    """Return a table's entry: speed-up over the target alone, with its range; for that one, its tokens per second."""
+    """Return a table's entry: the target's tokens per second, or another topology's speed-up over it, with a range."""
     if cell["topology"] == "target":
         return f"{cell['tokens_per_s']:.0f} tokens/s"
     over = statistics["over_target"].get("end_to_end_latency_s")

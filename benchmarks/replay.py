@@ -46,7 +46,7 @@ Answered = tuple[float, float, list[str], list[tuple[int, ...]]]
 
 
 async def answered(completer: LocalCompleter, requests: Sequence[CompletionRequest]) -> Answered:
-    """Complete requests one after another; return their speed, tokens per pass, texts and token ids."""
+    """Complete requests one after another; return tokens per second of CPU time and per pass, texts, and token ids."""
     num_passes, texts, token_ids, started = 0, [], [], time.process_time()
     for request in requests:
         deltas = [each async for each in completer.complete(request) if isinstance(each, Delta) and each.token_ids]

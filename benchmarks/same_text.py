@@ -59,7 +59,7 @@ def rows(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[list[st
 
 
 def measured(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Run one way to serve; return its tokens per second and the token ids of its texts, by temperature."""
+    """Run one way to serve; return tokens per second ("rate") and the texts' token ids ("texts"), by temperature."""
     from vllm import LLM, SamplingParams
 
     drafts = {} if args.way.startswith(PLAIN) else {"speculative_config": json.loads(args.speculative_config)}

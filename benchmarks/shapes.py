@@ -51,7 +51,10 @@ def workspace(folder: Path | None) -> Iterator[Path]:
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """Return the directory of a model of SHAPES: the bundled one if it exists, else one with random weights."""
+    """Return the directory of a model of SHAPES: the bundled one if it exists, else one with random weights.
+
+    The latter is a folder in `folder`, made if it is missing.
+    """
     if name in BUNDLED and any(BUNDLED[name].glob("*.safetensors")):
         return BUNDLED[name]
     path = folder / name

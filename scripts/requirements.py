@@ -39,7 +39,10 @@ def requirements() -> dict[str, str]:
 
 
 def runtime(project: dict[str, Any]) -> list[str]:
-    """Return the requirements, with ranges of versions, of everything that a server needs."""
+    """Return the requirements, with ranges of versions, of everything that a server needs.
+
+    `project` is the table of that name in pyproject.toml.
+    """
     return [*project["dependencies"], *project["optional-dependencies"][RUNTIME]]
 
 
@@ -84,7 +87,10 @@ def _commented(requirement: str, why: str | None) -> str:
 
 
 def pinned(spec: str, tested: list[str]) -> str:
-    """Return a range of versions as its tested version; any other requirement is returned unchanged."""
+    """Return a range of versions as its tested version; any other requirement is returned unchanged.
+
+    `tested` has entries NAME==VERSION; for a package that it lacks, the newest version of the range is taken.
+    """
     known = (each for each in tested if each.partition("==")[0] == spec.partition(">=")[0])
     return next(known, re.sub(r">=[\w.]+,<=([\w.]+)", r"==\1", spec))
 

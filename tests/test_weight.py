@@ -79,7 +79,10 @@ def product(found: Mapping[str, int]) -> int:
 
 
 def complaints(found: Mapping[str, int], table: Mapping[str, int]) -> list[str]:
-    """Return a sentence for each room (folder) a twentieth or more above its number in `table`, or a tenth below it."""
+    """Return a sentence for each room (folder) whose lines in `found` are too far from its number in `table`.
+
+    That is over a twentieth above it, or a tenth or more, and 20 lines or more, below it.
+    """
     heavy = (
         "{} weighs {}, {} more than its number: make it lighter, or raise the number and give the reason in the commit"
     )

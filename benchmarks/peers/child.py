@@ -44,7 +44,10 @@ class Setup:
     num_servers: int = 1
 
     def converted(self, name: str, convert: Callable[[str, Path], object]) -> Path:
-        """Return the path of "target" or "draft" in the program's own format; convert it if no earlier run did."""
+        """Return the path of the target or the draft in the program's own format; convert it if no earlier run did.
+
+        `name` begins with "target" or "draft"; `convert` gets the directory of the checkpoint, and the path to write.
+        """
         path = Path(self.folder) / self.dtype / name
         if not path.exists():
             half = path.with_name(f"{path.name}.part")

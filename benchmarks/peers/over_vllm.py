@@ -106,7 +106,11 @@ def load(setup: Setup) -> Loaded:
 
 
 def _target(setup: Setup, flags: Sequence[str], num_workers: int, looks_up: bool) -> tuple[Server, int]:
-    """Start a target of this project with vLLM as its engine; return it, and its port for draft workers."""
+    """Start a target of this project with vLLM as its engine; return it, and its port for draft workers.
+
+    `flags` are those of vLLM; `looks_up` is whether it drafts by prompt lookup, too. `num_workers` has no effect here:
+    the caller attaches the workers.
+    """
     own = ["--engine=vllm", f"--model={setup.target}", f"--port={(port := free_port())}", "--grace_s=1"]
     own += [f"--http_port={(http_port := free_port())}", "--stream_chunk=pass", *([] if looks_up else ["--no-lookup"])]
     own += ["--", *engine_flags(setup), *flags]

@@ -51,6 +51,7 @@ class Row:
         engine: name of the program.
         tokens_per_s: with one stream, a rate for each prompt, by the median time of the rounds; with several, a rate
             for each round, of all streams together.
+        num_answers: number of all answers, of which the next two figures are parts.
         same_as_plain: number of answers equal to the program's own without a draft; None if these failed.
         same_as_ours: number of answers equal to those of this project without a draft, in the same dtype; None if these
             failed.

@@ -190,7 +190,10 @@ def plain_sentence(rows: Sequence[Row]) -> str:
 
 
 def changed_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on the programs whose answers drafts changed, with the number of changed answers."""
+    """Return a sentence on the programs whose answers drafts changed.
+
+    A program's number is that of the variant with the most changed answers.
+    """
     changed: dict[str, dict[str, int]] = {}
     for row in rows:
         if row["same_as_plain"] is not None:

@@ -33,7 +33,11 @@ def never_slower(size: plan.Size, directory: Path) -> Verdict:
 
 
 def judged(rows: list[list[str]], least: float, load: dict[str, Any]) -> Verdict:
-    """Return the verdict for the least speed-up, with table rows; on a busy machine it is "not judged"."""
+    """Return the verdict for the least speed-up, with table rows; on a busy machine it is "not judged".
+
+    `load` is the entry "load" of results.json: fields of `HostLoad`, and "spread", the speed of the fastest of equal
+    runs over that of the slowest.
+    """
     spread = load["spread"]
     busy = busy_warning(HostLoad(**{name: value for name, value in load.items() if name != "spread"}), spread)
     return Verdict(

@@ -35,7 +35,10 @@ class Verdict:
 
 
 def page(verdicts: Sequence[Verdict], command: str, load: float) -> str:
-    """Return a Markdown page with the date, the machine, and the results and tables of all claims."""
+    """Return a Markdown page with the date, the machine, and the results and tables of all claims.
+
+    `command` is the command line of the run, `load` the load average before it.
+    """
     here = machine()
     versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
     conditions = (

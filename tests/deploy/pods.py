@@ -70,7 +70,7 @@ class Site:
         return (self.access / name).read_text().strip()
 
     def client(self, port: int) -> httpx.AsyncClient:
-        """Return an HTTP client with an access token for a port; it opens a new connection for each request."""
+        """Return an HTTP client for a port, with the gateway's access token; each request has a new connection."""
         verify = True if self.trust is None else ssl.create_default_context(cafile=self.trust.ca)
         return httpx.AsyncClient(
             base_url=f"{'http' if self.trust is None else 'https'}://127.0.0.1:{port}",

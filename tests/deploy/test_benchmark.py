@@ -49,7 +49,7 @@ done
 
 
 class Pod:
-    """The only container of a Job: its command on this machine, environment variables, and folders for its files."""
+    """The only container of the Job `name`: its command on this machine, variables, and files in `folder`."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._documents = manifests(KUBERNETES / "benchmark")
@@ -151,7 +151,8 @@ def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Pa
 def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subprocess.CompletedProcess[str]]:
     """Run the command of the Job `llmperf` with a script in place of LLMPerf, which records its arguments.
 
-    The Job finds LLMPerf installed already, and runs it by `program`, which replaces Python. Return both.
+    The Job finds LLMPerf installed already, and runs it by `program`, a script that replaces Python. Return the Job's
+    pod, and the result of the command.
     """
     (folder / "venv").mkdir()
     stand_in(folder / "venv", "python", program)

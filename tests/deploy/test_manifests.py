@@ -141,7 +141,7 @@ def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
 
 
 def cpus(workload: Manifest) -> float:
-    """Return the CPUs that a workload's pod requests; its init containers must not request more."""
+    """Return the CPUs that the first container of a workload's pod requests; init containers do not count."""
     return float(pod_of(workload)["containers"][0]["resources"]["requests"]["cpu"])
 
 
@@ -385,7 +385,7 @@ def spoil(documents: list[Manifest], place: str, value: object) -> None:
     """Change one field of the manifests, in place.
 
     `place` is a kind, or KIND/NAME, and the path of the field in that manifest, separated by spaces; "+" at its end
-    appends to a list.
+    appends to a list. The value GONE removes the field.
     """
     kind, *path = place.split()
     kind, _, name = kind.partition("/")

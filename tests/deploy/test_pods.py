@@ -101,7 +101,8 @@ Bar = Callable[[str, Site, Sequence[Member], Load, Work], Coroutine[Any, Any, No
 def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
     """Return a function that runs a disturbance while clients send requests, and prints counts of their answers.
 
-    It fails if a request is refused, or answered wrongly.
+    Its arguments are the disturbance's name, the site, the pods that clients ask, the clients, and the disturbance. It
+    fails if a request is refused or answered wrongly, or loses its connection although the name has no word "killed".
     """
 
     async def under_load(what: str, site: Site, fronts: Sequence[Member], load: Load, work: Work) -> None:

@@ -29,7 +29,10 @@ FIGURES = {
 
 
 def cell(endpoint: str | None, kind: str) -> dict[str, Any]:
-    """Return an entry of results.json for an endpoint and a kind of prompts; its medians differ from its means."""
+    """Return an entry of results.json for an endpoint and a kind of prompts; its medians differ from its means.
+
+    Without an endpoint it is of a server of both models.
+    """
     figures = {figure: {"p50": median, "mean": median + 1} for figure, _, median in FIGURES.values()}
     return {"topology": "endpoint" if endpoint else "fused", "endpoint": endpoint, "kind": kind, **figures}
 

@@ -131,7 +131,10 @@ async def test_a_registrys_waits_end_without_a_change() -> None:
 
 @dataclass
 class Context:
-    """Stand-in for the context that Ray Serve passes to an autoscaling policy."""
+    """Stand-in for the context that Ray Serve passes to an autoscaling policy.
+
+    `aggregated_metrics` has figures by their name and then by replica; None before there are any.
+    """
 
     aggregated_metrics: dict[str, dict[str, float]] | None
     current_num_replicas: int = 2

@@ -32,7 +32,7 @@ FILES = {
 
 
 def _flags(models: ModelDirectories, output: Path) -> list[str]:
-    """Return the flags of a comparison that takes only seconds, and writes its report to `output`."""
+    """Return the flags of a comparison that takes only seconds, and writes its report to `output`/report."""
     prompts = output / "structured.txt"
     prompts.parent.mkdir(exist_ok=True)
     prompts.write_text("1 2 3 and\nin the wing\n")

@@ -29,7 +29,8 @@ SEED = 11
 async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerProcess], None]:
     """Start a target, a server of both models with the same default parameters, and a draft server without any.
 
-    The draft server lets the target verify, and gets the defaults from it.
+    The draft server lets the target verify, and gets the defaults from it. Yield the servers by name (target, draft,
+    fused); their HTTP ports are put into HTTP.
     """
     async with AsyncExitStack() as stack:
         http = {name: free_port() for name in ("target", "draft", "fused")}

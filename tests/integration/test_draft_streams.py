@@ -49,7 +49,10 @@ def bearer(name: str) -> tuple[str, str]:
 
 
 def num_kept(target: Target, name: str) -> int:
-    """Return how many draft tokens the target stores for the session `name` until its request arrives."""
+    """Return how many draft tokens the target stores for a session until its request arrives.
+
+    `name` is the session's name in hexadecimal digits.
+    """
     records = target.pool._workers.values()
     kept = [early for record in records for key, early in record.early.items() if key.endswith(f"/{name}")]
     return sum(len(branch.token_ids) for early in kept for branch in early.branches)

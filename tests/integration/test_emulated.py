@@ -53,7 +53,7 @@ def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_p
 
 
 def test_a_free_draft_looks_far_ahead_when_cheap(models: ModelDirectories, tmp_path: Path) -> None:
-    """For a draft that costs nothing and is always right, a study recommends one server for both and the most gamma.
+    """For a free draft that is always right, a study recommends one server for both models, and the largest gamma.
 
     With the draft at the other end of a link of 900 ms, waiting for its tokens is slower than no draft. Target and
     draft are the same model, at a temperature at which no text repeats.

@@ -57,7 +57,10 @@ def client_of(port: int) -> Any:
 async def gateway_process(
     behind: ServerProcess, *flags: str, directory: Path | None = None
 ) -> AsyncGenerator[int, None]:
-    """Run a gateway for the server `behind`; yield its HTTP port once it answers; it must end with exit code 0."""
+    """Run a gateway for the server `behind`; yield its HTTP port once it answers; it must end with exit code 0.
+
+    `directory` is its working directory.
+    """
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "main.py"), "--role", "gateway",
@@ -251,7 +254,10 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """Start a server that runs one request at a time, without a queue, with a model whose texts have no end."""
+    """Start a server that runs one request at a time, without a queue, with a model whose texts have no end.
+
+    Yield the server and its HTTP port.
+    """
     port = free_port()
     flags = ("--http_port", str(port), "--batch", "1", "--max_waiting", "0", "--grace_s", "20")
     async with fused_server(models.endless, models.endless, *flags) as server:

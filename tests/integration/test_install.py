@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment_with(home: Path, *asked: str | Path) -> Path:
-    """Make a virtual environment below `home`, and install these packages; return its folder."""
+    """Make a virtual environment below `home`, and install `asked`, arguments of `pip install`; return its folder."""
     venv.create(home / "env", with_pip=False)
     python = home / "env" / "bin" / "python"
     subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-compile", *asked], check=True)

@@ -33,7 +33,7 @@ FLAGS = ("--threads", "1", "--sequence_length", "2048")
 
 @dataclass(frozen=True)
 class Child:
-    """A server's process, the ports that it reported at its start, and its log."""
+    """A server's process, the ports that it reported at its start, by what they serve (such as grpc), and its log."""
 
     process: asyncio.subprocess.Process
     ports: dict[str, int]

@@ -20,7 +20,7 @@ NUM_ROWS, VOCAB_SIZE = 8, 1500
 
 
 def stock(logits: torch.Tensor, sampling: list[SamplingParams], at: list[int]) -> list[int]:
-    """Return the tokens that vLLM's own functions choose at positions `at`; `logits` are changed in place."""
+    """Return the token that vLLM's own functions choose for each row of logits, at the row's position in `at`."""
     from triton.backends import backends
 
     # vLLM on a CPU uses Triton only if it finds a backend of this name; the interpreter needs none.

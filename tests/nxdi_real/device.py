@@ -168,6 +168,8 @@ def change_wrapper(module: ModuleType) -> None:
 def _run_compiled(wrapper: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Run a graph; store its outputs that are states, such as the KV cache, and return the others.
 
+    `run` is NxDI's own `_forward` of the wrapper; it gets `args`.
+
     Raises:
         RuntimeError: an output at an index of NxDI's table of states has another shape than the state.
     """

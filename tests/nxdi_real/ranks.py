@@ -44,7 +44,8 @@ def config(path: Path, **options: Any) -> ModelConfig:
 def slots(target: Path, **overrides: Any) -> dict[str, Any]:
     """Compare the logits of a target on backend neuron with Transformers', for prompts and later tokens.
 
-    Return the largest difference as "error", and the degree of tensor parallelism. `overrides` are NxDI's settings.
+    Return the largest difference as "error", and the degree of tensor parallelism as "tp_degree". `overrides` are
+    settings of NxDI.
     """
     backend = load_neuron_backend(config(target, gamma=K - 1, overrides=overrides))
     prompts = backend.forward([Span(slot, 0, tokens, 1) for slot, tokens in enumerate(PROMPTS)])
@@ -64,7 +65,7 @@ def _logits(target: Path, tokens: tuple[int, ...]) -> np.ndarray[Any, Any]:
 def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = False, **overrides: Any) -> dict[str, Any]:
     """Decode greedily with target and draft in one graph; return whether the tokens are Transformers', as "equal".
 
-    `overrides` are NxDI's settings.
+    `method` is fused, eagle or eagle3. `overrides` are settings of NxDI.
     """
     options = {"method": method, "overrides": overrides, "device_sampling": device_sampling}
     decoder = load_fused_decoder(config(target, gamma=K, **options), config(draft, **options), decide)

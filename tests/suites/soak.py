@@ -55,7 +55,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What an idle server occupies: requests, tasks of its event loop, file descriptors, threads, and memory in MiB."""
+    """What an idle server occupies: requests, tasks of its event loop, file descriptors, threads, and memory in MiB.
+
+    `rss_mib` is all resident memory, `own_mib` that without pages of files.
+    """
 
     num_requests: int
     num_tasks: int

@@ -31,7 +31,13 @@ MAX_LENGTH = 24
 
 @dataclass(frozen=True)
 class Move:
-    """Input of one slot to a forward pass: how much of the slot's content to keep, and the token ids to append."""
+    """Input of one slot to a forward pass: how much of the slot's content to keep, and the token ids to append.
+
+    Attributes:
+        keep: share, 0 to 1, of the tokens in the slot that stay, from the first one on; the others are dropped.
+        token_ids: token ids that follow the kept ones.
+        wanted: share, 0 to 1, of `token_ids` whose logits the pass returns, those of the last ones.
+    """
 
     slot: int
     keep: float  # part of the held tokens that stays; 1 is plain decoding, 0 is reuse by another sequence

@@ -45,6 +45,7 @@ class Answer:
         token_ids: token ids of an answer over gRPC; empty over HTTP.
         fault: name of the error status, such as HTTP 429, that ended the answer; None if it is complete.
         words: the error's message.
+        num_accepted_tokens: draft tokens that the target accepted, over gRPC; 0 over HTTP.
         arrivals: times (`time.monotonic`) at which messages with tokens arrived.
     """
 
@@ -92,8 +93,9 @@ async def ask_on(
 ) -> Answer:
     """Send a question over gRPC, on an open channel; return its answer.
 
-    Call `told` with the number of tokens so far after each message. No error is raised: it stands in the answer's
-    `fault`.
+    Call `told` with the number of tokens so far after each message. `gamma` is the most draft tokens per pass; None
+    leaves it to the server. No error of the request is raised: its name is the answer's `fault`. If the server was
+    full, the function returns only after the time that the server asked to wait, at most a second.
     """
     request = CompletionRequest(
         question.prompt,

@@ -45,6 +45,9 @@ class Member:
     """A server of the cluster, whose ports stay the same after a restart.
 
     Attributes:
+        role: value of its flag `--role`.
+        flags: its other flags.
+        logs: folder that gets a log file for each start.
         port: gRPC port; 0 if the server has none.
         http_port: port of the HTTP API; 0 if the server has none.
         metrics_port: port of /metrics.

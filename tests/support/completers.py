@@ -21,7 +21,10 @@ from specdec.testing import delta as delta
 
 
 class WordCodec:
-    """Replacement of a tokenizer: each word is one token, whose id is the word's length; decoding gives x's."""
+    """Replacement of a tokenizer: each word is one token, whose id is the word's length.
+
+    With `special`, a token 1 comes first. Decoding gives for each token a word of as many x's, at most nine.
+    """
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         text = prompt if isinstance(prompt, str) else " ".join(each.content for each in prompt.messages)

@@ -39,7 +39,10 @@ class Edge:
 async def edge(
     port: int, schedule: Schedule = Schedule.ASYNC, *, security: DialSecurity = PLAIN, max_waiting: int = 4
 ) -> AsyncGenerator[Edge, None]:
-    """Run a client and its draft worker for the target on `port`; yield them once the worker is attached or refused."""
+    """Run a client and its draft worker for the target on `port`; yield them once the worker is attached or refused.
+
+    `security` is that of the connection; `max_waiting` requests may queue for the draft engine.
+    """
     proposer = ScriptedProposer()
     draft = LoadedDraft(proposer, Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
     connection = ConnectionConfig("127.0.0.1", port, 60.0, security=security)

@@ -35,7 +35,8 @@ from tests.support.scripted import until
 def onnx_engine(path: Path, max_length: int, noise: Noise = Noise.SPECDEC) -> TargetEngine:
     """Return an engine that is not started yet, over the model in `path` on backend onnx.
 
-    It runs four requests at a time, and queues two more.
+    It runs four requests at a time, and queues two more. `max_length` is its context in tokens; `noise` is the rule by
+    which a seed gives the random numbers.
     """
     config = ModelConfig(path, backend="onnx", sequence_length=max_length, num_slots=4, num_threads=1)
     backend, tokenizer = load_backend(config), Tokenizer.load(path)
@@ -82,6 +83,7 @@ class Drafting:
     Attributes:
         tokens: the output's token ids.
         wrong: probability that a proposed token is wrong.
+        chance: random numbers that decide which tokens are wrong.
     """
 
     tokens: Sequence[int]

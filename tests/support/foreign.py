@@ -14,7 +14,11 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-E
 
 
 class ForeignServer:
-    """Server that lists one model, reports no token usage, and refuses seeds and `stream_options`."""
+    """Server that lists one model, reports no token usage, and refuses seeds and `stream_options`.
+
+    A prompt with "too long" or "busy" in it gets an error status. After two chunks of the answer, "dies" closes the
+    connection, "fails" sends an error event, and "slow" waits 30 s. `bodies` has the bodies of all requests so far.
+    """
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []

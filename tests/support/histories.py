@@ -106,7 +106,10 @@ class History:
         return found
 
     def _begin(self, text: int) -> None:
-        """Put a text into a random free slot, often with a prefix copied from a slot with the shared tokens."""
+        """Put text number `text` into a random free slot, often with a copied prefix.
+
+        The prefix is from a slot that has all the tokens with which the texts begin.
+        """
         free = [slot for slot in range(self.backend.num_slots) if slot not in self._readers]
         slot = int(self.rng.choice(free))
         sources = [source for source, held in self._held.items() if held == self.num_shared]
@@ -131,7 +134,10 @@ class History:
         return Span(slot, it.at, token_ids, len(token_ids))
 
     def _seen(self, span: Span, rows: Iterator[Any]) -> Checksums:
-        """Return checksums of a span's logits up to the first wrong draft token; the text goes on at that position."""
+        """Return checksums of a span's logits up to the first wrong draft token; the text goes on at that position.
+
+        `rows` iterates over the logits of the whole pass; its next rows are the span's, and all of them are taken.
+        """
         it, found = self._readers[span.slot], Checksums()
         text, start = self.texts[it.text], span.start
         num_true = next((i for i, token in enumerate(span.token_ids) if token != text[start + i]), len(span.token_ids))

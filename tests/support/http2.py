@@ -23,7 +23,10 @@ class Proxy:
 
 @asynccontextmanager
 async def answering(status: int, port: int) -> AsyncGenerator[Proxy, None]:
-    """Listen on a port until the block is left; answer every request with the HTTP status `status`."""
+    """Listen on a port until the block is left; answer every request with the HTTP status `status`.
+
+    Yield the stand-in, whose `num_answers` counts the answers.
+    """
     proxy, ends = Proxy(port), asyncio.Queue[asyncio.StreamWriter]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

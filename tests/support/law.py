@@ -147,7 +147,10 @@ def exact_pair_law(logits: FloatArray, sampling: SamplingParams, position: int) 
 
 
 def pair_counts(tokens: npt.NDArray[np.int64], vocab_size: int, position: int) -> FloatArray:
-    """Return how often each pair of tokens is at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
+    """Return how often each pair of tokens is at `position` and `position + 1`: float64 [vocab_size, vocab_size].
+
+    Rows of the result are the first token, columns the second; `tokens` is [num_outputs, num_positions].
+    """
     pairs = tokens[:, position] * vocab_size + tokens[:, position + 1]
     return np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size).astype(np.float64)
 

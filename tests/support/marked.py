@@ -15,7 +15,10 @@ SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(ANY))
 
 
 def marked() -> dict[str, tuple[Grammar, str]]:
-    """Return pairs of such a grammar and a text that it accepts, by a description such as "schema, no thought"."""
+    """Return grammars of outputs with tool calls or reasoning between marks, each with a text that it accepts.
+
+    The keys are descriptions such as "schema, no thought".
+    """
     found = {}
     for name, form in FORMATS.items():
         call = f'{form.before}{{"name": "f", "{form.key}": {{"a": 1}}}}{form.after}'

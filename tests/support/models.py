@@ -181,6 +181,8 @@ def save_tiny_model(
 def tiny_tokenizer(variant: TokenizerVariant = "plain", chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer that encodes any text and decodes it back unchanged.
 
+    The variant "permuted" has the same tokens as "plain", under other ids.
+
     Without a chat template, a server does not need to import Transformers, and starts in a third of the time.
     """
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]

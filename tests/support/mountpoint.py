@@ -33,6 +33,11 @@ class Killed(BaseException):
 class Mountpoint:
     """A folder that behaves as an S3 bucket mounted by Mountpoint, once `mount` has patched the file functions.
 
+    Args:
+        root: the folder; it is made if it does not exist.
+        is_read_only: whether the mount refuses all writing.
+        deletes: whether the mount allows deleting files and folders.
+
     Attributes:
         operations: number of writing operations so far.
         is_dead: whether the process counts as killed.

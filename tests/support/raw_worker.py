@@ -31,13 +31,22 @@ def below(parent_node: int, *token_ids: int) -> pb.Branch:
 
 
 def proposing(session_id: str, *branches: pb.Branch) -> pb.AssistRequest:
-    """Return the message by which a draft worker proposes branches of draft tokens for a session."""
+    """Return the message by which a draft worker proposes branches of draft tokens for a session.
+
+    `session_id` is from the target; a private worker's is `draft_session` of the request in hexadecimal digits.
+    """
     return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
 
 
 @dataclass
 class RawWorker:
-    """A client's draft worker, attached to a target, and the channel that it and the client's requests share."""
+    """A client's draft worker, attached to a target, and the channel that it and the client's requests share.
+
+    Attributes:
+        call: the worker's stream (Assist), on which it sends proposals and reads the target's messages.
+        metadata: gRPC metadata of the client's requests.
+        writes: lock that a writer to `call` must hold.
+    """
 
     channel: grpc.aio.Channel
     call: Any
@@ -72,7 +81,13 @@ async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
 
 @dataclass
 class RawSession:
-    """A client's request for which a `RawWorker` drafts, and the part of the answer that was read so far."""
+    """A client's request for which a `RawWorker` drafts, and the part of the answer that was read so far.
+
+    Attributes:
+        name: name by which the target connects request and draft tokens.
+        call: stream of the answer; None until the request is sent.
+        deltas: the answer's messages with new tokens, whose token ids are in `token_ids`.
+    """
 
     worker: RawWorker
     message: pb.GenerateRequest

@@ -119,7 +119,10 @@ class ScriptedProposer:
 
 
 class SilentWorker:
-    """A draft worker in a target's pool that takes every session it is offered, and never proposes a token."""
+    """A draft worker in a target's pool that takes every session it is offered, and never proposes a token.
+
+    `sessions` has the ids of its open sessions, `most` their greatest number so far.
+    """
 
     does_rounds, takes_hold, scope = True, False, ""
 

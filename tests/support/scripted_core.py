@@ -49,7 +49,10 @@ def through_bytes(frame: FromCore) -> FromCore:
 
 
 class DirectMailbox(Mailbox):
-    """Mailbox that hands each message to its core at once, encoded and decoded, instead of through a socket."""
+    """Mailbox that hands each message to its core at once, encoded and decoded, instead of through a socket.
+
+    `drafts` are the draft trees of the cores, in the order of their ranks.
+    """
 
     def __init__(self, *drafts: Drafts) -> None:
         super().__init__(Path("unused"), "model")

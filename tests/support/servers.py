@@ -76,7 +76,7 @@ async def pool_worker(
 
 
 async def until_pooled(worker: asyncio.subprocess.Process, num_targets: int = 1) -> None:
-    """Read the log of a draft worker until it has attached to this many targets."""
+    """Read the log of a draft worker until it has attached to this many targets; fail if the worker ends before."""
     assert worker.stderr is not None
     while num_targets:
         line = await worker.stderr.readline()
@@ -127,7 +127,13 @@ async def vocabulary_share(metrics_port: int) -> float:
 
 @dataclass
 class Completion:
-    """Outcome of one request; tokens found by prompt lookup count as `num_lookup_tokens`, not as draft tokens."""
+    """Outcome of one request; tokens found by prompt lookup count as `num_lookup_tokens`, not as draft tokens.
+
+    Attributes:
+        num_branch_hits: how often the target chose a token that the draft had only as an alternative to its best guess.
+        num_deltas: number of messages with new tokens.
+        num_cached_tokens: prompt tokens whose keys and values were in the cache already.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""

@@ -35,7 +35,8 @@ def response_tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETER
 async def agent_runs(model: Any, **fields: Any) -> tuple[Any, Any, list[str]]:
     """Run an agent of OpenAI's Agents SDK that must call a tool, once whole and once streamed.
 
-    Return both results, and the names of the stream's run items. In each run the tool must be called once.
+    `fields` are further arguments of its Agent. Return the whole run's result, the streamed one's, and the names of the
+    stream's run items. In each run the tool must be called once.
     """
     from agents import Agent, ModelSettings, RunConfig, Runner, function_tool
 

@@ -328,7 +328,13 @@ class Edge(PoolWorker):
 
 @dataclass
 class Outcome:
-    """Result of a simulated run: times and numbers of new tokens, the target's state of drafting, and the workers."""
+    """Result of a simulated run.
+
+    Attributes:
+        drafting: the on-off switch of drafting of the target's engine.
+        marks: virtual time and number of tokens of each group of final tokens that a client got, in order.
+        workers: the draft workers; none if they were not simulated.
+    """
 
     drafting: Drafting
     marks: list[tuple[float, int]] = field(default_factory=list)

@@ -24,7 +24,10 @@ SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32}
 
 
 def save_flat_target(folder: Path, family: str = "llama", **sizes: int) -> Path:
-    """Save a target with nearly equal logits, and its tokenizer; return the folder."""
+    """Save a target with nearly equal logits, and its tokenizer; return the folder.
+
+    `family` and `sizes` are those of `tiny_model`.
+    """
     import torch
 
     from tests.support.models import tiny_model, tiny_tokenizer

@@ -72,10 +72,10 @@ def unseeded(num_tokens: int) -> Any:
 
 
 def generated(llm: Any, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Run all modes; return for each its `texts`, and its counts of draft tokens, accepted tokens and preemptions.
+    """Run all modes; return for each its "texts", and its counts: "drafted", "accepted" and "preempted".
 
-    A text is a list of its token ids, and for each position the sorted ids of tokens with log-probabilities. If
-    `mixed`, all modes are one batch, and each mode has the counts of the batch.
+    `asked` is the argument of this program. A text is a list of its token ids, and for each position the sorted ids of
+    tokens with log-probabilities. If `mixed`, all modes are one batch, and each mode has the counts of the batch.
     """
     jobs = [(mode, number) for mode in asked["names"] for number in range(asked["prompts"])]
     batches = [jobs] if asked["mixed"] else [[job for job in jobs if job[0] == mode] for mode in asked["names"]]
@@ -116,17 +116,20 @@ def force_async() -> None:
 
 
 def one_off(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrong version of the plug-in's verification: it uses the random numbers of the next position."""
+    """Return a wrong version of the plug-in's verification, `rule`: it uses the random numbers of the next position."""
     return lambda *given, **named: rule(*given[:4], given[4] + 1, *given[5:], **named)
 
 
 def early(draft: Callable[..., Any]) -> Callable[..., Any]:
-    """Return wrong drafting, by random numbers of the next position: texts stay, but fewer drafts are accepted."""
+    """Return a wrong version of the plug-in's drafting, `draft`: it uses the random numbers of the next position.
+
+    So texts stay, but fewer draft tokens are accepted.
+    """
     return lambda self, hidden, at, *given, **named: draft(self, hidden, at + 1, *given, **named)
 
 
 def believing(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrong version of the plug-in's verification: it accepts every draft token."""
+    """Return a wrong version of the plug-in's verification, `rule`: it accepts every draft token."""
 
     def believe(*given: Any, **named: Any) -> Any:
         import torch
@@ -173,7 +176,7 @@ def variant(name: str) -> Iterator[None]:
 
 
 def stock_draft(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's own sampled drafting, with `sample` as its draw; it keeps the logits vLLM's acceptance needs."""
+    """Return vLLM's own drafting with `sample` in place of `gumbel_sample`; it keeps the logits for acceptance."""
 
     def draw(self: Any, hidden: Any, at: Any, slots: Any, temperature: Any, seeds: Any, step: Any, cache: Any) -> Any:
         logits, kept = self.compute_draft_logits(hidden, 0), {"logits_cache": cache, "logits_cache_col": step}

@@ -208,7 +208,10 @@ def _registered(folder: Path) -> Path:
 
 @asynccontextmanager
 async def sites(*all_: Site) -> AsyncGenerator[None, None]:
-    """Write the access token and auth file of these servers, which the block may start; end them when it ends."""
+    """Write the access token and auth file of these servers, which the block may start; end them when it ends.
+
+    All must have the same folder.
+    """
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     folder = all_[0].folder
     (folder / "token").write_text(TOKEN)

@@ -116,7 +116,8 @@ async def test_log_probabilities_are_those_of_our_own_engine(vllm: Any, onnx: Ta
 async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any, onnx: TargetEngine) -> None:
     """A request whose text repeats one token gets the same tokens, with drafts by prompt lookup and by nothing else.
 
-    It is repeated: an engine core that other work slowed down may not draft until it forgets what drafts cost.
+    It is repeated, since an engine core that other work slowed down may take drafts for too dear, until it measures
+    their cost anew.
     """
     request = wanted("greedy", max_new_tokens=60)
     request = replace(request, sampling=replace(request.sampling, logit_bias=((97, 100.0),)))
@@ -164,7 +165,10 @@ async def test_prefixes_are_shared_within_one_salt_alone(vllm: Any) -> None:
 
 
 class Useless:
-    """Draft worker whose tokens are all wrong, and which slows the engine core down unless it is told to stop."""
+    """Draft worker whose tokens are all wrong, and which slows the engine core down unless it is told to stop.
+
+    `loads` are the processes that do so; they stand still while the worker must not draft.
+    """
 
     id, num_slots, does_rounds, takes_hold, scope = "useless", 8, False, True, ""
 

@@ -52,7 +52,10 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Texts, and counts of draft tokens, from one run of `same_text_run.py`, both by mode of sampling."""
+    """Result of one run of `same_text_run.py`, by mode of sampling.
+
+    Each mode has its "texts", and counts of tokens and requests: "drafted", "accepted" and "preempted".
+    """
 
     modes: Mapping[str, Mapping[str, Any]]
 
@@ -69,12 +72,18 @@ class Run:
 
 
 async def run(pair: Pair, plugin: Path, *, env: Mapping[str, str] | None = None, **asked: Any) -> Run:
-    """Run `same_text_run.py` with the tiny target and the arguments `asked`; return the result with the plug-in."""
+    """Run `same_text_run.py` with the tiny target and the arguments `asked`; return the result with the plug-in.
+
+    `env` has further environment variables.
+    """
     return (await runs(pair, plugin, env=env, **asked))[AS_INSTALLED]
 
 
 async def runs(pair: Pair, plugin: Path, *, env: Mapping[str, str] | None = None, **asked: Any) -> dict[str, Run]:
-    """Run `same_text_run.py` with the tiny target and the arguments `asked`; return the result of each variant."""
+    """Run `same_text_run.py` with the tiny target and the arguments `asked`; return the result of each variant.
+
+    `env` has further environment variables.
+    """
     site = {"PYTHONPATH": os.pathsep.join([str(plugin), INTERPRETED["PYTHONPATH"]]), "VLLM_PLUGINS": "same_text"}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(ROOT / "tests" / "vllm" / "same_text_run.py")),

@@ -56,7 +56,10 @@ GONE_S = 60.0
 
 @dataclass(slots=True)
 class Server:
-    """A target's process, which leads its own process group (`front`), and its ports."""
+    """A target's process and its ports.
+
+    `front` is the id of the server's own process, and of the process group that it leads.
+    """
 
     process: asyncio.subprocess.Process
     port: int
@@ -90,7 +93,13 @@ def _until_empty(group: int) -> None:
 
 @dataclass(slots=True)
 class Site:
-    """Targets, the folder of their certificates and auth file, and the answers that each of them must give."""
+    """Targets, the folder of their certificates and auth file, and the answers that each of them must give.
+
+    Attributes:
+        prompts: prompts as token ids; the seed of a request is the prompt's index.
+        answers: token ids of the right answers, in the order of the prompts.
+        draft: directory of the draft model.
+    """
 
     servers: list[Server]
     folder: Path
@@ -172,7 +181,7 @@ class Site:
         return raw_worker(f"127.0.0.1:{server.port}", token, ca=ca, is_private=False)
 
     async def asked(self, *servers: Server, disturb: Callable[[], Any] | None = None) -> tuple[list[list[int]], int]:
-        """Send requests to the servers; return the answers' token ids, and the number of accepted draft tokens.
+        """Send all `prompts` to the servers; return the answers' token ids, and the number of accepted draft tokens.
 
         Call `disturb` once every answer has begun. Regression: a busy machine had not sent all requests when their
         server was stopped, and the server rightly refused the rest.

@@ -23,6 +23,7 @@ class Case:
     Attributes:
         entry: name of the server that the client asks.
         victim: name of the server that is killed or frozen, or whose connection is cut, silenced or slowed down.
+        fault: kill, freeze, cut, hole (the connection falls silent) or throttle (it is slowed down).
         resumes: True if the answer must be whole; False if it may also be a beginning, ended by one error.
     """
 
@@ -78,7 +79,7 @@ def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe
 
 
 async def strike(cluster: Cluster, recipe: Recipe) -> float:
-    """Cause a run's fault, and undo it after `hold_s` seconds, or at once after a kill; return how long it lasted."""
+    """Cause a run's fault, and undo it after `hold_s` seconds, or at once after a kill; return the seconds it took."""
     case, began = recipe.case, asyncio.get_running_loop().time()
     if case.fault == "kill":
         cluster[case.victim].send(signal.SIGKILL)

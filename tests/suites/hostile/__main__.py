@@ -85,7 +85,10 @@ async def lines_of(process: asyncio.subprocess.Process) -> Lines:
 
 @asynccontextmanager
 async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None]:
-    """Run a module of this suite as a process until the block is left; yield an iterator of the JSON that it prints."""
+    """Run a module of this suite as a process until the block is left; yield an iterator of the JSON that it prints.
+
+    The module gets each of `arguments` as a word of JSON.
+    """
     words = (json.dumps(argument) for argument in arguments)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"tests.suites.hostile.{module}", *words, stdout=asyncio.subprocess.PIPE
@@ -100,7 +103,10 @@ async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None
 
 @asynccontextmanager
 async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch], None]:
-    """Run ordinary clients, and the process that times health checks, until the block is left; yield their results."""
+    """Run ordinary clients, and the process that times health checks, until the block is left.
+
+    Yield the clients, which count their answers, and the record of the checks' times.
+    """
     expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
     pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}

@@ -20,6 +20,7 @@ class Client:
     Attributes:
         num_refused: number of requests that were refused since the queue was full, which is no fault.
         faults: number of answers that were wrong or incomplete, by kind of fault.
+        longest_gap_s: most seconds between two messages of one answer.
     """
 
     name: str

@@ -82,7 +82,10 @@ def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
-    """Return serialized messages of a stream: mostly a valid first one, then valid, mutated or misplaced ones."""
+    """Return serialized messages of a stream: mostly a valid first one, then valid, mutated or misplaced ones.
+
+    `seeds` are two valid messages: a first one of a stream, and a later one.
+    """
     first, then = seeds
     messages = [first.SerializeToString()] if draw.random() < 0.8 else [mutator.message(draw.choice(seeds))]
     manner = draw.choice(("well", "well", "badly", "in any order"))

@@ -37,7 +37,13 @@ class Prober:
         self._num_failed = 0
 
     async def watch(self, name: str, pid: int, check: Check) -> None:
-        """Check a server until cancelled; remember the seconds of its longest check, less waits for a CPU core."""
+        """Check a server until cancelled; remember the seconds of its longest check, less waits for a CPU core.
+
+        Args:
+            name: name under which `tell` prints the longest check.
+            pid: id of the server's process, whose waits for a core are subtracted.
+            check: function that sends one check, and returns whether it succeeded; failed ones are counted.
+        """
         await check()  # makes the connection
         while True:
             before, own, began = vitals.waited_s(pid), _own_wait_s(), time.monotonic()
@@ -48,14 +54,17 @@ class Prober:
             await asyncio.sleep(PROBE_S)
 
     async def tell(self) -> None:
-        """Print the longest check of each server as JSON, every TELL_S seconds, until cancelled."""
+        """Print each server's longest check and how many failed, as JSON, every TELL_S seconds, until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             print(json.dumps({"worst": self._worst, "failed": self._num_failed}), flush=True)
             self._worst.clear()
 
     async def watch_grpc(self, name: str, address: str, pid: int) -> None:
-        """Time checks of a gRPC server's health service ("liveness") until cancelled."""
+        """Time checks of a gRPC server's health service ("liveness") until cancelled.
+
+        `name` and `pid` (of the server's process) are as in `watch`.
+        """
         async with open_channel(address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
 
@@ -70,7 +79,11 @@ class Prober:
             await self.watch(name, pid, check)
 
     async def watch_http(self, name: str, url: str, pid: int) -> None:
-        """Time requests of an HTTP server's /livez until cancelled."""
+        """Time requests of /livez of the HTTP server at `url` until cancelled.
+
+        `name` is that under which `tell` prints the longest one. `pid` is the server's process, whose waits for a core
+        do not count; a request that fails is counted as a failed check.
+        """
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
 
             async def check() -> bool:

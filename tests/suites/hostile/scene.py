@@ -31,7 +31,14 @@ RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": byt
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Addresses of the gRPC servers, ports of the HTTP servers, and the target's tokenizer and vocabulary size."""
+    """Addresses of the gRPC servers, ports of the HTTP servers, and the target's tokenizer and vocabulary size.
+
+    Attributes:
+        draft: address of the server with only the draft model.
+        fused, fused_port: address, and HTTP port, of the server with both models.
+        fingerprint: the tokenizer's fingerprint, which a draft worker must name.
+        seed: seed of the attackers' random choices.
+    """
 
     target: str
     draft: str

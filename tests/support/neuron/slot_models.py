@@ -17,14 +17,18 @@ GAMMA = 3
 
 @lru_cache(maxsize=4)
 def checkpoint(family: str, **fields: Any) -> Path:
-    """Save the tiny model of a family to a new directory, with further fields of its configuration; return its path."""
+    """Return the directory of a family's tiny model with further fields of its configuration.
+
+    It is saved at the first call with these arguments.
+    """
     return save_tiny_model(Path(mkdtemp()) / family, family, **fields)
 
 
 def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:
     """Return settings of a float32 model on backend neuron, with three sequences of `length` tokens each.
 
-    Further settings come from `options`: num_slots, compile_policy, or fields of `NeuronOptions`.
+    The context has room for `gamma` + 1 more tokens, unless `gamma` is 0. Further settings come from `options`:
+    num_slots, compile_policy, or fields of `NeuronOptions`.
     """
     num_slots, policy = options.pop("num_slots", NUM_SLOTS), options.pop("compile_policy", "auto")
     return ModelConfig(

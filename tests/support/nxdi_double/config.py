@@ -44,7 +44,10 @@ class NeuronConfig:
 
 
 class FusedSpecNeuronConfig:
-    """Configuration and checkpoint path of the draft model in a fused pair (draft and target in one graph)."""
+    """Configuration and checkpoint path of the draft model in a fused pair (draft and target in one graph).
+
+    As in NxDI, `worker_cls` must not be None; the double does not use it otherwise.
+    """
 
     def __init__(self, worker_cls: Any, draft_config: InferenceConfig, draft_model_path: str) -> None:
         if worker_cls is None:
@@ -54,7 +57,7 @@ class FusedSpecNeuronConfig:
 
 
 class InferenceConfig:
-    """A NeuronConfig, and the fields of the checkpoint's config.json as attributes."""
+    """A NeuronConfig, and the fields of the checkpoint's config.json as attributes, which `load_config` must set."""
 
     def __init__(self, neuron_config: NeuronConfig, load_config: Callable[[InferenceConfig], None]) -> None:
         self.neuron_config = neuron_config

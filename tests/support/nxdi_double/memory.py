@@ -35,6 +35,8 @@ class Memory:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the model; return the logits [num_rows, width, vocab_size] and the new tokens' keys and values.
 
+        The latter are [num_layers, 2 (keys, values), num_rows, num_heads, width, head_dim].
+
         Each token sees the cached positions that `mask` selects, and the new tokens up to itself. Nothing is written.
 
         Args:
@@ -58,7 +60,7 @@ class Memory:
         return output.logits.float(), new
 
     def write(self, new: torch.Tensor, row: int, room: int, positions: torch.Tensor) -> None:
-        """Write the new keys and values of row `row` to positions of a room.
+        """Write the keys and values of row `row` to positions of a room; `new` has all rows, as `run` returns them.
 
         Raises:
             IndexError: a position is beyond the room's end.

@@ -25,7 +25,8 @@ def scatter(
 ) -> None:
     """Write each row's new keys and values to the room (part of the KV cache) with the row's seq_id.
 
-    As in NxDI, rows that pad a partial batch spoil position 0 of all other rooms, unless `apply_seq_ids_mask` is set.
+    `new` is from `Memory.run`, `position_ids` is [num_rows, width]. As in NxDI, rows that pad a partial batch spoil
+    position 0 of all other rooms, unless `apply_seq_ids_mask` is set.
     """
     for row, room in enumerate(seq_ids):
         memory.write(new, row, room, position_ids[row])
@@ -38,7 +39,8 @@ def scatter(
 def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
     """Write the keys and values of a padded prompt to a room (part of the KV cache), from position 0 on.
 
-    Its first `num_tokens` tokens are the prompt; the positions of the padding get NOISE.
+    `new` is from `Memory.run`, with the prompt as the only row. The first `num_tokens` tokens are the prompt; the
+    positions of the padding get NOISE.
     """
     bucket = new.shape[4]
     memory.write(new, 0, room, torch.arange(bucket))
