@@ -64,7 +64,11 @@ def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Ite
 
 
 def quantize_columns(matrix: Weight, levels: int) -> tuple[Int8, Weight]:
-    """Return int8 [in, out] and float32 scales [out], whose product approximates a matrix [in, out]."""
+    """Return int8 [in, out] and float32 scales [out], whose product approximates a matrix [in, out].
+
+    Args:
+        levels: largest absolute value of the int8 numbers.
+    """
     largest = np.abs(matrix).max(axis=0)
     scale = np.maximum(largest / np.float32(levels), np.float32(SMALLEST_SCALE))
     return np.rint(matrix / scale).astype(np.int8), scale

@@ -68,7 +68,8 @@ class DecoderShape:
         score_scale: factor of the attention scores.
         rms_eps: epsilon of RMS norms, which is added to mean squares before the root.
         biases: names of linear layers (as in `weights.py`) that have a bias.
-        head_norms: queries and keys are normalized head by head (Qwen3), over "all" heads at once (OLMo2), or not.
+        head_norms: "head": queries and keys are normalized head by head (Qwen3); "all": over all heads at once (OLMo2);
+            empty: they are not.
         input_norms: attention and gates read normalized inputs.
         output_norms: outputs of attention and gates are normalized before they are added (Gemma2, OLMo2).
         activation: activation of the gate, one of `ACTIVATIONS`.

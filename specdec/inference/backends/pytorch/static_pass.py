@@ -206,7 +206,10 @@ class StaticPasses:
         self._num_early = self.maker.num_graphs
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
-        """Run the spans in as many passes as they need; return all logits in the order of the spans."""
+        """Run the spans in as many passes as they need; return the logits that they ask for, [num_rows, vocab_size].
+
+        The rows are in the order of the spans, and within a span in the order of its tokens.
+        """
         passes = list(self.shapes.passes(spans))
         if len(passes) == 1:
             return self._run(self.shapes.of(spans), spans)
