@@ -133,7 +133,7 @@ class DecoderShape:
 
 
 def require_llama_shaped(config: Config) -> None:
-    """Raise UnsupportedModelError if the graph cannot express this model; needs no weights."""
+    """Raise UnsupportedModelError if the ONNX graph cannot express the model of a text model's configuration."""
     name = architecture_name(config)
     if config.model_type not in FAMILIES:
         raise UnsupportedModelError(
@@ -190,7 +190,12 @@ def _head_norms(attention: Any) -> Literal["", "head", "all"]:
 
 
 def _rotary(decoder: Any, layer: int) -> Rotary:
-    """Return a layer's rotary positions, with frequencies 0 if it uses none; some families keep them by layer type."""
+    """Return a layer's rotary positions, with frequencies 0 if it uses none; some families keep them by layer type.
+
+    Args:
+        decoder: Transformers' module of the decoder.
+        layer: number of the layer.
+    """
     rotary = decoder.rotary_emb
     kind = "" if hasattr(rotary, "inv_freq") else f"{decoder.config.layer_types[layer]}_"
     frequencies = getattr(rotary, f"{kind}inv_freq")
@@ -200,7 +205,10 @@ def _rotary(decoder: Any, layer: int) -> Rotary:
 
 
 def _biases(layer: Any) -> tuple[str, ...]:
-    """Return the names of the linear layers that have biases; the joined layers of Phi-3 have none."""
+    """Return which of "qkv", "out", "gate", "up" and "down" have biases in a layer, a module of Transformers.
+
+    The joined layers of Phi-3 have none.
+    """
     places = {"qkv": "self_attn.q_proj", "out": "self_attn.o_proj"}
     places |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
     parameters = dict(layer.named_parameters())

@@ -83,7 +83,7 @@ class StaticPass:
         self._inputs.copy_(torch.from_numpy(np.concatenate([tokens.ravel(), slots])))
 
     def rows(self, spans: Sequence[Span]) -> list[int]:
-        """Return which rows of the logits the spans ask for, span by span."""
+        """Return the indices of those rows of this pass's logits that the spans ask for, span by span."""
         if self.shape.is_prompt:
             return [0] * spans[0].num_logits
         return [row * self.shape.width + token for row, span in self._rows(spans) for token in wanted_rows([span])]
