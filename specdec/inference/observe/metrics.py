@@ -79,7 +79,7 @@ class Certificate(Replaceable, Protocol):
 
 @runtime_checkable
 class SlotLoad(Load, Protocol):
-    """Load of an engine with a fixed number of KV slots."""
+    """Load of an engine with a fixed number of slots, each of which holds one request's keys and values."""
 
     @property
     def num_slots(self) -> int: ...
