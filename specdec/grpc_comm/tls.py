@@ -43,7 +43,14 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A certificate with its chain and key, and the CAs that clients' certificates must come from."""
+    """A server's certificate and key, and the CAs that clients' certificates must come from.
+
+    Attributes:
+        chain, key: contents of their PEM files; the chain begins with the certificate itself.
+        client_ca: PEM of these CAs; None if clients show no certificates.
+        expires: when the certificate expires.
+        context: TLS context with certificate and key, for HTTP ports.
+    """
 
     chain: bytes
     key: bytes
