@@ -52,8 +52,10 @@ TORCH_COST = "on a CPU its passes take 1.3 times (110M parameters) to 4 times (1
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of a weight by dtype."""
 AUTO = "auto"
-"""Value of `ModelConfig.backend` that asks for the fastest one: onnx for int8, and on a CPU for models that it can run;
-torch for all else."""
+"""Value of `ModelConfig.backend` that asks for the fastest backend.
+
+That is onnx for int8, and on a CPU for models that it can run; torch for all else.
+"""
 
 
 @dataclass(frozen=True, slots=True)
