@@ -61,7 +61,10 @@ class Load(Protocol):
 
 
 class Replaceable(Protocol):
-    """Files that a process reads again when they change; stale while the changed files cannot be used."""
+    """Files that a process reads again when they change.
+
+    `is_stale` is True while their newest version cannot be used, so that the process goes on with an earlier one.
+    """
 
     @property
     def is_stale(self) -> bool: ...
@@ -76,7 +79,7 @@ class Certificate(Replaceable, Protocol):
 
 @runtime_checkable
 class SlotLoad(Load, Protocol):
-    """Load of an engine with a fixed number of KV slots."""
+    """Load of an engine with a fixed number of slots, each of which holds one request's keys and values."""
 
     @property
     def num_slots(self) -> int: ...
@@ -126,7 +129,14 @@ def _of_upstreams(model_name: str, servers: Callable[[], Iterable[Upstream]]) ->
 
 
 class DraftingRule(Protocol):
-    """What is measured to decide whether drafting pays: see `specdec.inference.scheduling.counterfactual`."""
+    """What is measured to decide whether drafting pays: see `specdec.inference.scheduling.counterfactual`.
+
+    `figures` returns tuples of a number of concurrent requests, the speed with drafts divided by the speed without for
+    that many, and the seconds of a pass without drafts, None if unknown.
+
+    Attributes:
+        lost_s: seconds that drafting has cost, in tries and in passes before it was found to be slower.
+    """
 
     lost_s: float
 
@@ -134,7 +144,12 @@ class DraftingRule(Protocol):
 
 
 class Drafting(Protocol):
-    """Switch that is off while drafting would slow requests down: see `specdec.inference.engine.drafting.Drafting`."""
+    """Switch that is off while drafting would slow requests down: see `specdec.inference.engine.drafting.Drafting`.
+
+    Attributes:
+        is_on: True if draft models may compute.
+        num_switches: number of changes of `is_on`.
+    """
 
     is_on: bool
     num_switches: int
@@ -145,6 +160,8 @@ class Drafting(Protocol):
 
 def _of_drafting(name: str, drafting: Drafting) -> Iterator[Metric]:
     """Yield whether drafting is on, its gain by number of requests, its switches, and the seconds that tries cost.
+
+    The gain is the speed with drafts divided by the speed without.
 
     Args:
         name: name of the model.
@@ -247,7 +264,11 @@ class Metrics:
         self._request_output = self._histogram("vllm:request_generation_tokens", "Output tokens.", TOKEN_BUCKETS)
 
     def _add_run_ahead(self) -> None:
-        """Add the metrics of drafting ahead of the target's answers: tokens wasted, branches hit, round trip."""
+        """Add the metrics of drafting ahead of the target's answers.
+
+        They count draft tokens that were dropped, and passes whose token began a branch, an alternative to the draft's
+        best guess that was drafted too; and they show the round trip between draft worker and target.
+        """
         self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
         self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
         self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
@@ -331,11 +352,11 @@ class Metrics:
         self._loop_lags.append(max(0.0, lag_s))
 
     def watch_security(self, certificate: Certificate | None, *others: Replaceable | None) -> None:
-        """Add gauges of the certificate's remaining days, and of the number of stale files.
+        """Add gauges of the days until the certificate expires, and of how many arguments' new versions are unusable.
 
         Args:
-            certificate: the server's certificate; None without TLS.
-            others: other files that are watched; None for those that the server lacks.
+            certificate: the server's certificate with its key; None without TLS.
+            others: other files that are read again when they change; None for those that the server lacks.
         """
         if certificate is not None:
             days = self._gauge("specdec_tls_days_left", "Days until the certificate in use expires.")

@@ -33,7 +33,11 @@ class Application(Protocol):
     """Part of NxDI's application object that this backend uses."""
 
     def forward(self, **tensors: Any) -> Any:
-        """Run the graph that fits the tensors; the result's `logits` are float32 [num_rows, width, vocab_size]."""
+        """Run the graph that fits the tensors, which are those that a function of `graphs/calls.py` returns, by name.
+
+        A graph that returns logits has them as the result's `logits`, [num_rows, width, vocab_size]: of all tokens of a
+        pass, or with width 1 of a prompt's last token. The last axis may be longer, by padding.
+        """
 
 
 class CompiledModel:
