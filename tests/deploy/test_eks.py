@@ -237,7 +237,7 @@ def _overlap(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 
 def test_nodes_on_demand_are_for_claims() -> None:
-    """There is a node pool for on-demand instances and one for reserved ones; both start one node for Neuron devices.
+    """One node pool starts on-demand instances and another reserved ones, each at most one node with Neuron devices.
 
     Regression: the only node pool took reserved instances, and on-demand ones needed an edit.
     """

@@ -200,7 +200,10 @@ def pids(place: Town, word: str) -> set[int]:
 
 
 async def replaced(place: Town, word: str, pid: int) -> None:
-    """Wait until process `pid` has ended, and as many processes with `word` in their command lines run as before."""
+    """Wait until process `pid` has ended, and another process has taken its place.
+
+    That is so once as many processes have `word` in their command lines as when this function was called.
+    """
     async with asyncio.timeout(PATIENCE_S):
         num_before = len(pids(place, word))
         while pid in (now := pids(place, word)) or len(now) < num_before:  # noqa: ASYNC110 - other processes

@@ -72,10 +72,16 @@ def unseeded(num_tokens: int) -> Any:
 
 
 def generated(llm: Any, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Run all modes; return for each its "texts", and its counts: "drafted", "accepted" and "preempted".
+    """Answer the prompts in all modes, such as "greedy"; return by mode its texts and counts of draft tokens.
 
-    `asked` is the argument of this program. A text is a list of its token ids, and for each position the sorted ids of
-    tokens with log-probabilities. If `mixed`, all modes are one batch, and each mode has the counts of the batch.
+    Args:
+        llm: vLLM's engine.
+        asked: argument of this program. If its "mixed" is true, the requests of all modes are one batch, and each mode
+            has the counts of the batch.
+
+    Returns:
+        By mode, "texts", "drafted", "accepted" and "preempted". Each text is a pair: its token ids, and for each
+        position the sorted ids of the tokens whose log-probabilities were given.
     """
     jobs = [(mode, number) for mode in asked["names"] for number in range(asked["prompts"])]
     batches = [jobs] if asked["mixed"] else [[job for job in jobs if job[0] == mode] for mode in asked["names"]]

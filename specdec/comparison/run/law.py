@@ -53,9 +53,11 @@ _DRAWS = 400_000  # from a chi-squared law, for probabilities down to some 1e-5
 
 
 class Row:
-    """Counts of the ranks of tokens that followed the same beginning of an answer, or a token of the same rank.
+    """Counts of the ranks of tokens with the same text before them.
 
-    A token's rank is its place among the most probable tokens at its position; lower ranks are one class.
+    Where enough answers begin alike, these are the tokens after that beginning. Elsewhere they are all tokens that
+    follow a token of the same rank. A token's rank is its place among the most probable tokens at its position; lower
+    ranks are one class.
 
     Attributes:
         excess: [NUM_CLASSES] of float64, observed less expected counts.

@@ -68,5 +68,5 @@ class Memory:
         self.rooms[:, :, room, :, positions] = new[:, :, row]
 
     def soil(self, room: int, start: int, end: int) -> None:
-        """Overwrite positions `start` to `end` - 1 of a room with NOISE, as if padding tokens were written there."""
+        """Overwrite positions `start` to `end` - 1 of a room (one sequence's KV cache) with NOISE, as padding does."""
         self.rooms[:, :, room, :, start:end] = NOISE

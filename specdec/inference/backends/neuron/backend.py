@@ -94,7 +94,10 @@ class NeuronBackend(CompiledModel):
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), dtype=np.float32)
 
     def _read_prompt(self, work: Reading) -> None:
-        """Read the beginning of a span by the prompt graph, unless `prompt_row` leaves the whole span to passes."""
+        """Read as many of a span's first tokens as the prompt graph takes at once; the others are left to passes.
+
+        Nothing is read if the whole span is better read by passes, which the function `prompt_row` decides.
+        """
         row = prompt_row(work, width=self._shape.width, max_prompt=self._shape.max_prompt)
         if row is None:
             return

@@ -223,10 +223,15 @@ class DecoderGraph:
         return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
 
     def _as_run(self, layer: int, place: int, part: str) -> str:
-        """Give the tokens of a place (see `Place`) an axis for its sequences, if it may have several.
+        """Add a node that splits the tokens of one kind of sequence (see `Place`) into an axis for each sequence.
+
+        Args:
+            layer: number of the layer.
+            place: number of the kind of sequence.
+            part: name of the array with the queries, keys and values of its tokens.
 
         Returns:
-            The name of the result.
+            The name of the new array; `part` itself if no node is needed.
         """
         if self._has_spare:
             return part

@@ -4,9 +4,9 @@ Classes derived from NxDI's make two changes. EAGLE's graph, which has code of i
 
 - NxDI marks each draft token of one sequence as written in the masks of all, so that the others' drafts read
   unwritten slots: answers stay right, but fewer drafts are accepted. Here each row's mask comes from its own position.
-- Where the host chooses, the graph returns the target's logits. NxDI lists logits twice in the prompt graph, which
-  then does not fit its own memory. It also gathers the draft's logits over the target's cores, where only the draft's
-  tokens are needed. So the draft returns no logits, and its tokens take their place.
+- Where the host chooses the tokens, the graph returns the target's logits. NxDI lists logits twice among the results
+  of the prompt graph, which then exceed the memory that NxDI reserves for them. It also gathers the draft's logits from
+  all cores, where only the draft's tokens are needed. So here the draft returns its tokens in the place of logits.
 """
 
 from __future__ import annotations
