@@ -1,1 +1,1 @@
-"""Measurements of the parts from inside; `comparison` measures servers from outside."""
+"""Measurements of this project's parts in their own process; `comparison` measures whole servers from outside."""

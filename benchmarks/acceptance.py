@@ -69,7 +69,7 @@ def _load(path: Path, args: argparse.Namespace) -> Backend:
 
 
 def _prompts(args: argparse.Namespace) -> Iterator[tuple[str, list[int]]]:
-    """Yield the kind of each prompt, which is its file's name, and its tokens. The demo's prompts are left out."""
+    """Yield each prompt's kind, which its file's name tells, and its token ids; the demo's prompts are left out."""
     for file in sorted(args.prompts.glob("*.txt")):
         if file.stem != "demo":
             for prompt in encode_all(read_prompts(file, args.count), Path(args.pair[0])):
@@ -77,7 +77,7 @@ def _prompts(args: argparse.Namespace) -> Iterator[tuple[str, list[int]]]:
 
 
 def answer(target: Backend, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> list[int]:
-    """Return a prompt and the target's own answer of `num_tokens` tokens; end-of-sequence tokens do not end it."""
+    """Return the ids of a prompt and of `num_tokens` that the target chooses after it, also past an end-of-sequence."""
     token_ids, held = list(prompt), 0
     for _ in range(num_tokens):
         logits = target.forward([Span(0, held, token_ids[held:], 1)])
@@ -89,7 +89,9 @@ def answer(target: Backend, prompt: Sequence[int], sampling: SamplingParams, num
 def acceptances(
     target: Backend, draft: Backend, token_ids: Sequence[int], num_prompt: int, sampling: SamplingParams
 ) -> dict[str, FloatArray]:
-    """Return the probability that a draft token is accepted at each place of an answer, by scheme.
+    """Return, by scheme, the probability that one draft token is accepted at each position of an answer.
+
+    For "shared noise, drawn" it is 1 where the draft chooses the target's token, else 0.
 
     Args:
         token_ids: the prompt, of `num_prompt` tokens, and the answer.
@@ -115,10 +117,10 @@ def _law(logits: FloatArray, temperature: float) -> FloatArray:
 
 
 def expected(p: FloatArray, q: FloatArray) -> dict[str, FloatArray]:
-    """Return the expected acceptance of one draft token by scheme, [num_rows] each.
+    """Return, by scheme, the probability that one draft token is accepted, [num_rows].
 
     Args:
-        p, q: laws of target and draft, [num_rows, vocab_size], all above 0.
+        p, q: probabilities of the target and of the draft, [num_rows, vocab_size], all above 0.
     """
     likeliest, common = q.argmax(axis=1)[:, None], np.minimum(p, q).sum(axis=1)
     return {
@@ -131,11 +133,11 @@ def expected(p: FloatArray, q: FloatArray) -> dict[str, FloatArray]:
 
 
 def coupled(p: FloatArray, q: FloatArray) -> float:
-    """Return the probability that two laws choose the same token with the same Gumbel noise.
+    """Return the probability that samples of p and q, drawn with the same Gumbel numbers G_u, are the same token.
 
     With E_u = exp(-G_u), both choose v if E_u >= E_v max(p_u/p_v, q_u/q_v) for every u. The E_u are independent and
-    exponential, so that has the probability 1 / sum over u of max(p_u/p_v, q_u/q_v). Sorted by p/q, the maximum is
-    q_u/q_v for the tokens before v and p_u/p_v for the others.
+    exponential, so that has the probability 1 / sum over u of max(p_u/p_v, q_u/q_v). The result is the sum over v.
+    Sorted by p/q, the maximum is q_u/q_v for the tokens before v and p_u/p_v for the others.
     """
     order = np.argsort(p / q)
     p, q = p[order], q[order]

@@ -44,7 +44,7 @@ def _argmax(logits: torch.Tensor) -> list[int]:
 
 
 def _choose(sampling: SamplingParams, logits: torch.Tensor) -> Sequence[object]:
-    """Choose a token for each row of logits. The requests are new in each call, so penalties count all their tokens."""
+    """Choose a token for each row of logits; the requests are new, so that penalties count all of their tokens."""
     prompt, proposal = tuple(range(64)), tuple(range(GAMMA))
     count = len(logits) // (GAMMA + 1)
     asked = extra_args(GenerationRequest(prompt, sampling, 64), "0", GAMMA)

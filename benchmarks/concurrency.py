@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _compare(args: argparse.Namespace, folder: Path) -> None:
-    """Print medians and quartiles of this checkout's tokens per second over those of the checkout in `args.against`."""
+    """Print this checkout's tokens per second over those of the checkout in `args.against`: median and quartiles."""
     rows, found = [], {}
     for backend in args.backends.split(","):
         found[backend] = _ratios(backend, args, folder)
@@ -71,7 +71,7 @@ def _compare(args: argparse.Namespace, folder: Path) -> None:
 
 
 def _ratios(backend: str, args: argparse.Namespace, folder: Path) -> dict[int, list[tuple[float, float]]]:
-    """Return this checkout's tokens per second over the other checkout's, by number of sessions.
+    """Return ratios of this checkout's tokens per second to those of `args.against`, by number of sessions.
 
     Both checkouts are measured in turns; each pair of turns gives (ratio by the clock, ratio by CPU time).
     """
@@ -89,7 +89,7 @@ def _ratios(backend: str, args: argparse.Namespace, folder: Path) -> dict[int, l
 
 @contextmanager
 def _measurer(root: Path, backend: str, args: argparse.Namespace, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield a process of the checkout at `root`, which measures each number of sessions that it reads from stdin."""
+    """Yield a process with the code at `root`, which measures each number of sessions that it reads from stdin."""
     own = ["--model", args.model, "--threads", args.threads, "--tokens", args.tokens, "--folder", folder.resolve()]
     command = [sys.executable, __file__, "--backends", backend, *map(str, own), "--answer"]
     with subprocess.Popen(
@@ -105,7 +105,7 @@ def _measurer(root: Path, backend: str, args: argparse.Namespace, folder: Path) 
 
 
 def _taken(process: subprocess.Popen[str], count: int) -> tuple[float, float]:
-    """Send a number of sessions to a measuring process; return the wall-clock and CPU seconds that it took."""
+    """Let a process of `_measurer` run this number of sessions; return the wall-clock and CPU seconds that it took."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(count, file=process.stdin, flush=True)
@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(backend_name: str, args: argparse.Namespace, folder: Path) -> dict[int, float]:
-    """Return tokens per second by number of sessions."""
+    """Return the tokens per second of all sessions together, by number of sessions, on a backend."""
     backend = _load(backend_name, args, folder, COUNTS[-1], MAX_LENGTH)
     num_tokens, rounds = (16, 1) if args.quick else (args.tokens, args.rounds)
     return asyncio.run(_rates(backend, num_tokens=num_tokens, rounds=rounds))
@@ -166,7 +166,7 @@ async def _rates(backend: Backend, *, num_tokens: int, rounds: int) -> dict[int,
 
 
 async def _answer(args: argparse.Namespace, folder: Path) -> None:
-    """Read numbers of sessions from standard input; print the wall-clock and CPU seconds that each takes."""
+    """Run each number of sessions that is read from standard input; print the wall-clock and CPU seconds it took."""
     backend = _load(args.backends, args, folder, COUNTS[-1], MAX_LENGTH)
     async with _warm_engine(backend, args.tokens) as engine:
         for line in sys.stdin:  # blocks the event loop, on which nothing else waits
@@ -177,7 +177,7 @@ async def _answer(args: argparse.Namespace, folder: Path) -> None:
 
 @asynccontextmanager
 async def _warm_engine(backend: Backend, num_tokens: int) -> AsyncIterator[TargetEngine]:
-    """Run an engine that has served each number of sessions once, so that nothing is built while it is measured."""
+    """Yield a running engine that has served each number of sessions once, so that nothing is built while measuring."""
     engine = TargetEngine(SlotDecoder(backend), EngineLimits(lookup=False))
     engine.start()
     try:
@@ -189,7 +189,7 @@ async def _warm_engine(backend: Backend, num_tokens: int) -> AsyncIterator[Targe
 
 
 async def _run(engine: TargetEngine, count: int, *, num_tokens: int) -> int:
-    """Decode in `count` sessions at once; return the number of tokens committed."""
+    """Decode greedily in `count` sessions at once, `num_tokens` each; return the number of tokens of all."""
     return sum(await asyncio.gather(*(_session(engine, index, num_tokens) for index in range(count))))
 
 

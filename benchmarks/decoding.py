@@ -27,7 +27,10 @@ def load_model(
     num_slots: int = 1,
     exact: str = "never",
 ) -> Backend:
-    """Load a model by one of this project's backends, by default with a single slot and with passes as they come."""
+    """Load a model by one of this project's backends; by default for one sequence, and without exact arithmetic.
+
+    `exact` is a value of the flag `--exact`, `max_length` the most positions of a sequence.
+    """
     config = ModelConfig(
         path,
         backend=backend,
@@ -55,10 +58,10 @@ def decode(decoder: Decoder, prompt: Sequence[int], *, gamma: int, num_tokens: i
     """Decode `num_tokens` tokens after a prompt greedily; end-of-sequence tokens do not end it.
 
     Args:
-        gamma: draft tokens per pass.
+        gamma: draft tokens per pass of the target; 0 decodes without a draft.
 
     Returns:
-        The new tokens, and the number of passes of the target.
+        The ids of the new tokens, and the number of passes of the target.
     """
     token_ids = list(prompt)
     num_passes = held = 0

@@ -28,7 +28,7 @@ from specdec.inference.model.slots import Span
 from specdec.inference.text.tokenizer import Tokenizer
 
 NUM_COMPARED = 64
-"""Number of the text's tokens after which device and CPU choose the next one."""
+"""Number of tokens of the text after each of which device and CPU choose the next token."""
 
 
 def main() -> None:
@@ -60,10 +60,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _loaded(args: argparse.Namespace) -> tuple[TorchBackend, float]:
-    """Load the backend; return it and the seconds that this took.
+    """Load the model; return its backend, and the seconds that this took, with all graphs.
 
     Raises:
-        ConfigError: the device is not there, or its passes have no fixed shapes.
+        ConfigError: the device is not there, or its passes have no fixed shapes, and so no graphs.
     """
     config = ModelConfig(
         args.model,
@@ -84,7 +84,11 @@ def _loaded(args: argparse.Namespace) -> tuple[TorchBackend, float]:
 
 
 def _compare_choices(args: argparse.Namespace, backend: TorchBackend) -> dict[str, int]:
-    """Count the tokens of a text after which device (token by token) and CPU (in float32) choose the same token."""
+    """Count after how many tokens of a text the device chooses the same next token as the CPU; print and return it.
+
+    The device computes token by token; the CPU computes all tokens at once, in float32. The result has the count as
+    "same", and the number of all tokens as "tokens".
+    """
     token_ids = list(Tokenizer.load(args.model).encode(args.text.read_text()))[:NUM_COMPARED]
     config = ModelConfig(args.model, device="cpu", dtype="float32", num_slots=1, sequence_length=backend.max_length)
     plain = load_torch_backend(config).forward([Span(0, 0, token_ids, len(token_ids))])
@@ -102,7 +106,10 @@ def _host(logits: Any) -> Tensor:
 
 @torch.inference_mode()
 def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str, float]:
-    """Time two ways to write one layer's keys, each as a graph: by scatter, as passes do it, and by `torch.where`."""
+    """Time two ways to write new keys into one layer's KV cache, each as a graph; print and return milliseconds.
+
+    They are "scatter", which passes use, and "select", by `torch.where`.
+    """
     passes = _static(backend)
     cache = passes.cache
     room, width = cache.keys[0].clone(), args.gamma + 1
@@ -129,7 +136,11 @@ def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str
 
 
 def _measure_passes(args: argparse.Namespace, backend: TorchBackend) -> list[dict[str, Any]]:
-    """Time passes over all slots, by width and by the positions that attention reads."""
+    """Time passes over all sequences, by width and by positions that attention reads; print and return medians in ms.
+
+    "host" is the time until the call returns, "pass" until the device has finished, and "transfer" that of the copy of
+    all logits to the host.
+    """
     passes = _static(backend)
     results, rows = [], []
     for shape in passes.shapes.all():

@@ -1,4 +1,4 @@
-"""Engines that run a pass in `benchmarks.passes`: plain Transformers and this project's, with one interface."""
+"""Functions that run one pass of a model, for `benchmarks.passes`: by plain Transformers, and by each backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.inference.model.slots import Span
 
 PAST_LENGTH = 128
 Pass = Callable[[int], object]
-"""Function that runs one pass over a number of tokens from position PAST_LENGTH on, and computes all their logits."""
+"""Function that runs a pass over a number of tokens after PAST_LENGTH others, with logits for all of them."""
 
 
 def token_ids(width: int) -> list[int]:
@@ -23,7 +23,7 @@ def token_ids(width: int) -> list[int]:
 
 
 def transformers_pass(path: Path, num_threads: int) -> Pass:
-    """Return a function that runs a pass of plain Transformers: eager modules, and a cache cropped after each pass."""
+    """Return a function that runs a pass of plain Transformers in eager mode, and restores its KV cache after it."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     cache = DynamicCache(config=model.config)
 
@@ -40,7 +40,7 @@ def transformers_pass(path: Path, num_threads: int) -> Pass:
 
 
 def backend_pass(name: str, dtype: str, path: Path, num_threads: int) -> Pass:
-    """Return a function that runs a pass of one of this project's backends over a span of the given width."""
+    """Return a function that runs a pass of one of this project's backends, over as many tokens as it is told."""
     backend = load_model(path, backend=name, dtype=dtype, threads=num_threads, max_length=MAX_LENGTH)
     backend.forward([Span(0, 0, token_ids(PAST_LENGTH), 0)])
 

@@ -68,7 +68,7 @@ def _config(args: argparse.Namespace, mode: str) -> ModelConfig:
 def _times(
     args: argparse.Namespace, backends: Mapping[str, Backend], run: Callable[[Backend], None]
 ) -> dict[str, float]:
-    """Return the median milliseconds of a pass in each mode."""
+    """Return the median milliseconds of `run` for each mode of `--exact`; the backends take turns."""
     variants = {mode: partial(run, backend) for mode, backend in backends.items()}
     return {mode: taken.median for mode, taken in interleaved(variants, rounds=args.rounds).items()}
 

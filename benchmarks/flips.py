@@ -34,10 +34,10 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Reading of the text by one engine, in passes of one kind.
+    """What one engine computed when it read the text, in passes of one kind.
 
     Attributes:
-        greedy, sampled: the token that the engine would choose after each token of the text.
+        greedy, sampled: ids of the tokens that it would choose after each token of the text, greedily and sampled.
         log_loss: mean negative log-probability of the text's next token.
         logits: float32 [num_tokens, vocab_size].
     """
@@ -75,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_both(name: str, args: argparse.Namespace, sequences: Sequence[list[int]]) -> tuple[Reading, Reading]:
-    """Return an engine's reading of one sequence and one token a pass, and of several sequences and tokens."""
+    """Read the text by the engine `name` (BACKEND/DTYPE or BACKEND/DTYPE/EXACT) in two ways; return both readings.
+
+    The first way is passes over one token; the second is passes over `--width` tokens of each of several parts.
+    """
     backend, dtype, *exact = name.split("/")
     device = args.device if backend == "torch" else "cpu"
     where = {"device": device, "threads": args.threads, "max_length": SEQUENCE_LENGTH, "num_slots": args.batch}
@@ -102,7 +105,7 @@ def _read(model: Backend, sequences: Sequence[list[int]], width: int, num_beside
 
 
 def _logits(model: Backend, sequences: Sequence[list[int]], width: int) -> list[Array]:
-    """Return the logits of each sequence, [num_tokens, vocab_size], read beside each other in passes of a width."""
+    """Read sequences beside each other, `width` tokens each a pass; return the logits of each, [length, vocab_size]."""
     parts: list[list[Array]] = [[] for _ in sequences]
     for start in range(0, max(map(len, sequences)), width):
         read = [number for number, token_ids in enumerate(sequences) if len(token_ids) > start]

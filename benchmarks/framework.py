@@ -31,7 +31,7 @@ WIDTHS = (1, 6)
 
 
 class BareGraph(DecoderGraph):
-    """Graph of only the parts that read weights or the cache; its logits mean nothing."""
+    """Graph of a decoder with only the parts that read weights or the KV cache; its logits mean nothing."""
 
     def _rms_norm(self, hidden: str, weight: str, output: str, eps: float) -> str:
         return hidden
@@ -92,7 +92,7 @@ def _serving(decoder: PackedDecoder, num_threads: int, width: int) -> Callable[[
 def _session(
     decoder: PackedDecoder, num_threads: int, width: int, graph_type: type[DecoderGraph]
 ) -> Callable[[], object]:
-    """Return a function that runs ONNX Runtime's session once, with inputs bound in advance."""
+    """Return a function that runs a graph of the decoder once in ONNX Runtime, with inputs that are already bound."""
     slots = OnnxSlots(decoder.shape, num_slots=1, max_length=MAX_LENGTH)
     graph = graph_type(decoder.shape, decoder.dtype, 1, slots.room).build(decoder.weights)
     onnx_pass = OnnxPass(decoder, slots, graph, num_places=1, num_threads=num_threads)

@@ -42,7 +42,7 @@ LETTERS = Grammar(GrammarKind.REGEX, "[a-z ]*")
 
 
 class FreeModel:
-    """`Backend` with logits that depend on the position alone and take no time."""
+    """`Backend` that takes no time: its logits are a row of a table, by the position alone."""
 
     vocab_size, num_slots, slot_bytes = VOCAB_SIZE, 4, 0
 
@@ -58,7 +58,7 @@ class FreeModel:
 
 @dataclass(frozen=True)
 class Resumed:
-    """`TokenSource` in front of an engine: every request starts with half of the context as output."""
+    """`TokenSource` that wraps an engine: every request starts as if `output` had been generated already."""
 
     engine: TargetEngine
     output: tuple[int, ...]
@@ -72,7 +72,7 @@ class Resumed:
         return self.engine.vocab_size
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yield Opened, the earlier output as the first commit, then the commits of a request that goes on from it."""
+        """Yield Opened, the given output as the first commit, and the commits of the engine that continues it."""
         yield Opened()
         yield Commit(len(request.prompt_token_ids), self.output)
         rest = replace(request.resumed(self.output), max_new_tokens=NUM_TOKENS)
@@ -118,7 +118,7 @@ def _requests() -> dict[str, CompletionRequest]:
 
 
 async def _measure(contexts: Sequence[int], rounds: int) -> dict[str, dict[int, float]]:
-    """Return milliseconds per pass, by feature and by context."""
+    """Return median milliseconds per pass, by feature of a request and by length of its context in tokens."""
     tokenizer = Tokenizer.load(BUNDLED_TARGET)
     model = FreeModel(max(contexts) + 2 * NUM_TOKENS)
     times: dict[str, dict[int, list[float]]] = {}
@@ -146,7 +146,7 @@ def _text(tokenizer: Tokenizer, length: int) -> tuple[int, ...]:
 
 
 async def _passes(completer: LocalCompleter, request: CompletionRequest) -> float:
-    """Return the median milliseconds per pass of one request, without the passes that read its context."""
+    """Run one request; return its median milliseconds per pass, without the passes that read its context."""
     arrivals = []
     async for event in completer.complete(request):
         if isinstance(event, Delta):
@@ -155,7 +155,7 @@ async def _passes(completer: LocalCompleter, request: CompletionRequest) -> floa
 
 
 async def _draft_step(model: FreeModel, context: tuple[int, ...]) -> float:
-    """Return milliseconds for one draft token, with penalties."""
+    """Return the milliseconds that the draft engine takes for one draft token, with penalties, after a context."""
     async with running(DraftEngine(ModelProposer(model))) as engine:
         session = engine.open(context, PENALTIES, output_start=len(context) // 2)
         await engine.propose(session, 4)

@@ -17,8 +17,8 @@ class Machine:
     """Measured limits of this machine.
 
     Attributes:
-        bandwidth: GB/s of reading a large float32 matrix once.
-        arithmetic: GFLOP/s of multiplying square float32 matrices.
+        bandwidth: GB/s at which it reads a large float32 matrix.
+        arithmetic: GFLOP/s at which it multiplies square float32 matrices.
     """
 
     num_threads: int
@@ -26,18 +26,21 @@ class Machine:
     arithmetic: float
 
     def best(self, other: Machine) -> Machine:
-        """Return a `Machine` with the higher of both measured values for each limit."""
+        """Return a `Machine` with the higher bandwidth and the higher arithmetic of both."""
         return Machine(self.num_threads, max(self.bandwidth, other.bandwidth), max(self.arithmetic, other.arithmetic))
 
     def pass_ms(self, weight_bytes: int, width: int) -> float:
-        """Return the shortest time of a pass over float32 weights: the longer of reading them once and multiplying."""
+        """Return the least milliseconds that a pass over `width` tokens can take with float32 weights of this size.
+
+        They are the longer of reading all weights once and of multiplying them with all tokens.
+        """
         reading = weight_bytes / self.bandwidth / 1e6
         multiplying = 2 * width * weight_bytes / 4 / self.arithmetic / 1e6
         return max(reading, multiplying)
 
 
 def measure_machine(num_threads: int) -> Machine:
-    """Measure both limits with this number of threads; the best of several runs counts."""
+    """Measure this machine's limits with this number of threads; of several runs, the fastest counts."""
     torch.set_num_threads(num_threads)
     matrix, vector = torch.ones(READ_BYTES // 4 // 4096, 4096), torch.ones(4096)
     square = torch.ones(MATRIX_SIZE, MATRIX_SIZE)

@@ -1,4 +1,4 @@
-"""Generator of the tables of docs/measurements and the figures of README.md: `python -m benchmarks.page`.
+"""Generator of the tables in docs/measurements, and of the figures in README.md: `python -m benchmarks.page`.
 
 It fills the parts between `<!-- bench: NAME -->` and `<!-- /bench -->` from docs/performance.json (see
 `benchmarks.suite`), docs/peers.json (`benchmarks.peers`) and docs/since.json (`benchmarks.since`). They are never
@@ -29,7 +29,7 @@ PAGES = (
 )
 WIDTH = 120
 BUSY = 0.5
-"""Load average per core before a run above which the figures of the run are in doubt."""
+"""Load average per core, before a run, above which the page says that the run's figures are in doubt."""
 
 Bench = Mapping[str, Any]
 TITLES = {
@@ -38,7 +38,7 @@ TITLES = {
     tables.SERVE: "## Stock `vllm serve` with our file and a pool, at equal scheduling",
     tables.SERVE_DEFAULTS: "## Stock `vllm serve` with our file and a pool, at vLLM's defaults",
 }
-"""Headings of the races against vLLM, by shape."""
+"""Headings of the comparisons with vLLM, by shape (kind of models and servers)."""
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured() -> Bench:
-    """Return the measurements of `make bench`, of `make bench-peers` by shape, and of `benchmarks.since`."""
+    """Return all measurements in one mapping: entries of `make bench`, and, if measured, "peers" and "since"."""
     performance: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     others = {"peers": tables.FILE, "since": since.FILE}
     return performance | {
@@ -57,16 +57,16 @@ def measured() -> Bench:
 
 
 def generated(text: str, bench: Bench) -> str:
-    """Return a page's text with every marked part generated from the measurements.
+    """Return a page's text with each part between marks generated anew from the measurements.
 
     Raises:
-        KeyError: a mark names no benchmark.
+        KeyError: a mark names no part that can be generated.
     """
     return PART.sub(lambda found: f"{found[1]}{part(found[2], bench)}\n{found[3]}", text)
 
 
 def part(name: str, bench: Bench) -> str:
-    """Return the generated text of the part called `name`, which stands between that part's marks on a page."""
+    """Return the generated text of the part `name` of a page, to stand between the part's marks."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
     if name in MEASURED_APART and name.partition("_")[0] not in bench:
@@ -118,7 +118,7 @@ def _series(cell: Bench) -> str:
 
 
 def _over_target(cell: Bench, statistics: Bench) -> str:
-    """Return a cell's text: its speed-up with the range of the runs; for the target alone, its tokens per second."""
+    """Return a table's entry: the target's tokens per second, or another topology's speed-up over it, with a range."""
     if cell["topology"] == "target":
         return f"{cell['tokens_per_s']:.0f} tokens/s"
     over = statistics["over_target"].get("end_to_end_latency_s")
@@ -127,7 +127,7 @@ def _over_target(cell: Bench, statistics: Bench) -> str:
 
 
 def _headline(bench: Bench) -> str:
-    """Return the README's table of speed: ranges over prompt kinds, with their conditions."""
+    """Return the README's table of speed-ups, as ranges over kinds of prompts, below a sentence on its conditions."""
     machine, results = bench["machine"], bench["comparison"]
     rows: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in results["cells"]:
@@ -149,7 +149,10 @@ def _range(speedups: Sequence[float]) -> str:
 
 
 def _peers(bench: Bench, *, of_vllm: bool) -> str:
-    """Return machines and versions of the runs, and the tables of every shape: those of vLLM, or the others."""
+    """Return the machines and versions of the runs of `benchmarks.peers`, and the tables of each shape of models.
+
+    With `of_vllm` these are the shapes that are compared with vLLM, else the other shapes.
+    """
     shapes = {name: runs for name, runs in bench["peers"].items() if (name in TITLES) == of_vllm}
     runs = list(itertools.chain(*shapes.values()))
     versions = (_versions({**run["machine"]["versions"], **run["versions"]}) for run in runs)
@@ -173,12 +176,12 @@ def _shape(name: str, runs: Sequence[Bench]) -> str:
 
 
 def _run(run: Bench) -> str:
-    """Return a sentence on one run and on how busy the machine was."""
+    """Return a sentence with a run's command, number of prompts and commit, and how busy the machine was."""
     return f"`{run['command']}`, {run['plan']['num_prompts']} prompts, commit {run['commit']}. {_warning(run)}"
 
 
 def _since(bench: Bench) -> str:
-    """Return the conditions of the comparison with an earlier commit, and a table of the latencies that differ."""
+    """Return how this checkout was compared with an earlier commit, and a table of the latencies that differ."""
     found = bench["since"]
     changes = since.rows(found)
     conditions = _filled(
@@ -197,9 +200,9 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
     "peers_vllm": partial(_peers, of_vllm=True),
     "since": _since,
 }
-"""Functions that generate the parts other than a benchmark's own tables, by the name in the part's mark."""
+"""Functions that generate parts of pages, by the name in the part's mark; benchmarks in SET print theirs themselves."""
 MEASURED_APART = ("peers", "peers_vllm", "since")
-"""Parts with figures that `make bench` does not measure; their files may be missing."""
+"""Parts whose figures `make bench` does not measure; the files with these figures may be missing."""
 
 if __name__ == "__main__":
     main()

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(path: Path, engines: list[str], num_threads: int, *, quick: bool, seconds: float) -> TimesByEngine:
-    """Return each engine's times by width; engines take turns at each width."""
+    """Return the times of a model's passes, by engine and by width in tokens; engines take turns at each width."""
     passes = {engine: ENGINES[engine](path, num_threads) for engine in engines}
     times: TimesByEngine = {engine: {} for engine in engines}
     rounds = 3 if quick else 12
@@ -101,7 +101,10 @@ def _print(name: str, machine: Machine, num_bytes: int, times: TimesByEngine) ->
 
 
 def weight_bytes(path: Path) -> int:
-    """Return the bytes that a pass reads in float32: every weight once, the embedding only if it is the head too."""
+    """Return the bytes of the float32 weights that a pass reads.
+
+    These are all weights, but the embedding only if it is the output layer, too.
+    """
     total = 0
     has_head = False
     embedding = 0

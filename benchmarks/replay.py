@@ -42,11 +42,11 @@ PROMPTS = (
 )
 ANSWERS_BYTES = 16 * 2**20
 Answered = tuple[float, float, list[str], list[tuple[int, ...]]]
-"""Tokens per second, tokens per pass, the texts and their token ids."""
+"""Tokens per second of CPU time, tokens per pass, and the answers' texts and token ids."""
 
 
 async def answered(completer: LocalCompleter, requests: Sequence[CompletionRequest]) -> Answered:
-    """Answer requests one after another."""
+    """Complete requests one after another; return tokens per second of CPU time and per pass, texts, and token ids."""
     num_passes, texts, token_ids, started = 0, [], [], time.process_time()
     for request in requests:
         deltas = [each async for each in completer.complete(request) if isinstance(each, Delta) and each.token_ids]
@@ -62,7 +62,7 @@ def predicted(requests: Sequence[CompletionRequest], texts: Sequence[str]) -> li
 
 
 def renamed(text: str) -> str:
-    """Return a text in which its most frequent word has another name."""
+    """Return a text in which its most frequent word is replaced by `renamed_one`."""
     words = re.findall(r"[A-Za-z_]{2,}", text) or ["x"]
     return re.sub(rf"\b{statistics.mode(words)}\b", "renamed_one", text)
 
@@ -70,9 +70,10 @@ def renamed(text: str) -> str:
 async def rows_of(
     engines: Mapping[str, LocalCompleter], requests: Sequence[CompletionRequest], rounds: int
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Return medians of tokens per second, per pass and over nothing, by engine and by what it has to draft from.
+    """Return medians by engine and by what its drafts come from ("nothing": from none of the sources measured here).
 
-    A cache salt of its own keeps each measurement from answers that another one left; texts are compared.
+    They are tokens per second, tokens per pass, and the speed over that with "nothing". Each measurement has a cache
+    salt of its own, so that it uses no answers that another one left. Only the 8-bit target may give other texts.
     """
     salts = map(str, range(10**9))
     _, _, texts, _ = await answered(engines["target"], [replace(each, cache_salt=next(salts)) for each in requests])
@@ -110,9 +111,10 @@ def _medians(pairs: Sequence[tuple[float, float]], nothing: Sequence[tuple[float
 async def audit_seconds(
     completer: LocalCompleter, requests: Sequence[CompletionRequest], rounds: int
 ) -> dict[str, float]:
-    """Return the median seconds of reading prompts with their answers, and of audits of the answers, in all.
+    """Return the median seconds for all requests, as "a prompt" and as "an audit".
 
-    Each prompt, of token ids, has a cache salt of its own, so that no slot holds a prefix of it.
+    The first is reading a prompt and its answer as one prompt, the second an audit of the answer. Each prompt has a
+    cache salt of its own, so that no cached prefix is used.
     """
     *_, answers = await answered(completer, requests)
     prompts = [await completer.codec.encode(str(each.prompt)) for each in requests]
@@ -133,7 +135,7 @@ async def audit_seconds(
 
 
 def memory() -> dict[str, float]:
-    """Return bytes per token of kept answers of 500 tokens, random ones and ones that repeat themselves."""
+    """Return bytes of memory per token of kept answers of 500 tokens: random ones, and ones that repeat themselves."""
     rng, found = random.Random(1), {}
     for kind, period in (("random", 500), ("repeating", 20)):
         kept = KeptAnswers(1 << 30)

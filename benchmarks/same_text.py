@@ -29,7 +29,7 @@ WAYS: Mapping[str, Mapping[str, str]] = {
     f"{PLAIN}, {INVARIANT}": {"VLLM_BATCH_INVARIANT": "1"},
     f"{OURS}, {INVARIANT}": {"VLLM_BATCH_INVARIANT": "1"},
 }
-"""Ways to serve, each with the environment variables that it sets."""
+"""Ways to serve, by name, each with the environment variables that its process gets."""
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def rows(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[list[str]]:
-    """Return the table's rows: rates, and how many texts differ from no speculation with the same variables."""
+    """Return table rows: tokens/s, and how many texts differ from those of the same way without speculation."""
     table = []
     for way, each in results.items():
         right = results.get(f"{PLAIN}, {INVARIANT}" if way.endswith(INVARIANT) else PLAIN, each)
@@ -59,7 +59,7 @@ def rows(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[list[st
 
 
 def measured(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return tokens/s and the texts' tokens of one way, by temperature."""
+    """Run one way to serve; return tokens per second ("rate") and the texts' token ids ("texts"), by temperature."""
     from vllm import LLM, SamplingParams
 
     drafts = {} if args.way.startswith(PLAIN) else {"speculative_config": json.loads(args.speculative_config)}
@@ -77,7 +77,7 @@ def measured(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _in_a_process(way: str) -> dict[str, dict[str, Any]] | None:
-    """Run this program for one way; return what it has measured, or None if it failed. Its log goes to stderr."""
+    """Run this program for one way to serve; return what it measured, None if it failed; its log goes to stderr."""
     command = [sys.executable, "-m", "benchmarks.same_text", *sys.argv[1:], "--way", way]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **WAYS[way]}, check=False)
     if done.returncode != 0:

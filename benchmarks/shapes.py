@@ -1,4 +1,4 @@
-"""Models to measure: the bundled pair, and random weights in given shapes, for which only times mean anything."""
+"""Models to measure: the bundled ones, and models of given sizes with random weights, of which only times count."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BUNDLED = {"target": BUNDLED_TARGET, "draft": BUNDLED_DRAFT}
 
 @contextmanager
 def workspace(folder: Path | None) -> Iterator[Path]:
-    """Yield a folder for random models and their packed weights: the given one, or a temporary one."""
+    """Yield a folder for random models and converted weights: `folder`, or a temporary one if it is None."""
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
@@ -51,7 +51,10 @@ def workspace(folder: Path | None) -> Iterator[Path]:
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """Return a directory with a model of this shape: the bundled one if it exists, else random weights in `folder`."""
+    """Return the directory of a model of SHAPES: the bundled one if it exists, else one with random weights.
+
+    The latter is a folder in `folder`, made if it is missing.
+    """
     if name in BUNDLED and any(BUNDLED[name].glob("*.safetensors")):
         return BUNDLED[name]
     path = folder / name
@@ -61,7 +64,7 @@ def checkpoint(name: str, folder: Path) -> Path:
 
 
 def random_model(shape: Shape, *, tied: bool = True) -> PreTrainedModel:
-    """Return a Llama of random float32 weights, equal at each call; `tied` makes both embeddings one matrix."""
+    """Return a Llama with random float32 weights, equal at each call; `tied` shares embedding and output layer."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "llama",

@@ -61,12 +61,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def change_row(change: Change) -> list[str]:
-    """Return the cells of a change's row; the verdict is "no difference" where the interval contains 1."""
+    """Return a change as a table row; the verdict is "no difference" if the ratio's interval contains 1."""
     return [change.where, change.figure, str(change.ratio), change.verdict if change.ratio.differs else "no difference"]
 
 
 def _checkout(earlier: str) -> Path:
-    """Return a folder with the earlier commit's files; make it unless it is there."""
+    """Return a folder with the files of an earlier commit; check it out if no earlier call did."""
     folder = ROOT / "build" / "since" / earlier
     if not folder.exists():
         subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
@@ -75,10 +75,10 @@ def _checkout(earlier: str) -> Path:
 
 
 def _compared(checkout: Path) -> Results:
-    """Run the comparison of a checkout with this environment; return its results.
+    """Run the comparison of a checkout, in this Python's environment; return its results.
 
     Raises:
-        SystemExit: the comparison failed; differing answers are no failure here.
+        SystemExit: the comparison failed; answers that differ are no failure here.
     """
     output = checkout / "reports" / "since"
     command = [sys.executable, "compare_architectures.py", *shlex.split(FLAGS), "--output", str(output)]
@@ -90,7 +90,10 @@ def _compared(checkout: Path) -> Results:
 
 
 def joined(results: Sequence[Results], checkout: Path) -> Results:
-    """Return the results of a checkout's runs as one: all requests, and the conditions without the checkout's path."""
+    """Return the results of a checkout's runs as those of one run, with all of their requests.
+
+    The checkout's path is removed from the conditions.
+    """
     conditions = {name: str(text).replace(f"{checkout}/", "") for name, text in results[0]["conditions"].items()}
     cells = zip(*(each["requests"] for each in results), strict=True)
     return {**results[0], "conditions": conditions, "requests": [[*itertools.chain(*cell)] for cell in cells]}

@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _benchmark(name: str, command: str, *, quick: bool) -> dict[str, Any]:
-    """Run a benchmark; return its tables and results, with its command."""
+    """Run a benchmark of SET as a process; return its command, tables and results."""
     command += " --quick" if quick and name in HAS_QUICK else ""
     found = json.loads(_run(name, command))
     return {"command": f"python {command}", "tables": found["tables"], "results": found["results"]}
@@ -78,7 +78,7 @@ def _run(name: str, command: str) -> str:
     """Run a benchmark's command; return the last line of its output, which is JSON.
 
     Raises:
-        SystemExit: the command failed.
+        SystemExit: the command ended with an error.
     """
     started = time.monotonic()
     print(f"{name}: python {command}", flush=True)

@@ -1,4 +1,4 @@
-"""Times of several variants, taken in turn so that a busy moment of the machine hits all of them."""
+"""Timing of several variants in turn, so that a busy moment of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ class Times:
 def interleaved(
     variants: Mapping[str, Callable[[], object]], *, rounds: int, runs: int = 3, seconds: float = 20.0
 ) -> dict[str, Times]:
-    """Time every variant `runs` times a round after a warm-up; stop after `seconds`, but not before two rounds."""
+    """Time variants in turn; return their times by name.
+
+    In each round every variant runs once as a warm-up, and `runs` times for its times. No round begins after `seconds`,
+    except the first two.
+    """
     times = {name: Times() for name in variants}
     ends = time.monotonic() + seconds
     for done in range(rounds):

@@ -21,7 +21,7 @@ QUERY, KEY, VALUE, OUTPUT = ("q_proj.weight", "k_proj.weight", "v_proj.weight", 
 
 
 def widen(source: Path, destination: Path, size: int | None = None) -> None:
-    """Write the model of one directory into another, in float32, with heads of the next size that fits.
+    """Write a model with wider attention heads and the same output, in float32.
 
     Args:
         source: directory of a Llama model in one file of safetensors.
@@ -43,7 +43,7 @@ def widen(source: Path, destination: Path, size: int | None = None) -> None:
 
 
 def _widened(name: str, weight: torch.Tensor, narrow: int, wide: int) -> torch.Tensor:
-    """Return a weight with room for wider heads; a weight outside attention is returned as it is."""
+    """Return a weight for heads of `wide` instead of `narrow` values; weights outside attention stay as they are."""
     if name.endswith(OUTPUT):
         return _spread(weight.T, narrow, wide).T.contiguous()
     if name.endswith((QUERY, KEY)):

@@ -1,1 +1,1 @@
-"""Programs for work on the project; none is part of an installation."""
+"""Programs for people who work on this project; none is part of an installation."""

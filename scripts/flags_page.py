@@ -1,4 +1,4 @@
-"""Writes docs/flags.md, all flags of every command, from the settings: `python -m scripts.flags_page`."""
+"""Generator of docs/flags.md, with all flags of every command: `python -m scripts.flags_page`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETS = {
     "fused": ("fused_target", "verify_fused"),
     "verify": ("verify_target", "verify_fused", "verify_draft"),
 }
-"""Names for sets of commands, which replace the commands in cells of the page; earlier sets are tried first."""
+"""Sets of commands by a name that replaces them in cells of the page's table; earlier sets are tried first."""
 HEAD = """# Flags
 
 All flags of all commands, made by `python -m scripts.flags_page`; `specdec COMMAND --help` lists those of one command.
@@ -36,7 +36,7 @@ NO_DEFAULT = ("None", "False", "[]", "{}", "")
 
 
 class Flag(NamedTuple):
-    """One command's flag, as the cells of a row."""
+    """One flag of one command, as texts for the page's table."""
 
     command: str
     names: str
@@ -45,7 +45,7 @@ class Flag(NamedTuple):
 
 
 def page() -> str:
-    """Return the text of docs/flags.md."""
+    """Return the text of docs/flags.md, made from the commands' parsers."""
     groups: dict[str, list[str]] = defaultdict(list)
     flags: dict[str, list[Flag]] = defaultdict(list)
     for name, group, action in _actions():
@@ -61,7 +61,7 @@ def page() -> str:
 
 
 def _actions() -> Iterator[tuple[str, str, argparse.Action]]:
-    """Yield (command, title of the group, flag) for all flags."""
+    """Yield (command, title of the flag's group, flag) for each flag of each command."""
     parsers = {**{name: parser_of(name) for name in ROLES}, "compare": comparison_parser(), "study": study_parser()}
     for name, parser in parsers.items():
         only = StudySettings.SECTION if name == "study" else None
@@ -85,7 +85,10 @@ def _row(flags: list[Flag]) -> str:
 
 
 def _merged(flags: list[Flag], column: str) -> str:
-    """Return a cell's text: the most frequent value, then each other value after the commands that have it."""
+    """Return the text of a table cell for one flag of several commands; `column` names a field of `Flag`.
+
+    It is the most frequent value, then each other value after the names of the commands that have it.
+    """
     variants: dict[str, list[str]] = defaultdict(list)
     for flag in flags:
         variants[getattr(flag, column)].append(flag.command)
@@ -96,7 +99,7 @@ def _merged(flags: list[Flag], column: str) -> str:
 
 
 def _named(commands: list[str]) -> str:
-    """Return the commands as text, with the name of a set in place of all its commands."""
+    """Return the commands' names as text; where all commands of a set in SETS are there, its name replaces them."""
     names, left = [], set(commands)
     for name, members in SETS.items():
         if left.issuperset(members):

@@ -1,9 +1,9 @@
 """Generator of the requirements files from pyproject.toml, their only source: `python -m scripts.requirements`.
 
-Each file has the packages of one extra, or of the runtime (the base and its extra `server`), with their comments from
-pyproject.toml. A range becomes its tested version: that of the group `tested`, or else its newest one. For a Neuron
-environment it stays a range, since the SDK chooses versions.
-With `--oldest` it writes nothing, and prints the oldest versions that the ranges allow.
+Each file has the packages of one extra, or of a server (the base dependencies and the extra `server`), with their
+comments from pyproject.toml. A range of versions becomes its tested version: that of the group `tested`, or else its
+newest one. For a Neuron environment it stays a range, since the Neuron SDK chooses versions. With `--oldest` it writes
+nothing, and prints the oldest versions that the ranges allow.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "# Generated from pyproject.toml by `python -m scripts.requirements`: change it there.\n"
 OF_THE_SDK = ("torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "numpy")
-"""Packages of the Neuron SDK, which sets their oldest versions together."""
+"""Packages that the Neuron SDK brings, and whose oldest versions it so determines together."""
 RUNTIME = "server"
-"""Extra whose packages requirements.txt has beside the base; files of other extras are installed on top of it."""
+"""Extra whose packages requirements.txt has with the base dependencies; other extras' files are installed after it."""
 _LINE = re.compile(r'^    "(?P<spec>[^"]+)",(?:  # (?P<why>.*))?$')
 _START = re.compile(r"^(?P<name>[\w-]+) = \[$")
 
 
 def requirements() -> dict[str, str]:
-    """Return the content of every requirements file, by the file's name."""
+    """Return the text of every requirements file, by the file's path."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     content = tomllib.loads(text)
     comments, tested = _comments(text), content["dependency-groups"]["tested"]
@@ -39,23 +39,26 @@ def requirements() -> dict[str, str]:
 
 
 def runtime(project: dict[str, Any]) -> list[str]:
-    """Return the ranges of everything that a server needs."""
+    """Return the requirements, with ranges of versions, of everything that a server needs.
+
+    `project` is the table of that name in pyproject.toml.
+    """
     return [*project["dependencies"], *project["optional-dependencies"][RUNTIME]]
 
 
 def file_of(extra: str) -> str:
-    """Return the name of the file with an extra's packages."""
+    """Return the path of the requirements file with an extra's packages."""
     return "requirements.txt" if extra == RUNTIME else f"requirements/{extra}.txt"
 
 
 def oldest() -> list[str]:
-    """Return the oldest version of every package of the runtime, except packages of the SDK."""
+    """Return the oldest allowed version of every package of a server, except those that the Neuron SDK brings."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [re.sub(r">=([\w.]+),.*", r"==\1", spec) for spec in runtime(project) if not spec.startswith(OF_THE_SDK)]
 
 
 def _comments(text: str) -> dict[str, str]:
-    """Return the comments above each list, by the list's name, and the comments beside each entry, by the entry."""
+    """Return pyproject.toml's comments: those above a list by the list's name, those beside an entry by the entry."""
     comments: dict[str, str] = {}
     above = ""
     for line in text.splitlines():
@@ -84,13 +87,16 @@ def _commented(requirement: str, why: str | None) -> str:
 
 
 def pinned(spec: str, tested: list[str]) -> str:
-    """Return a range as its tested version; return any other specification unchanged."""
+    """Return a range of versions as its tested version; any other requirement is returned unchanged.
+
+    `tested` has entries NAME==VERSION; for a package that it lacks, the newest version of the range is taken.
+    """
     known = (each for each in tested if each.partition("==")[0] == spec.partition(">=")[0])
     return next(known, re.sub(r">=[\w.]+,<=([\w.]+)", r"==\1", spec))
 
 
 def _runtime_beside_neuron(project: dict[str, Any]) -> str:
-    """Return the runtime as ranges, without packages that Neuron's packages bring or that only a CPU needs."""
+    """Return lines with a server's packages as ranges, without those that Neuron's bring or that only a CPU needs."""
     left_out = ("torch", "transformers", "onnx", "matplotlib")
     rest = [spec for spec in runtime(project) if not spec.startswith(left_out)]
     return "# The runtime; versions of ranges are the SDK's choice.\n" + "\n".join(rest) + "\n"

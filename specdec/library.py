@@ -188,8 +188,8 @@ class _Async:
     async def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
         """Complete a prompt several times with the draft and several times by the target alone; return the results.
 
-        All runs have the same seed, and results come in pairs of both kinds. Before these runs there is one of each
-        kind whose result is not kept.
+        All runs have the same seed. Results are in pairs, one with the draft and one by the target alone, which run one
+        after the other. Before these runs there is one of each kind whose result is not kept.
 
         Raises:
             ConfigError: `gamma` is given.
@@ -212,7 +212,10 @@ class _Async:
 
     @spelled_out
     async def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Delta, None]:
-        """Yield the parts of one answer as they come; closing the iterator ends the request."""
+        """Yield the parts of one answer as they come, each with the tokens of one pass of the target.
+
+        Closing the iterator ends the request.
+        """
         completer, [request] = self._requests([prompt], parameters)
         async with aclosing(completer.complete(request)) as events:
             async for event in events:
@@ -329,8 +332,8 @@ class _Blocking:
     def compare(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Comparison:
         """Complete a prompt several times with the draft and several times by the target alone; return the results.
 
-        All runs have the same seed, and results come in pairs of both kinds. Before these runs there is one of each
-        kind whose result is not kept.
+        All runs have the same seed. Results are in pairs, one with the draft and one by the target alone, which run one
+        after the other. Before these runs there is one of each kind whose result is not kept.
 
         Raises:
             ConfigError: `gamma` is given.
@@ -340,7 +343,10 @@ class _Blocking:
 
     @spelled_out
     def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Generator[Delta, None, None]:
-        """Yield the parts of one answer as they come; closing the iterator ends the request."""
+        """Yield the parts of one answer as they come, each with the tokens of one pass of the target.
+
+        Closing the iterator ends the request.
+        """
         self._check()
         parts: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
         future = asyncio.run_coroutine_threadsafe(_pump(self._inner.stream(prompt, **parameters), parts), self._loop)

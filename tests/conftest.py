@@ -32,15 +32,15 @@ NEVER = 100_000
 
 @dataclass(frozen=True)
 class ModelDirectories:
-    """Directories of the tiny models.
+    """Directories of the tiny models, each with a tokenizer.
 
     Attributes:
         target: the target model.
         chat_target: the target model with a chat template.
-        related: the target with slightly changed weights; it accepts some of this draft's tokens, as of a real draft's.
-        stranger: another architecture with random weights: hardly any of its draft tokens is accepted.
-        permuted: a model with another vocabulary: its tokenizer has the target's tokens under other ids.
-        endless: a target of 8192 positions that never ends a sequence by itself.
+        related: the target with slightly changed weights; as a draft, a part of its tokens is accepted.
+        stranger: a model of another architecture with random weights; as a draft, hardly any of its tokens is accepted.
+        permuted: the target's weights, with a tokenizer that has the same tokens under other ids.
+        endless: a target with a context of 8192 tokens, whose texts have no end-of-sequence token.
     """
 
     target: Path
@@ -65,7 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Skip files that need torch in an environment without it."""
+    """Skip test files whose import fails for lack of torch."""
     report = yield
     if not HAS_TORCH and report.failed and "No module named 'torch'" in report.longreprtext:
         report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "Skipped: it needs torch")
@@ -116,7 +116,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_a_modules_own() -> Generator[None, None, None]:
-    """Collect, after a module's tests, only the garbage that they made; a search of older objects takes a second."""
+    """Collect garbage after each test module, but only objects made by it; searching older ones would take a second."""
     gc.freeze()
     yield
     gc.collect()
@@ -124,9 +124,9 @@ def _garbage_is_a_modules_own() -> Generator[None, None, None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _bundled_models_are_packed_once() -> None:
-    """Keep the packed weights of the bundled models in build/, where all processes and later test runs find them.
+    """Keep the converted weights of the bundled models in build/, where all processes and later test runs find them.
 
-    A server that has to pack them (convert them for ONNX Runtime) takes five seconds of CPU more to start.
+    A server that has to convert them itself, for ONNX Runtime, needs five seconds of CPU more to start.
     """
     if not (HAS_TORCH and find_spec("onnxruntime")):
         return

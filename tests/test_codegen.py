@@ -1,4 +1,4 @@
-"""Generated files are up to date; the .proto has comments everywhere and stays compatible."""
+"""Tests that files generated from the .proto are up to date, and that the .proto is commented and stays compatible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def run(*command: str | Path, directory: Path = PROTOS) -> None:
 
 
 def bare(file: FileDescriptorProto) -> FileDescriptorProto:
-    """Remove `json_name` from a descriptor of a .proto file: one of the compilers writes it and the other does not."""
+    """Remove `json_name` from a .proto file's descriptor, in place; return it.
+
+    Of the two descriptors that are compared, only one has this field.
+    """
     for message in file.message_type:
         for field in message.field:
             field.ClearField("json_name")
@@ -47,5 +50,5 @@ def test_every_part_of_the_proto_has_a_comment_and_a_right_name() -> None:
 
 
 def test_nothing_on_the_wire_is_broken() -> None:
-    """`buf breaking` finds no incompatible change since an earlier version's descriptors."""
+    """`buf breaking` finds no incompatible change of the .proto since the descriptors of an earlier version."""
     run(BIN / "buf", "breaking", "--against", WIRE)

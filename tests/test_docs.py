@@ -1,4 +1,4 @@
-"""Relative links of all pages lead to a file, and their anchors to a heading of it."""
+"""Tests of all pages of the documentation: links lead somewhere, named tests exist, tables and lists are whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Return the page's relative links that lead nowhere."""
+    """Return the page's relative links to a file, or a heading in a file, that does not exist."""
     links = ("".join(link) for link in LINK.findall(prose(page)))
     return [link for link in links if not re.match(r"[a-z]+:", link) and not _exists(page, link)]
 

@@ -34,7 +34,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOLDERS = ("inference", "grpc_comm", "comparison")
-"""Packages in `specdec`; a module that is imported by these names, without `specdec.`, exists a second time."""
+"""Packages in `specdec`; importing one of their modules without `specdec.` in front would load a second copy of it."""
 HOUSE = ("specdec", "benchmarks", "deploy", "examples", "models", "scripts", "tests")
 FOUNDATION = ("commit", "request", "tokens", "declared", "settings", "config", "checkpoint_files", "caller", "errors")
 ROOMS = (
@@ -50,7 +50,7 @@ ROOMS = (
     ("serving",),
     ("cli",),
 )
-"""Packages of inference/ by layer, lowest first: a package may import those of its own layer and of lower ones."""
+"""Packages of specdec/inference by layer, lowest first; a package may import those of its own and of lower layers."""
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 FLOORS = {
@@ -58,7 +58,7 @@ FLOORS = {
     "specdec.inference.workers": ("completion", "calls", "completing", "drafting"),
     "specdec.comparison": ("plan", "run", "report", "study"),
 }
-"""Layers within a package, lowest first: each may import itself and lower ones; modules in no layer may import all."""
+"""Layers within a package, lowest first; a module may import its own and lower ones, one in no layer all of them."""
 SEEN_BY_COMPARISON = (
     *(f"specdec.inference.{module}" for module in FOUNDATION),
     *("specdec.inference.observe.stats", "specdec.inference.observe.host_load"),
@@ -76,16 +76,16 @@ SEEN_BY_COMPARISON = (
     *(f"specdec.inference.serving.{module}" for module in ("processes", "hub", "models")),
     "specdec.inference.cli",
 )
-"""Modules that comparison/ may import: foundation, command line, server processes, and a client of the servers' API."""
+"""Modules of specdec/inference that comparison/ may import: foundation, command line, processes, and API client."""
 DOORS_OF_BACKENDS = ("specdec.inference.backends.registry", "specdec.inference.backends.identity")
 CONCRETE_BACKENDS = tuple(f"specdec.inference.backends.{name}" for name in ("onnx", "pytorch", "neuron"))
 ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator", "statistics")
 PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
-"""Modules that scheduling/ may import beside the foundation: no clock, no event loop, no model, no network."""
+"""Modules of other projects that scheduling/ may import: no clock, no event loop, no model, no network."""
 
 
 def layer_of(module: str) -> int:
-    """Return the layer number of a module of `inference`; a module may import its own layer and lower ones.
+    """Return the number of a module's layer in specdec/inference, 0 for the lowest.
 
     Raises:
         KeyError: the module is in no layer.
@@ -98,7 +98,7 @@ parsed = cache(ast.parse)
 
 
 def imports_of(module: str, source: str) -> Iterator[str]:
-    """Yield all modules and names that a source imports, also inside functions."""
+    """Yield the full names of all modules, or names in modules, that a source imports, also inside functions."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -113,12 +113,12 @@ def is_in(name: str, package: str) -> bool:
 
 
 def violations(module: str, source: str) -> list[str]:
-    """Return the imports in `source` that the layers forbid to `module`."""
+    """Return a sentence for each import in `source` that the layers forbid to the module named `module`."""
     return [f"{module} imports {name}" for name in imports_of(module, source) if not is_allowed(module, name)]
 
 
 def floors_of(module: str, name: str) -> tuple[int, int]:
-    """Return the layers in `FLOORS` of two modules of one package, 0 for the lowest; (0, 0) if no package has both."""
+    """Return the layers of `module` and of `name` in the package of `FLOORS` that has both; (0, 0) if none has."""
     for package, rooms in FLOORS.items():
         if is_in(module, package) and is_in(name, package):
             of_module, of_name = (
@@ -171,7 +171,7 @@ def test_imports_point_downwards() -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """No module imports itself through other modules, also not by imports inside functions.
+    """No module imports itself through other modules, not even by imports inside functions.
 
     A cycle of imports inside functions works only until one of them is moved to the top of its file.
     """
@@ -187,7 +187,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 
 
 def _module_of(imported: str, modules: Container[str]) -> str | None:
-    """Return the module of `modules` that an imported name is, or is in; None for names of other projects."""
+    """Return the module among `modules` that is the imported name, or contains it; None if there is none."""
     parent = imported.rpartition(".")[0]
     return next((name for name in (imported, parent) if name in modules), None)
 
@@ -197,9 +197,9 @@ MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})\.\w+")
 
 
 def test_no_source_names_a_module_by_its_folder() -> None:
-    """No source names a module by its folder, neither in an import nor in a string.
+    """No source names a module as `inference.x`, `grpc_comm.x` or `comparison.x`, without `specdec.` in front.
 
-    A second copy of a module has its own classes, and its metrics are refused as duplicates.
+    Importing it so would load a second copy, with its own classes, whose metrics are refused as duplicates.
     """
     found = [
         f"{file.relative_to(ROOT)}: {name}"
@@ -277,7 +277,7 @@ MAY_SEE_FLAGS = ("specdec.inference.cli.flags", "specdec.inference.cli.config_fi
 
 
 def names_parsed_flags(source: str) -> bool:
-    """Return whether a source names `argparse.Namespace`, or imports it under any name."""
+    """Return whether a source names `argparse.Namespace`, as an attribute or in an import."""
     return any(
         (isinstance(node, ast.Attribute) and node.attr == "Namespace")
         or (isinstance(node, ast.alias) and node.name in ("Namespace", "argparse.Namespace"))
@@ -286,9 +286,9 @@ def names_parsed_flags(source: str) -> bool:
 
 
 def test_parsed_flags_stop_at_the_command_line() -> None:
-    """Only the command line uses `argparse.Namespace`; other packages take typed configurations.
+    """Only the command line's packages use `argparse.Namespace`; others take typed configurations.
 
-    A forgotten flag is then a type error, not a default.
+    So a flag that is forgotten there is a type error.
     """
     seeing = {module_name(file) for file in sources() if names_parsed_flags(file.read_text())}
     assert {module for module in seeing if not any(is_in(module, room) for room in MAY_SEE_FLAGS)} == set()
@@ -297,7 +297,7 @@ def test_parsed_flags_stop_at_the_command_line() -> None:
 
 @pytest.mark.parametrize("module", ["specdec.library", "specdec.testing"])
 def test_the_library_needs_no_command_line(module: str) -> None:
-    """The library, which users import, takes nothing from the command line, and no parser of flags."""
+    """Importing the library imports nothing of the command line."""
     names = "[name for name in sys.modules if name.startswith('specdec.inference.cli')]"
     code = f"import sys, {module}; print({names})"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -320,7 +320,7 @@ THIN = (
 
 @pytest.mark.parametrize("module", THIN)
 def test_thin_client_needs_no_model_library(module: str) -> None:
-    """A thin client imports no model library: a machine that only sends requests needs no torch."""
+    """Client modules import no model library: a machine that only sends requests needs no torch."""
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers', 'onnx') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

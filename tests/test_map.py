@@ -1,4 +1,4 @@
-"""Files and functions that docs/architecture.md names exist in the code."""
+"""Test that the files and functions named on the page docs/architecture.md exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of AWS's software in all files and pages are those of one row of the table in docs/neuron.md."""
+"""Tests that AWS's software has the versions of one row of the table in docs/neuron.md, in all files and pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "neuron.md").read_text(encoding="utf-8")
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OLDEST_NODE = Version("1.34.2")
-"""Oldest Kubernetes for nodes: AWS supports no resource claims on 1.34.0 and 1.34.1 (Kubernetes issue 133920)."""
+"""Oldest Kubernetes that nodes may have: on 1.34.0 and 1.34.1 AWS supports no resource claims (issue 133920)."""
 NODES = "EKS node AMI, Kubernetes 1.34 and 1.35"
 IMAGES = re.compile(r"pytorch-inference-neuronx:2\.9\.0-neuronx-py312-sdk([\d.]+)-ubuntu24\.04")
 
@@ -23,7 +23,7 @@ Row = dict[str, str]
 
 
 def table(text: str) -> dict[str, Row]:
-    """Return the rows of the table "What fits what" in docs/neuron.md, by SDK version of the container."""
+    """Return the rows of the table "What fits what" in docs/neuron.md, by the version of the container's SDK."""
     lines = text.partition("### What fits what")[2].partition("\n\n|")[2].partition("\n\n")[0].splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
     found = [dict(zip(head, row, strict=True)) for row in rows]
@@ -31,7 +31,7 @@ def table(text: str) -> dict[str, Row]:
 
 
 def fault(row: Row) -> str:
-    """Return a sentence on the AWS rule that a row's runtime and driver break; empty if they fit."""
+    """Return a sentence about why AWS's rules forbid a row's runtime with its driver; "" if they fit together."""
     runtime, driver = Version(row["runtime"]), Version(row["driver"])
     if driver >= Version("2.29") and runtime < Version("2.33"):
         return f"driver {driver} needs runtime 2.33, the image has {runtime}"
@@ -44,13 +44,13 @@ TABLE = table(PAGE)
 
 
 def base() -> str:
-    """Return the Neuron SDK version in the base image of deploy/images/neuron.Dockerfile."""
+    """Return the version of the Neuron SDK in the base image of deploy/images/neuron.Dockerfile."""
     (sdk,) = IMAGES.findall((ROOT / "deploy" / "images" / "neuron.Dockerfile").read_text())
     return str(sdk)
 
 
 def nodes(folder: str) -> str:
-    """Return the release of the AMI that a folder's node class names."""
+    """Return the release of the AMI in the node class in deploy/kubernetes/nodes/`folder`."""
     (term,) = yaml.safe_load((KUBERNETES / "nodes" / folder / "node-class.yaml").read_text())["spec"][
         "amiSelectorTerms"
     ]
@@ -58,9 +58,9 @@ def nodes(folder: str) -> str:
 
 
 def test_the_node_has_the_driver_of_the_image() -> None:
-    """Nodes have the driver of the image's SDK, and a Kubernetes release with resource claims for devices.
+    """The nodes' AMI and Kubernetes release are those that docs/neuron.md has for the image's SDK.
 
-    Regression: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims.
+    Regression: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no resource claims.
     """
     cluster = yaml.safe_load((KUBERNETES / "cluster" / "cluster.yaml").read_text())["metadata"]["version"]
     assert cluster in re.findall(r"1\.\d+", NODES)
@@ -80,7 +80,7 @@ def test_runtime_and_driver_of_each_sdk_fit(sdk: str) -> None:
 
 
 def test_runtimes_and_drivers_that_do_not_fit_are_found() -> None:
-    """The check of versions notices a driver that is too old for its runtime, and one that is too new."""
+    """The check of runtime and driver finds a driver that is too old for its runtime, and one that is too new."""
     old, new = TABLE["2.29.1"], TABLE["2.31.1"]
     assert "needs runtime 2.33" in fault({**old, "driver": new["driver"]})
     assert "after 2.26" in fault({**TABLE["2.30.0"], "driver": "2.24.7"})

@@ -1,7 +1,7 @@
-"""Every command line in docs/tutorials is valid for its program.
+"""Tests that every command line in docs/tutorials is valid for its program.
 
 This project's own commands are checked by its parsers, bodies of requests by the gateway's schema, and arguments of
-curl and LLMPerf by a list. Any other program must be named here.
+curl and LLMPerf by a list. Any other program must be listed in this file.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 FOREIGN = {
     *("ls", "source", "docker", "git", "cd", "pip", "neuron-ls", "hf", "export", "rm", "echo"),
 }
-"""Programs with arguments that this test does not check."""
+"""Programs of others that pages may call; their arguments are not checked."""
 LLMPERF = {
     *("model", "mean-input-tokens", "stddev-input-tokens", "mean-output-tokens", "stddev-output-tokens", "llm-api"),
     *("num-concurrent-requests", "timeout", "max-num-completed-requests", "additional-sampling-params", "results-dir"),
     *("metadata", "tokenizer"),
 }
-"""Flags of token_benchmark_ray.py at the commit in deploy/llmperf/run.sh, and one that this project adds."""
+"""Flags of LLMPerf's token_benchmark_ray.py at the commit in deploy/llmperf/run.sh, and one that this project adds."""
 BODIES = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_llama3.2-1b_trn1")
 
@@ -58,7 +58,11 @@ LINES = [
 
 
 def check(words: Sequence[str]) -> None:
-    """Check a command line: raise SystemExit, ConfigError, ValueError or AssertionError if its program refuses it."""
+    """Check a command line, given as words.
+
+    Raises:
+        SystemExit, ConfigError, ValueError, AssertionError: its program would refuse it, or is not known.
+    """
     program, rest = words[0], list(words[1:])
     if program == "python":
         check_python(rest)
@@ -96,7 +100,10 @@ def check_llmperf(words: list[str]) -> None:
 
 
 def check_role(arguments: Sequence[str]) -> None:
-    """Check a role's flags, and the settings that the backend derives before it reads a model."""
+    """Check the flags of a command of this project, `--role` first; raise the errors that it would end with.
+
+    With backend neuron, also check the settings that are derived before a model is read.
+    """
     role = arguments[1]
     assert (arguments[0], role in ROLES) == ("--role", True)
     settings = settings_of(role, arguments[2:])
@@ -173,18 +180,17 @@ def test_requests_name_the_model_that_is_served(page: Path) -> None:
 
 
 def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
-    """Return whether a server's flags turn prefix caching on, and its default temperature; None if none is set."""
+    """Return two settings of a server's flags: whether it caches prefixes, and its default temperature, else None."""
     args = parser_of(arguments[1]).parse_args(arguments[2:])
     return args.prefix_caching, args.temperature
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that a tutorial compares differ only in their drafts.
+    """The servers that a tutorial compares, with and without a draft, have equal prefix caching and temperature.
 
-    Regression: only the baseline cached prefixes, which a fused graph cannot, so its TTFT was the time of a
-    single pass. And requests with LLMPerf's '{}' were sampled at the checkpoint's temperature 0.6, while AWS's command
-    was greedy.
+    Regression: only the server without a draft cached prefixes, so that its TTFT was the time of a single pass. And
+    requests with LLMPerf's '{}' were sampled at the checkpoint's temperature 0.6, while AWS's command was greedy.
     """
     monkeypatch.chdir(ROOT)
     servers = [words[2:] for words in command_lines(page) if words[:2] == ["python", "main.py"]]
@@ -201,7 +207,7 @@ def option_strings(parser: ConfigFileParser) -> list[str]:
 
 
 def table_rows(heading: str) -> list[tuple[str, str]]:
-    """Return (AWS's cell, this project's cell) of each row in the table below a heading of docs/tutorials/README.md."""
+    """Return the rows of the table below a heading of docs/tutorials/README.md: AWS's flag, and this project's."""
     text = (ROOT / "docs" / "tutorials" / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     table = text.partition("\n\n|")[2].partition("\n\n")[0]
     rows = [tuple(cell.strip() for cell in row.strip("| ").split(" | ")) for row in table.splitlines()[2:]]
@@ -223,7 +229,7 @@ def values_of(file: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", PAIRS)
 def test_both_sides_of_a_pair_draft_equally(file: str) -> None:
-    """A tutorial's draft proposes as many tokens as its target verifies in one pass.
+    """A tutorial's draft worker proposes as many tokens as its target verifies in one pass.
 
     Regression: drafts proposed 8 tokens by default to targets compiled for 6 and 4, which took two passes.
     """

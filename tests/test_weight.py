@@ -1,8 +1,8 @@
-"""Limits on size: lines of code of the product, and of each of its parts, which are called rooms.
+"""Limits on the lines of code in each top folder, and in each package of inference/; these are called rooms.
 
-A room is a top folder, or a package of inference/. Blank lines, docstrings, comments and imports do not count. The
-product is `specdec/inference` and `specdec/grpc_comm` together, and has one number: what a feature adds is taken from
-elsewhere, or the number is raised with the reason in the commit. A room may grow by a twentieth before its test fails.
+Blank lines, docstrings, comments and imports do not count. `specdec/inference` and `specdec/grpc_comm` together are the
+product, and have one more limit: what a feature adds is taken from elsewhere, or the limit is raised with the reason in
+the commit. A room may grow by a twentieth past its number before its test fails.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ WEIGHTS: dict[str, int] = {
     "tests": 33780,
     "vllm_same_text": 220,
 }
-"""Lines of code by room. `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
+"""Lines of code of each room (folder). `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
 PRODUCT = 21_040
-"""Lines of code that the rooms of `inference/` and `grpc_comm` may have together."""
+"""Most lines of code that inference/ and grpc_comm/ may have together."""
 AIR = 0.05
-"""Share of its number by which a room may grow."""
+"""Share by which a room (folder) may grow past its number in `WEIGHTS` before the test fails."""
 MAX_PAGE_LINES = 250
-"""Longest page, in lines."""
+"""Most lines that a page of docs/ may have."""
 SKIPPED = {"build", "reports", "venv", "v1"}
-"""Folders with generated code or that of others."""
+"""Names of folders whose code does not count, since it is generated or other people's."""
 
 
 def num_code_lines(source: str) -> int:
@@ -64,7 +64,7 @@ def num_code_lines(source: str) -> int:
 
 @cache
 def weights() -> dict[str, int]:
-    """Return the lines of code of each room, by its path."""
+    """Return the number of lines of code of each room (top folder or package of inference/), by its path."""
     found: Counter[str] = Counter()
     for file in ROOT.glob("[!.]*/**/*.py"):
         folders = file.relative_to(ROOT).parts[:-1]
@@ -79,7 +79,10 @@ def product(found: Mapping[str, int]) -> int:
 
 
 def complaints(found: Mapping[str, int], table: Mapping[str, int]) -> list[str]:
-    """Return one sentence for each room that is a twentieth above its number in `table`, or a tenth below it."""
+    """Return a sentence for each room (folder) whose lines in `found` are too far from its number in `table`.
+
+    That is over a twentieth above it, or a tenth or more, and 20 lines or more, below it.
+    """
     heavy = (
         "{} weighs {}, {} more than its number: make it lighter, or raise the number and give the reason in the commit"
     )

@@ -1,1 +1,1 @@
-"""This project's decoding beside other programs': `make bench-peers`, or `python -m benchmarks.peers`."""
+"""Comparison of this project's decoding with other programs': `make bench-peers`, or `python -m benchmarks.peers`."""

@@ -59,19 +59,22 @@ PLANS = {
     **dict.fromkeys((SERVE, SERVE_DEFAULTS), Plan(num_tokens=64, num_rounds=3, num_streams=(1, 4, 16, 64))),
 }
 OF_VLLM = {VLLM: OVER_VLLM, VLLM_110M: OVER_VLLM, SERVE: BESIDE_VLLM, SERVE_DEFAULTS: BESIDE_VLLM}
-"""Shape -> the programs that race in it, for the shapes that run in vLLM's environment."""
+"""Programs that are compared, by shape (kind of models), for the shapes that run in vLLM's environment."""
 USUAL = {
     VLLM_110M: ["plain", "draft_model 4", "draft_model 8", *(f"1 worker, {rtt_ms} ms" for rtt_ms in (0, 10, 50))],
     SERVE: [*WAYS][: len(WAYS) // 2],
     SERVE_DEFAULTS: [*WAYS][len(WAYS) // 2 :],
 }
-"""Shape -> variants that run by default, where some are left out: a small machine has memory for half of the servers at
-a time, and lookup finds nothing in the text of random weights."""
+"""Variants that run by default, by shape (kind of models), where some are left out.
+
+A small machine has memory for half of the servers at a time, and prompt lookup finds nothing in the text of random
+weights.
+"""
 DTYPES = ("float32", "int8")
 LENGTH = 256
-"""Positions of a prompt and its answer together."""
+"""Most tokens of a prompt and its answer together."""
 LOOKUP = "prompt lookup"
-"""Variant that is left out for random weights, because their text never repeats a token."""
+"""Name of the variant that is left out for models of random weights, because their text never repeats a token."""
 BYTES = {"float32": 4, "int8": 1}
 
 
@@ -107,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Race all programs on one shape; after each arithmetic, add the results to `content` and write it to the file."""
+    """Measure all programs with one shape of models; after each dtype, add results to `content` and write the file."""
     plan = PLANS[shape]
     counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
     plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts, args.neighbours)
@@ -135,7 +138,7 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
 
 
 def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Race in one arithmetic; add the rows, the programs' versions and the skipped programs to `content`."""
+    """Measure all programs in one dtype; add results, the programs' versions and the skipped programs to `content`."""
     target, draft = _pair(shape, args.pair)
     prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), target)
     peers = OF_VLLM.get(shape, PEERS)
@@ -170,10 +173,10 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
 
 
 def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
-    """Return the directories of a shape's target and draft; make models that are missing.
+    """Return the directories of the target and the draft of a shape; make models that are missing.
 
     Args:
-        named: TARGET,DRAFT to take instead, for shapes that are measured with vLLM.
+        named: "TARGET,DRAFT" to use instead, for shapes that are measured with vLLM; None or "" for the shape's own.
     """
     if shape in DRAFTS:
         return walking_pair(shape, FOLDER / "models")
@@ -193,7 +196,7 @@ def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
 
 
 def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
-    """Start a program and load its models.
+    """Start a program's process, and load its models; return it.
 
     Raises:
         UnavailableError: the program fails to start, or this machine lacks the memory.
@@ -209,7 +212,7 @@ def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
 
 
 def require_memory(num_bytes: int) -> None:
-    """Raise UnavailableError if less memory is available; memory that Linux uses to cache files counts as available."""
+    """Raise UnavailableError if less memory is available; file caches of Linux count as available."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     free = int(found[1]) * 1024 if found else 0
     if num_bytes > free:
@@ -217,7 +220,7 @@ def require_memory(num_bytes: int) -> None:
 
 
 def _prompts(count: int) -> list[str]:
-    """Return `count` prompts: those of the demo, then structured and open-ended ones in turn, then all again."""
+    """Return `count` prompts: the demo's, then structured and open-ended ones in turn, then all of them again."""
     kinds = [read_prompts(BUNDLED_PROMPTS.with_name(f"{kind}.txt"), count) for kind in ("structured", "open_ended")]
     prompts = [*read_prompts(BUNDLED_PROMPTS, count), *itertools.chain(*zip(*kinds, strict=True))]
     return list(itertools.islice(itertools.cycle(prompts), count))

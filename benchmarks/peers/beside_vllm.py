@@ -1,7 +1,7 @@
-"""Stock vLLM over HTTP, with this project's configuration file and a pool of none, one or two draft workers beside it.
+"""Stock vLLM's server with this project's configuration file, beside a draft pool with none, one or two draft workers.
 
-Each variant has a server and a pool of its own. A worker is attached to the pools of all variants that have it, since
-variants take turns.
+It is called over HTTP. Each variant has a server and a pool of its own; a worker drafts for all variants that have it,
+since variants take turns.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from specdec.inference.serving.processes import free_port
 
 MOST_WORKERS = 2
 READY = '"pid"'
-"""Text in the line that a server with `--ready_json` prints once it is ready."""
+"""Text in the line that a server started with `--ready_json` prints once it is ready."""
 WAYS = {
     ", ".join(filter(None, (base, f"{number} worker{'s' * (number > 1)}" * bool(number)))) or PLAIN: Way(flags, number)
     for base, flags in (("", ALIKE), ("defaults", ()))
     for number in range(MOST_WORKERS + 1)
 }
-"""Variants by name: each number of draft workers with the flags of `plain`, and again with vLLM's defaults."""
+"""Variants by name: none, one and two draft workers, with the same scheduling as `plain` and with vLLM's defaults."""
 
 
 def load(setup: Setup) -> Loaded:
-    """Start a server with a pool for each variant that is asked for, then the workers."""
+    """Start vLLM's server and a draft pool for each wanted variant, then the draft workers; return the variants."""
     prepare(setup)
     chosen = {name: way for name, way in WAYS.items() if name in (setup.variants or WAYS)}
     sites = {name: _site(setup, name, way) for name, way in chosen.items()}
@@ -51,7 +51,7 @@ def load(setup: Setup) -> Loaded:
 
 
 def _site(setup: Setup, name: str, way: Way) -> tuple[Server, Server]:
-    """Start vLLM's server with this project's configuration file, and a pool for draft workers beside it."""
+    """Start vLLM's server with this project's configuration file, and a pool for draft workers; return both."""
     mailbox = f"--mailbox={tempfile.mkdtemp(prefix='specdec-')}"
     command = [sys.executable, *MAIN, "vllm-config", "--flags", mailbox]
     ours = shlex.split(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)

@@ -1,8 +1,8 @@
-"""Process of one program that is measured; it reads prompts from standard input and times the program's answers.
+"""Process of one program that is compared; it reads prompts from standard input, and times the program's answers.
 
-A line is a JSON object. The first one is the `Setup`, and its answer lists variants and versions. Every other one names
-a variant, the prompts as lists of token ids, and the number of tokens, and its answer has seconds and tokens.
-This module imports only the standard library, since it runs in the environment of each peer.
+Each line is a JSON object. The first one is the `Setup`, whose answer lists variants and versions. Every other one has
+a variant, prompts as lists of token ids, and a number of tokens; its answer has the seconds and the new token ids. This
+module imports only the standard library, since it runs in the environment of each program.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import Any
 
 Generate = Callable[[Sequence[list[int]], int], Sequence[Sequence[int]]]
-"""Function from prompts, all at once, and a number of tokens to the greedy tokens of each prompt, in order."""
+"""Function from prompts, to be answered at once, and a number of tokens to the greedy answers, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Models that a program shall load.
+    """What a program shall load, and for how many prompts.
 
     Attributes:
-        target, draft: directories of checkpoints with one vocabulary.
-        dtype: "float32", or "int8" for the program's own way to compute with weights of 8 bits.
-        folder: directory for the models as the program wants them; they are made at the first use.
+        target, draft: directories of the models' checkpoints, which have one vocabulary.
+        dtype: "float32", "bfloat16", or "int8" for the program's own way to compute with weights of 8 bits.
+        folder: directory for the models in the program's own format; they are made at the first use.
         num_streams: most prompts at once.
-        length: most positions of a prompt and its answer together.
+        length: most tokens of a prompt and its answer together.
         variants: names of the variants to prepare; if empty, all that the program usually has.
-        num_servers: servers at once that share this machine's devices.
+        num_servers: number of servers that share this machine's devices at the same time.
     """
 
     target: str
@@ -44,7 +44,10 @@ class Setup:
     num_servers: int = 1
 
     def converted(self, name: str, convert: Callable[[str, Path], object]) -> Path:
-        """Return the path of "target" or "draft" in the program's own format; make it unless an earlier run did."""
+        """Return the path of the target or the draft in the program's own format; convert it if no earlier run did.
+
+        `name` begins with "target" or "draft"; `convert` gets the directory of the checkpoint, and the path to write.
+        """
         path = Path(self.folder) / self.dtype / name
         if not path.exists():
             half = path.with_name(f"{path.name}.part")
@@ -56,13 +59,13 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Program that is compared, with its models.
+    """A program that is compared, with its models loaded.
 
     Attributes:
-        variants: its functions that generate, by name; "plain" is among them.
+        variants: functions that generate, by the variant's name; "plain" (no draft) is among them.
         versions: versions of the program and its libraries, by name.
-        before: functions to call before a variant generates, by name; if one returns True, the variant's next answer is
-            a warm-up, and is not measured.
+        before: functions to call before a variant generates, by the variant's name; if one returns True, the variant
+            answers twice, and only the second time is measured.
     """
 
     variants: Mapping[str, Generate]
@@ -71,7 +74,7 @@ class Loaded:
 
 
 def answer(load: Callable[[Setup], Loaded]) -> None:
-    """Load the model that the first line names, then answer every further line until standard input ends."""
+    """Load the models of the `Setup` in the first line, then answer every further line until standard input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print there
     loaded = load(Setup(**json.loads(sys.stdin.readline())))

@@ -1,4 +1,4 @@
-"""Programs to measure, this project's own among them; each runs `child.answer` in a process of its own."""
+"""Programs to compare, this project's own among them, and the processes that run them (by `child.answer`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.peers.environment import UnavailableError, last_line, python_of
 from specdec.inference.config import ROOT
 
 LOAD_S = 3600.0
-"""Limit in seconds of a load; the first one builds llama.cpp, and converts models."""
+"""Limit in seconds of a program's start; the first one may build llama.cpp, and convert models."""
 ANSWER_S = 600.0
 END_S = 20.0
 OURS = "specdec"
@@ -24,14 +24,14 @@ OURS = "specdec"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A program to measure.
+    """A program to compare.
 
     Attributes:
         module: name of the module in this package that its process runs.
-        dtypes: kinds of arithmetic that it has.
-        environment: name of its file in requirements/; "" for a program that our own environment has.
-        most_streams: prompts at once that all its variants take.
-        copies: how often its process holds the target's weights at once.
+        dtypes: dtypes in which it can compute.
+        environment: name of its file in requirements/; "" if it runs in this project's own environment.
+        most_streams: most prompts at once that all of its variants accept.
+        copies: number of copies of the target's weights that its process has in memory.
     """
 
     name: str
@@ -52,21 +52,21 @@ PEERS = (
     Peer("llama.cpp", "llama"),
 )
 OVER_VLLM = (Peer(OURS, "over_vllm", ("float32", "bfloat16")), Peer("vLLM", "vllm", ("float32", "bfloat16")))
-"""Our target over vLLM and vLLM itself, in vLLM's environment."""
+"""This project's target with vLLM as its engine, and vLLM itself, both in vLLM's environment."""
 BESIDE_VLLM = (replace(OVER_VLLM[0], module="beside_vllm"), OVER_VLLM[1])
-"""vLLM's server with our configuration file and a pool of draft workers, and vLLM's server without them."""
+"""vLLM's server with this project's configuration file and a pool of draft workers, and vLLM's server without them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Answers of a variant to prompts that it got at once, and the seconds that they took."""
+    """Answers of one variant to prompts that it got at once, and the seconds until all were there."""
 
     seconds: float
     token_ids: list[list[int]]
 
 
 class Engine:
-    """Process of one program with its models loaded.
+    """Process of one program, with its models loaded.
 
     Raises:
         UnavailableError: the program cannot be installed, or its models cannot be loaded.
@@ -88,7 +88,7 @@ class Engine:
         self.versions: dict[str, str] = loaded["versions"]
 
     def generate(self, variant: str, prompts: Sequence[list[int]], num_tokens: int) -> Timed:
-        """Send prompts to a variant at once; return its answers, each of `num_tokens` tokens.
+        """Send prompts to a variant at once; return its answers, each of `num_tokens` tokens, and their time.
 
         Raises:
             UnavailableError: the program failed, or returned another number of tokens.
@@ -112,7 +112,11 @@ class Engine:
         self._errors.close()
 
     def _ask(self, content: dict[str, Any], seconds: float) -> Any:
-        """Send a line and return the line that answers it."""
+        """Send the process a line of JSON; return the JSON of the line that it answers within `seconds`.
+
+        Raises:
+            UnavailableError: the process has ended, or does not answer in time.
+        """
         asking, answering = self._pipes
         try:
             print(json.dumps(content), file=asking, flush=True)

@@ -1,4 +1,4 @@
-"""Python environments of the measured programs, under build/peers: requirements/PEER.txt on top of this project's."""
+"""Python environments of the compared programs, under build/peers: requirements/NAME.txt on top of this project's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ FOLDER = ROOT / "build" / "peers"
 
 
 class UnavailableError(Exception):
-    """Error for a program that cannot be measured here; the text is the reason."""
+    """Error of a program that cannot be measured here; its text is the reason."""
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of the environment with the packages of requirements/NAME.txt; make a missing environment.
+    """Return the interpreter of the environment with the packages of requirements/`name`.txt; make it if missing.
 
     Raises:
         UnavailableError: pip could not install the packages.
@@ -42,9 +42,9 @@ def _run(command: list[str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a program's error output that has a cause, not a hint on pip or on pydantic's pages.
+    """Return the last line of a program's error output that has a cause; hints of pip and pydantic are skipped.
 
-    vLLM's last line may refer to an error of another process above it, which is returned in its place.
+    If vLLM's last line refers to an error of another process above it, that error's line is returned.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("[notice]", "For further information"))]

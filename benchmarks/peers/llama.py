@@ -1,7 +1,7 @@
-"""llama.cpp's server, plain, with a draft model and with lookup of n-grams; each variant is a server of its own.
+"""llama.cpp's server: without a draft, with a draft model, and with lookup of n-grams; each variant has its own server.
 
-Prompts go to `/completion` as token ids and answers return as such, so its tokenizer has no part in it. Answers are not
-streamed. Its figures include HTTP's time, 1 or 2 ms an answer.
+Prompts go to `/completion` as token ids, and answers return as such, so llama.cpp's tokenizer has no part in it.
+Answers are not streamed. The times include HTTP's, 1 or 2 ms an answer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CONFIDENCE = 0.5
 LOOKUP = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"]
 START_S = 120.0
 TYPES = {"float32": "f32", "int8": "f16"}
-"""llama.cpp's types of cached keys and values, by arithmetic; float16 is its default."""
+"""llama.cpp's types for cached keys and values, by the dtype of the comparison; float16 is its default."""
 
 
 def load(setup: Setup) -> Loaded:
-    """Start a server for each variant of llama.cpp; return the variants."""
+    """Start llama.cpp's server for each variant, and wait until all are ready; return the variants."""
     sys.path.insert(0, str(llama_build.gguf_package(FOLDER)))
     program = llama_build.built_server(FOLDER)
     target, draft = (_gguf(setup, name) for name in ("target", "draft"))

@@ -23,7 +23,9 @@ OPTIONS = (
 
 
 def built_server(folder: Path) -> Path:
-    """Return the program; download and build it in `folder` if it is not there (some ten minutes on two cores).
+    """Return the path of llama.cpp's server; download and build it in `folder` first if it is not there.
+
+    That takes some ten minutes on two cores.
 
     Raises:
         CalledProcessError: pip, cmake or the compiler failed.
@@ -38,7 +40,7 @@ def built_server(folder: Path) -> Path:
 
 
 def gguf_package(folder: Path) -> Path:
-    """Return the directory with llama.cpp's own Python package `gguf`, which writes the files that it reads."""
+    """Return the directory of llama.cpp's own Python package `gguf`, which writes the model files that it reads."""
     return _sources(folder) / "gguf-py"
 
 

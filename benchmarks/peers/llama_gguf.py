@@ -1,7 +1,8 @@
-"""Conversion of a checkpoint of the bundled kind to a GGUF file, which llama.cpp reads.
+"""Conversion of a checkpoint to a GGUF file, which llama.cpp reads.
 
-It supports Llamas with a byte-level BPE tokenizer without merging rules of its own. llama.cpp's own converter knows
-tokenizers by a hash of their output and refuses ours. The package `gguf` is the one in llama.cpp's sources.
+It supports Llama models with a byte-level BPE tokenizer, whose pre-tokenizer becomes PRE_TOKENIZER. llama.cpp's own
+converter knows tokenizers by a hash of their output, and refuses the bundled one. The package `gguf` is the one in
+llama.cpp's sources.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 PRE_TOKENIZER = "starcoder"
-"""llama.cpp's pre-tokenizer nearest to the bundled one: it splits digits alike, but contractions otherwise."""
+"""llama.cpp's pre-tokenizer that is nearest to the bundled one: it splits digits alike, but contractions otherwise."""
 
 Q8_BLOCK = 32
-"""Weights of q8_0 that share a scale."""
+"""Number of weights in a block of the type q8_0, which share a scale."""
 
 LAYER_TENSORS = {
     "self_attn.q_proj": "attn_q",
@@ -35,9 +36,9 @@ LAYER_TENSORS = {
 
 
 def write_gguf(checkpoint: str, file: Path, *, dtype: str) -> None:
-    """Convert a checkpoint to a GGUF file; `dtype` is "float32", or "int8" for q8_0.
+    """Convert a checkpoint to a GGUF file; `dtype` is "float32", or "int8" for llama.cpp's type q8_0.
 
-    The file names no end-of-sequence token, so that llama.cpp never ends an answer early.
+    The end-of-sequence token in the file is one that is never generated, so that llama.cpp never ends an answer early.
     """
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     writer = gguf.GGUFWriter(file, "llama")
@@ -57,7 +58,7 @@ def write_gguf(checkpoint: str, file: Path, *, dtype: str) -> None:
 
 
 def stored_type(shape: Sequence[int], dtype: str) -> gguf.GGMLQuantizationType:
-    """Return a tensor's storage type as `llama-quantize` chooses it: float16 where rows are no multiple of a block."""
+    """Return the type for a tensor, as `llama-quantize` chooses it: float16 if rows cannot be divided into blocks."""
     if dtype == "float32" or len(shape) == 1:
         return gguf.GGMLQuantizationType.F32
     return gguf.GGMLQuantizationType.F16 if shape[-1] % Q8_BLOCK else gguf.GGMLQuantizationType.Q8_0
@@ -107,9 +108,10 @@ def _tensor_name(name: str) -> str:
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    """Return a tensor with its rows in llama.cpp's order.
+    """Return a checkpoint's tensor with its rows in the order that llama.cpp expects.
 
-    llama.cpp's rotary embedding pairs neighbouring rows of a head, not the rows of its two halves.
+    Only projections of queries and keys change: llama.cpp's rotary embedding pairs neighbouring rows of a head, not
+    the rows of its two halves.
     """
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if num_heads is None:

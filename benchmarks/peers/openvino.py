@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, plain, with a draft model and with prompt lookup."""
+"""OpenVINO GenAI with continuous batching: without a draft, with a draft model, and with prompt lookup."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from benchmarks.peers.child import Generate, Loaded, Setup, answer
 
 LENGTHS = (4, 8, 16)
 CONFIDENCE = 0.4
-"""OpenVINO's own default for the confidence in a draft token below which a proposal ends."""
+"""Confidence in a draft token below which a proposal ends; the value is OpenVINO's default."""
 NGRAM = 3
 BLOCK = 32
-"""Positions of a block of OpenVINO's cache on CPUs."""
+"""Positions in a block of OpenVINO's KV cache on CPUs."""
 
 
 def load(setup: Setup) -> Loaded:
-    """Return OpenVINO's variants; the lengths of drafts and the confidence are set in its `GenerationConfig`."""
+    """Load the models; return OpenVINO's variants: without a draft, with a draft model, and with prompt lookup.
+
+    The draft model's proposals have fixed lengths, or end where its confidence is low.
+    """
     target, draft = (str(setup.converted(name, partial(_export, setup.dtype))) for name in ("target", "draft"))
     properties = _properties(setup.dtype)
     plain, drafted, looked_up = (
@@ -54,7 +57,7 @@ def _export(dtype: str, checkpoint: str, folder: Path) -> None:
 
 
 def _properties(dtype: str) -> Mapping[str, Any]:
-    """Return OpenVINO's settings; in int8, its defaults choose the types of activations, keys and values."""
+    """Return OpenVINO's settings; with int8, OpenVINO chooses the types of activations, keys and values."""
     common = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
     exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     return common | (exact if dtype == "float32" else {})

@@ -1,4 +1,4 @@
-"""This project's decoding: the library `specdec.LLM`, without a server, as a process of `benchmarks.peers.child`."""
+"""This project's library, `specdec.LLM`, without a server, as a process that `benchmarks.peers` measures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIXED = (4, 8, 16)
 
 
 def load(setup: Setup) -> Loaded:
-    """Return this project's variants: the target alone, drafts of adaptive and of fixed lengths, and prompt lookup."""
+    """Load the models; return variants: no draft, drafts of adaptive and of fixed lengths, and prompt lookup."""
     settings: dict[str, Any] = {
         "dtype": setup.dtype,
         "threads": 1,

@@ -1,7 +1,7 @@
-"""Speed of our target over vLLM, in vLLM's environment: alone, and with draft workers at several round trips.
+"""This project's target with vLLM as its engine, in vLLM's environment: alone, and with draft workers.
 
-Each target serves HTTP itself and has workers of its own, which reach it by the comparison's network proxy. The first
-answer after a change of the round trip does not count, since workers measure the new one meanwhile.
+Each target serves HTTP itself, and has draft workers of its own, which reach it through a proxy that adds a round trip.
+The first answer after a change of the round trip does not count, since workers measure the new one meanwhile.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from specdec.inference.serving.processes import free_port
 
 MAIN = (str(ROOT / "main.py"), "--role")
 SHOWN = {"stream_options": {"include_speculation": True}}
-"""Request fields by which this project's server returns token ids."""
+"""Request fields by which this project's HTTP server returns token ids."""
 Result = TypeVar("Result")
 
 
 class Way(NamedTuple):
-    """Settings of one variant; variants that differ only in the round trip from worker to target share servers."""
+    """Settings of one variant: vLLM's flags, draft workers, prompt lookup, and the workers' round trip in ms.
+
+    Variants that differ only in the round trip share a server.
+    """
 
     flags: tuple[str, ...]
     num_workers: int = 0
@@ -47,7 +50,7 @@ _WITH_WORKERS = {
     for rtt_ms in (0, 10, 50)
 }
 USUAL = {PLAIN: Way(ALIKE, looks_up=False), "lookup": Way(ALIKE), **_WITH_WORKERS}
-"""Variants of `make bench-vllm`."""
+"""Settings of the variants of `make bench-vllm`, by the variant's name."""
 WAYS = {
     **USUAL,
     **{name: Way(flags) for name, flags in EXTRA.items() if name != "asynchronous"},
@@ -56,7 +59,7 @@ WAYS = {
 
 
 class Network:
-    """Proxies between draft workers and targets, which run in a separate thread."""
+    """Network proxies between draft workers and targets; they run in a thread of their own."""
 
     def __init__(self) -> None:
         self._loop = precise_event_loop()
@@ -68,7 +71,10 @@ class Network:
         return self._run(self._stack.enter_async_context(delay_proxy(port)))
 
     def set_rtt(self, proxy: DelayProxy, rtt_ms: int) -> bool:
-        """Wait until vLLM's processes rest, then set a proxy's round trip in ms; return whether this changed it."""
+        """Wait until vLLM's processes have stopped polling, then set a proxy's round trip in milliseconds.
+
+        Return whether the round trip has changed.
+        """
         rest()
         wanted = LinkConditions(rtt_ms / 1e3)
         is_new, proxy.conditions = proxy.conditions != wanted, wanted
@@ -79,7 +85,7 @@ class Network:
 
 
 def load(setup: Setup) -> Loaded:
-    """Start a target with workers for each wanted variant; variants that differ only in the round trip share them."""
+    """Start targets and draft workers for the wanted variants; those that differ only in the round trip share them."""
     prepare(setup)
     chosen = {name: way for name, way in WAYS.items() if name in (setup.variants or USUAL)}
     network, variants, before = Network(), {}, {}
@@ -100,7 +106,11 @@ def load(setup: Setup) -> Loaded:
 
 
 def _target(setup: Setup, flags: Sequence[str], num_workers: int, looks_up: bool) -> tuple[Server, int]:
-    """Start a target of this project that computes with vLLM; return the server with the port of draft workers."""
+    """Start a target of this project with vLLM as its engine; return it, and its port for draft workers.
+
+    `flags` are those of vLLM; `looks_up` is whether it drafts by prompt lookup, too. `num_workers` has no effect here:
+    the caller attaches the workers.
+    """
     own = ["--engine=vllm", f"--model={setup.target}", f"--port={(port := free_port())}", "--grace_s=1"]
     own += [f"--http_port={(http_port := free_port())}", "--stream_chunk=pass", *([] if looks_up else ["--no-lookup"])]
     own += ["--", *engine_flags(setup), *flags]
@@ -108,7 +118,7 @@ def _target(setup: Setup, flags: Sequence[str], num_workers: int, looks_up: bool
 
 
 def attach(setup: Setup, addresses: Sequence[str]) -> None:
-    """Start a draft worker for the targets at these addresses, and return once it is attached to each."""
+    """Start a draft worker for the targets at these addresses, and wait until it has attached to all of them."""
     device = ["--backend=torch", "--device=cuda"] if torch.cuda.is_available() else ["--threads=1"]
     own = [f"--model={setup.draft}", f"--tokenizer={setup.target}", f"--batch={setup.num_streams}"]
     command = [sys.executable, *MAIN, "draft", *own, f"--attach={','.join(addresses)}", "--no-prefix_caching", *device]

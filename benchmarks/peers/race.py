@@ -1,4 +1,4 @@
-"""Race of engines: all their variants answer the same prompts, in turns that begin with a different variant each."""
+"""Race of programs: all of their variants answer the same prompts in turn; each turn begins with another variant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = "plain"
 
 
 class Racer(Protocol):
-    """Engine of a program to measure, with the members that a race uses."""
+    """Members of a program's process (`Engine`) that a race of programs uses."""
 
     peer: Peer
     variants: list[str]
@@ -28,10 +28,13 @@ class Racer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Size of a race: tokens of an answer, rounds over all prompts, and the numbers of streams to race with.
+    """Size of a race, in which programs answer the same prompts in turn.
 
     Attributes:
-        num_neighbours: processes that compute during the middle third of the rounds.
+        num_tokens: tokens of an answer.
+        num_rounds: rounds over all prompts.
+        num_streams: numbers of prompts at once; each is measured by itself.
+        num_neighbours: number of other processes that keep cores busy in the middle third of the rounds.
     """
 
     num_tokens: int
@@ -42,13 +45,16 @@ class Plan:
 
 @dataclass(slots=True)
 class Row:
-    """Result of one variant in a race, with one number of streams.
+    """Result of one variant of a program, with one number of streams (prompts at once).
 
     Attributes:
-        tokens_per_s: with one stream, the median of the rounds for each prompt; with several, the sum of all for each
-            round.
-        same_as_plain: number of answers equal to those of the program's plain decoding; None if that failed.
-        same_as_ours: number of answers equal to those of our plain decoding in the same arithmetic.
+        engine: name of the program.
+        tokens_per_s: with one stream, a rate for each prompt, by the median time of the rounds; with several, a rate
+            for each round, of all streams together.
+        num_answers: number of all answers, of which the next two figures are parts.
+        same_as_plain: number of answers equal to the program's own without a draft; None if these failed.
+        same_as_ours: number of answers equal to those of this project without a draft, in the same dtype; None if these
+            failed.
     """
 
     engine: str
@@ -63,7 +69,7 @@ class Row:
 
 @dataclass(slots=True)
 class Entry:
-    """Variant that takes part in a race: its seconds and answers by turn, and the reason why it failed, if it did."""
+    """Times and answers of a variant in a race, by turn (a set of prompts), and why it failed ("" if it did not)."""
 
     engine: Racer
     variant: str
@@ -72,7 +78,7 @@ class Entry:
     failure: str = ""
 
     def run(self, turn: int, prompts: Sequence[list[int]], num_tokens: int) -> None:
-        """Answer all prompts of one turn at once; a failure takes the variant out of the race."""
+        """Let the variant answer a turn's prompts at once, and store time and answers; after a failure, do nothing."""
         if self.failure:
             return
         try:
@@ -91,9 +97,10 @@ class Entry:
 def race(
     engines: Sequence[Racer], prompts: Sequence[list[int]], plan: Plan, dtype: str, num_single: int
 ) -> tuple[list[Row], dict[str, str]]:
-    """Return a row per variant and number of streams, and the reasons of variants that failed, by name.
+    """Measure all variants of the programs; return their rows, and, by variant, why others failed.
 
-    One stream takes the first `num_single` prompts in turn; N streams take the first N of them at once.
+    There is a row for each variant and number of streams (prompts at once). For one stream the first `num_single`
+    prompts are taken in turn; for N streams the first N at once.
     """
     rows, failures = [], {}
     for count in plan.num_streams:
@@ -127,7 +134,7 @@ def _raced(engines: Sequence[Racer], turns: Sequence[list[list[int]]], count: in
 
 @contextmanager
 def _neighbours(number: int) -> Iterator[None]:
-    """Keep so many cores busy with other processes during the block."""
+    """Keep this number of cores busy with other processes during the block."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
@@ -149,5 +156,5 @@ def _rows(entries: Sequence[Entry], count: int, num_tokens: int, dtype: str) -> 
 
 
 def num_equal(texts: Sequence[list[int]], others: Sequence[list[int]] | None) -> int | None:
-    """Return how many answers equal those in `others` token by token; None if `others` is None."""
+    """Return the number of answers that equal the answer in `others` at the same index; None if `others` is None."""
     return None if others is None else sum(one == other for one, other in zip(texts, others, strict=True))

@@ -1,4 +1,4 @@
-"""Server of a peer: a process with an HTTP port, which ends with this process."""
+"""Server of a compared program: a process with an HTTP port, which is ended with the process that started it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def _end_all() -> None:
 
 
 class Server:
-    """Process of a server, and its log.
+    """Process of a server, with its log.
 
     Args:
-        port: HTTP port; the command must name the same.
+        port: HTTP port, which `command` must set.
+        environment: environment variables; None takes those of this process.
     """
 
     def __init__(self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> None:
@@ -44,7 +45,7 @@ class Server:
         _RUNNING.append(self._process)
 
     def wait(self, is_ready: Callable[[], bool], seconds: float) -> None:
-        """Wait until `is_ready` returns True, at most so many seconds.
+        """Wait until `is_ready` returns True, at most `seconds` seconds.
 
         Raises:
             UnavailableError: the server has ended (the message is its log's last line), or was not ready in time.
@@ -58,11 +59,11 @@ class Server:
             time.sleep(0.2)
 
     def log(self) -> str:
-        """Return what the server has printed so far."""
+        """Return all output of the server so far."""
         return Path(self._log.name).read_text(errors="replace")
 
     def answers(self, path: str) -> bool:
-        """Return whether a GET of this path succeeds."""
+        """Return whether a GET request of this path succeeds."""
         try:
             list(self.lines("GET", path))
         except (OSError, UnavailableError, http.client.HTTPException):
@@ -70,10 +71,10 @@ class Server:
         return True
 
     def lines(self, method: str, path: str, body: Any = None) -> Iterator[bytes]:
-        """Yield the lines of an answer as they arrive.
+        """Send a request, with `body` as JSON unless it is None; yield the lines of the answer as they arrive.
 
         Raises:
-            UnavailableError: the server refused the request.
+            UnavailableError: the answer has an error status.
         """
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S)) as connection:
             text = None if body is None else json.dumps(body)
@@ -85,6 +86,6 @@ class Server:
 
 
 def at_once(one: Callable[[list[int]], list[int]], prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Return the answers to all prompts; `one` is called for all prompts at once, each in its own thread."""
+    """Call `one` for all prompts at once, each in a thread of its own; return the answers in the same order."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(one, prompts))

@@ -1,4 +1,4 @@
-"""Tables of docs/measurements/peers.md and vllm.md, made of docs/peers.json."""
+"""Tables of docs/measurements/peers.md and vllm.md, which compare programs, made from docs/peers.json."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from specdec.inference.config import ROOT
 
 FILE = ROOT / "docs" / "peers.json"
 GOALS = {"float32": 1.2, "int8": 1.5}
-"""Least ratio of our best speculative variant's tokens per second to a peer's best, for each arithmetic."""
+"""Goals, by dtype: least ratio of this project's best tokens per second with drafts to another program's best."""
 NUMBERS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "8 bits"}
 VLLM, VLLM_110M = "vllm", "vllm-110M"
-"""Shapes in which our target over vLLM is compared with vLLM itself: short passes, and passes of a usual length."""
+"""Names of shapes (kinds of models) that compare this project's target over vLLM with vLLM: tiny, and usual models."""
 DEFAULTS = "defaults"
 SERVE, SERVE_DEFAULTS = "serve", f"serve-{DEFAULTS}"
-"""Shapes that compare vLLM's server with our configuration file and a pool to the same server without them."""
+"""Names of shapes that compare vLLM's server with this project's configuration and draft pool to vLLM's alone."""
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
-"""Result of one call: its command, conditions, versions, skipped variants and rows."""
+"""Result of one call of `benchmarks.peers`: its command, conditions, versions, skipped variants and rows."""
 Table = tuple[list[str], list[list[str]]]
 
 
 def joined(earlier: Sequence[Run], run: Run) -> list[Run]:
-    """Return a shape's runs: the earlier runs, less the rows that the new run measured again, then the new run.
+    """Return the runs of a shape after the new `run`: the earlier ones, without rows measured again, and the new one.
 
-    Rows of one arithmetic and number of streams are of one run, so a ratio never compares two runs.
+    All rows of one dtype and number of streams come from one run, so that no ratio compares two runs.
     """
     again = {_place(row) for row in run["rows"]}
     kept = [{**each, "rows": [row for row in each["rows"] if _place(row) not in again]} for each in earlier]
@@ -38,7 +38,7 @@ def joined(earlier: Sequence[Run], run: Run) -> list[Run]:
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """Return the rows of all runs of a shape, by arithmetic and number of streams."""
+    """Return the rows of all runs of a shape, sorted by dtype and number of streams."""
     return sorted((row for run in runs for row in run["rows"]), key=_place)
 
 
@@ -52,13 +52,16 @@ def median(row: Row) -> float:
 
 
 def ratio(row: Row, other: Row) -> float:
-    """Return the speed of `row` over that of `other`: the median of the ratios by prompt or by round."""
+    """Return how many times as fast `row` is as `other`: the median of the ratios for each prompt, or each round."""
     pairs = zip(row["tokens_per_s"], other["tokens_per_s"], strict=True)
     return float(statistics.median(one / another for one, another in pairs))
 
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Yield this project's best speculative row with each peer's best row, by arithmetic and number of streams."""
+    """Yield pairs of rows: this project's fastest with drafts, and another program's fastest.
+
+    There is a pair for each program, dtype and number of streams.
+    """
     for place in dict.fromkeys(map(_place, rows)):
         alike = [row for row in rows if _place(row) == place]
         ours = [row for row in alike if row["engine"] == OURS and row["variant"] != PLAIN]
@@ -68,7 +71,11 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def goals_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows: this project's best speculation over each peer's; an asterisk marks a missed goal."""
+    """Return header and lines of a table of ratios, by dtype and number of streams.
+
+    A ratio is the speed of this project's fastest variant with drafts over that of another program's fastest variant.
+    An asterisk marks a missed goal.
+    """
     found: dict[tuple[str, int], dict[str, str]] = {}
     for ours, best in goals(rows):
         over = ratio(ours, best)
@@ -84,24 +91,30 @@ def goals_table(rows: Sequence[Row]) -> Table:
 
 
 def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
-    """Return the function that makes a shape's table of ratios."""
+    """Return the function that makes the table of ratios of a shape (kind of models)."""
     over, beside = partial(vllm_table, base_of=base_over), partial(vllm_table, base_of=base_beside)
     found = {**dict.fromkeys((VLLM, VLLM_110M), over), **dict.fromkeys((SERVE, SERVE_DEFAULTS), beside)}
     return found.get(shape, goals_table)
 
 
 def base_over(variant: str) -> tuple[str, float]:
-    """Return the variant of stock vLLM whose tokens per second divide those of `variant`, and the least ratio."""
+    """Return with which variant of vLLM a variant of this project's target over vLLM is compared, and the goal.
+
+    The goal is the least ratio of their tokens per second.
+    """
     return {PLAIN: (PLAIN, 0.95), "lookup": ("ngram", 1.0)}.get(variant, ("draft_model", 1.0))
 
 
 def base_beside(variant: str) -> tuple[str, float]:
-    """Return, as `base_over` does, the variant of vLLM without a pool and the least ratio; 0: there is no goal."""
+    """Return with which variant of vLLM without a draft pool a variant with one is compared, and the goal.
+
+    The goal is the least ratio of their tokens per second; 0 if there is none.
+    """
     return DEFAULTS if variant.startswith(DEFAULTS) else PLAIN, 0.95 if variant == PLAIN else 0.0
 
 
 def vllm_table(rows: Sequence[Row], base_of: Callable[[str], tuple[str, float]]) -> Table:
-    """Return header and rows: each variant of this project over the best stock vLLM variant that `base_of` names."""
+    """Return header and lines of a table: each variant of this project over the vLLM variant that `base_of` names."""
     places = list(dict.fromkeys(map(_place, rows)))
     body = []
     for variant in dict.fromkeys(row["variant"] for row in rows if row["engine"] == OURS):
@@ -112,7 +125,10 @@ def vllm_table(rows: Sequence[Row], base_of: Callable[[str], tuple[str, float]])
 
 
 def _over(rows: Sequence[Row], variant: str, base: str, goal: float) -> str:
-    """Return the ratio of our variant to vLLM's fastest one named `base...`; an asterisk marks a missed goal."""
+    """Return, as text, how many times as fast our variant is as the fastest of vLLM's whose names begin with `base`.
+
+    An asterisk marks a missed goal; "-" stands for a ratio that was not measured.
+    """
     ours = [row for row in rows if row["engine"] == OURS and row["variant"] == variant]
     theirs = [row for row in rows if row["engine"] != OURS and row["variant"].startswith(base)]
     if not ours or not theirs:
@@ -124,7 +140,7 @@ def _over(rows: Sequence[Row], variant: str, base: str, goal: float) -> str:
 
 
 def rates_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows of the tokens per second of all variants, by arithmetic and number of streams."""
+    """Return header and lines of a table: tokens per second of each variant, by dtype and number of streams."""
     places = list(dict.fromkeys(map(_place, rows)))
     found = {(row["engine"], row["variant"], *_place(row)): row for row in rows}
     variants = dict.fromkeys((row["engine"], row["variant"]) for row in rows)
@@ -135,7 +151,10 @@ def rates_table(rows: Sequence[Row]) -> Table:
 
 
 def thirds_table(rows: Sequence[Row]) -> Table:
-    """Return the speed over plain decoding of the same program, by thirds of the rounds; rows of several streams."""
+    """Return header and lines of a table of speeds over the same program without a draft, in each third of the rounds.
+
+    Only rows with several streams count. Other processes compete for the cores in the middle third.
+    """
     plain = {(row["engine"], *_place(row)): row for row in rows if row["variant"] == PLAIN and row["num_streams"] > 1}
     lines = []
     for row in rows:
@@ -160,7 +179,7 @@ def texts_sentence(rows: Sequence[Row]) -> str:
 
 
 def plain_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on plain decoding of one stream: each peer's tokens per second over this project's."""
+    """Return a sentence on decoding of one stream without a draft: each program's tokens/s over this project's."""
     plain = {(row["dtype"], row["engine"]): row for row in rows if row["variant"] == PLAIN and row["num_streams"] == 1}
     parts = [
         f"{NUMBERS[dtype]} {engine} {ratio(row, plain[dtype, OURS]):.2f}"
@@ -171,7 +190,10 @@ def plain_sentence(rows: Sequence[Row]) -> str:
 
 
 def changed_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on the programs whose answers speculation changed, with the number of changed answers."""
+    """Return a sentence on the programs whose answers drafts changed.
+
+    A program's number is that of the variant with the most changed answers.
+    """
     changed: dict[str, dict[str, int]] = {}
     for row in rows:
         if row["same_as_plain"] is not None:

@@ -1,4 +1,4 @@
-"""Transformers' own generation in float32, plain and assisted by the draft model, one prompt at a time."""
+"""Transformers' own generation in float32, without and with the draft as assistant model, one prompt at a time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Stock vLLM over HTTP, in its environment: plain, at its defaults, and with its own ways to speculate.
+"""Stock vLLM's server over HTTP, in vLLM's environment: without a draft, at its defaults, and with its own drafts.
 
-All variants but "defaults" and "asynchronous" run as vLLM's engine core does below our server: the classic runner,
+All variants but "defaults" and "asynchronous" run as vLLM's engine core does under this project's server: runner V1,
 synchronous scheduling, no graphs. A variant that does not start is skipped, with the last line of its log.
 """
 
@@ -26,7 +26,7 @@ POLLING_S = 1.1
 BLOCK = 32
 SPARE_BLOCKS = 16
 ALIKE = ("--enforce-eager", "--no-async-scheduling")
-"""Flags of the engine below our server, for a fair comparison."""
+"""Flags with which vLLM runs under this project's server; vLLM's own server gets them, too, for a fair comparison."""
 EXTRA: Mapping[str, tuple[str, ...]] = {
     "asynchronous": ("--enforce-eager",),
     "graphs": ("--no-async-scheduling",),
@@ -34,12 +34,12 @@ EXTRA: Mapping[str, tuple[str, ...]] = {
     "fp8": (*ALIKE, "--quantization", "fp8"),
     "LoRA": (*ALIKE, "--enable-lora"),
 }
-"""Ways to run vLLM that `make vllm-gpu-report` compares."""
+"""Flags of further variants of vLLM, which `make vllm-gpu-report` compares, by the variant's name."""
 IDS = {"return_token_ids": True}
-"""Fields of a request for the ids of its tokens."""
+"""Request fields by which vLLM's server returns token ids."""
 LENGTHS = (4, 8)
 USUAL = ("plain", "defaults", "ngram", "suffix", *(f"draft_model {length}" for length in LENGTHS))
-"""Variants of `make bench-vllm`."""
+"""Names of vLLM's variants in `make bench-vllm`."""
 
 
 def ways(setup: Setup) -> dict[str, tuple[str, ...]]:
@@ -56,7 +56,7 @@ def ways(setup: Setup) -> dict[str, tuple[str, ...]]:
 
 
 def load(setup: Setup) -> Loaded:
-    """Start stock vLLM's server for each wanted variant; return the variants."""
+    """Start stock vLLM's server for each wanted variant, and wait for it; return the variants."""
     prepare(setup)
     chosen = {name: flags for name, flags in ways(setup).items() if name in (setup.variants or USUAL)}
     servers = {name: started(setup, flags, name) for name, flags in chosen.items()}
@@ -65,16 +65,21 @@ def load(setup: Setup) -> Loaded:
 
 
 def rest() -> bool:
-    """Wait until vLLM's processes stop polling after a request; return False, so that the next answer is measured."""
+    """Wait until vLLM's processes have stopped polling after the last request.
+
+    Return False, which says that the next answer is no warm-up.
+    """
     time.sleep(POLLING_S)
     return False
 
 
 def usable(server: Server, shown: Mapping[str, object]) -> Generate:
-    """Wait for a server; return a function that generates on it. If it did not start, a call raises UnavailableError.
+    """Wait until a server is ready; return a function that generates on it.
+
+    If the server did not start, the function raises UnavailableError.
 
     Args:
-        shown: fields of a request by which the server returns token ids.
+        shown: request fields by which the server returns token ids.
     """
     try:
         server.wait(partial(server.answers, "/v1/models"), START_S)
@@ -84,12 +89,12 @@ def usable(server: Server, shown: Mapping[str, object]) -> Generate:
 
 
 def refuse(reason: str, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
-    """Raise UnavailableError with the reason for which the server did not start."""
+    """Raise UnavailableError with `reason`; it is called instead of `generate` where a server did not start."""
     raise UnavailableError(reason)
 
 
 def prepare(setup: Setup) -> None:
-    """Set the environment of all servers: the classic runner, and on a CPU one thread and little memory.
+    """Set the environment variables of all servers: vLLM's runner V1, and on a CPU one thread and little memory.
 
     On a CPU, vLLM would also run its worker in a second process, for which its engine core would spin during each pass:
     of two CPU cores, none would be left for clients, gateways and draft workers. On a GPU the core runs the worker.
@@ -101,7 +106,7 @@ def prepare(setup: Setup) -> None:
 
 
 def engine_flags(setup: Setup) -> list[str]:
-    """Return the flags of vLLM's engine that all servers get, with and without this project's code."""
+    """Return the flags of vLLM that all servers get, this project's and vLLM's own."""
     flags = ["--dtype", setup.dtype, "--max-model-len", str(setup.length), "--max-num-seqs", str(setup.num_streams)]
     if torch.cuda.is_available():
         memory = ["--gpu-memory-utilization", f"{0.9 / setup.num_servers:.2f}"]
@@ -112,7 +117,7 @@ def engine_flags(setup: Setup) -> list[str]:
 
 
 def started(setup: Setup, flags: Sequence[str], name: str) -> Server:
-    """Start vLLM's own server for a variant; "defaults" leaves it the choice of its runner."""
+    """Start vLLM's own server for the variant `name`; vLLM chooses its runner itself if that begins with "defaults"."""
     environment = {**os.environ}
     if name.startswith("defaults"):
         environment.pop("VLLM_USE_V2_MODEL_RUNNER", None)
@@ -124,7 +129,7 @@ def started(setup: Setup, flags: Sequence[str], name: str) -> Server:
 def generate(
     server: Server, shown: Mapping[str, object], prompts: Sequence[list[int]], num_tokens: int
 ) -> list[list[int]]:
-    """Return the streamed answers to all prompts at once, greedy, as token ids."""
+    """Send all prompts at once, greedy and streamed; return the token ids of the answers in the same order."""
 
     def one(prompt: list[int]) -> list[int]:
         wanted = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True, "stream": True}
@@ -138,7 +143,7 @@ def generate(
 
 
 def ids_of(chunk: dict[str, object]) -> list[int]:
-    """Return the token ids in a chunk of a stream: vLLM puts them into the choice, this project's server beside it.
+    """Return the token ids in a chunk of a stream, from where vLLM's server or this project's puts them.
 
     Raises:
         UnavailableError: the chunk is an error.

@@ -1,9 +1,9 @@
-"""Pairs of random models in Llama shapes that agree as real pairs do, so that speculation has something to win.
+"""Pairs of random Llama models of given sizes that agree as real pairs do, so that drafts are worth measuring.
 
-Weights drawn at random have no draft that agrees with them. Here the target's output layer is set so that each token
-leads to the next one of a walk over the vocabulary. The draft knows the same walk, but after a share of the tokens it
-is unsure: there a wrong token has nearly the same chance, and half of the time a higher one. Everything else is random,
-and a pass takes the time of its shape.
+A target of random weights has no draft that agrees with it. Here the target's output layer is set so that each token
+is followed by the next one of a fixed walk over the vocabulary. The draft knows the same walk, but after a share of the
+tokens it is unsure: there a wrong token has nearly the same logit, and half of the time a higher one. Everything else
+is random, and a pass takes the time of its size.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from benchmarks.shapes import SHAPES, random_model
 from specdec.inference.config import BUNDLED_TARGET
 
 DRAFTS = {"110M": "15M", "1B": "110M"}
-"""Shape of the draft by that of the target; both have one vocabulary."""
+"""Shape (sizes) of the draft, by the shape of the target; both have one vocabulary."""
 UNSURE = 0.4
-"""Share of the tokens after which the draft is unsure."""
+"""Share of the tokens after which the draft is unsure of the next one."""
 EMBEDDING_STD = 3.0
-"""Standard deviation of the embeddings: so large that the random layers do not drown the input token."""
+"""Standard deviation of the embeddings, so large that the random layers do not hide which token was read."""
 TOP_LOGIT = 14.0
 CLOSE = 0.9
-"""Ratio of the lower to the higher logit of the two likely tokens where the draft is unsure."""
+"""Lower logit over higher logit of the two likely next tokens where the draft is unsure."""
 
 
 def walking_pair(name: str, folder: Path) -> tuple[Path, Path]:
-    """Return the directories of a target, of the shape `name`, and of its draft; make missing ones.
+    """Return the directories of a target of the shape `name`, and of its draft; make those that are missing.
 
     Both have random weights and the bundled tokenizer.
     """
@@ -42,11 +42,13 @@ def walking_pair(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def steps(num_tokens: int, unsure: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return random successors, wrong tokens and logits for a walk over all tokens, the same at each call.
+    """Return, for each token, the next one of a walk over all tokens, a wrong one, and their logits.
+
+    The results are random, but the same at each call.
 
     Returns:
-        The right successor of each token, [num_tokens]; a wrong token in its place, [num_tokens]; and the share of the
-        highest logit that each of the two has, [2, num_tokens]. At a share `unsure` of the tokens both are close.
+        The right next token of each token, [num_tokens]; a wrong one, [num_tokens]; and the logits of both as shares of
+        the highest one, [2, num_tokens]. For a share `unsure` of the tokens, the two logits are close.
     """
     generator = torch.Generator().manual_seed(1)
     order, others = (torch.randperm(num_tokens, generator=generator) for _ in range(2))

@@ -1,1 +1,1 @@
-"""Proof of this project's claims by one command, `make claims`, with thresholds that were set before."""
+"""Measurement of this project's claims by one command, `make claims`, against thresholds that are set in advance."""

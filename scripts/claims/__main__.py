@@ -72,7 +72,7 @@ async def _verdicts(args: argparse.Namespace, directory: Path) -> list[Verdict]:
 
 
 async def _judged(name: str, claim: Callable[[], Awaitable[Verdict]]) -> Verdict:
-    """Return a claim's verdict; one whose servers fail is failed."""
+    """Return the verdict on a claim; if one of its servers fails, the verdict is that the claim fails."""
     try:
         return await claim()
     except SpecDecError as error:
@@ -80,7 +80,7 @@ async def _judged(name: str, claim: Callable[[], Awaitable[Verdict]]) -> Verdict
 
 
 def _of_vllm(python: str) -> str:
-    """Return what `benchmarks.same_text` prints of stock vLLM with the bundled pair."""
+    """Run `benchmarks.same_text` with the bundled models, by a Python that has vLLM; return what it prints."""
     drafting = f'{{"method": "draft_model", "model": "{BUNDLED_DRAFT}", "num_speculative_tokens": 4}}'
     flags = ("--model", str(BUNDLED_TARGET), "--speculative_config", drafting)
     done = subprocess.run([python, "-m", "benchmarks.same_text", *flags], cwd=ROOT, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Claim about the law: a server's texts follow the probabilities that it reports, and wrong rules would be found."""
+"""Claim on sampling: a server's tokens are distributed as the probabilities it reports; wrong rules would be found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec.inference.serving.processes import free_port
 
 Law = npt.NDArray[np.float64]
 Rule = Callable[[Law, np.random.Generator], int]
-"""Function of the probabilities of the classes of ranks at one place to the class of the token that is drawn."""
+"""Function that draws a token's class (its rank, or "not ranked") from the probabilities of the classes."""
 
 
 def _drawn(law: Law, rng: np.random.Generator) -> int:
@@ -25,7 +25,7 @@ def _drawn(law: Law, rng: np.random.Generator) -> int:
 
 
 def _drafted(p: Law) -> Law:
-    """Return the law of a draft that is flatter than the target's."""
+    """Return the probabilities of an imagined draft, which are flatter than those of the target, `p`."""
     return np.asarray(p**0.6 / (p**0.6).sum())
 
 
@@ -44,7 +44,10 @@ def _from_target(p: Law, rng: np.random.Generator) -> int:
 
 
 def _likelier(p: Law, rng: np.random.Generator) -> int:
-    """Draw the best token in 63 % for 60 %, as vLLM did before its pull request 54282; at other places alike."""
+    """Draw with a bias to the most probable class: 63 % instead of 60 %, and alike at other probabilities.
+
+    vLLM drew so before its pull request 54282.
+    """
     changed = p / p.sum()
     more = changed[0] * (1.0 - changed[0]) / 8.0
     changed[1:] *= 1.0 - more / (1.0 - changed[0])
@@ -58,11 +61,15 @@ MUTANTS: dict[str, Rule] = {
     "best token in 63 % for 60 %": _likelier,
     "temperature 0.91 for 1": _cooler,
 }
-"""Rules to speculate; the first one is right."""
+"""Rules by which speculation may draw tokens; the first one is right, and the test must find the others wrong."""
 
 
 async def texts_follow_the_law(size: plan.Size, starts: Starts, url: str | None) -> Verdict:
-    """Test a fused pair of this project, or the server at a URL, then what wrong rules draw from the same laws."""
+    """Test whether a server's tokens are distributed as it reports; return the verdict.
+
+    The server is one of this project with draft and target, or the one at `url`. Then the same test must find that
+    wrong rules draw from other probabilities than those reported.
+    """
     if url is None:
         port, grpc = free_port(), free_port()
         pair = ("--target_model", str(BUNDLED_TARGET), "--draft_model", str(BUNDLED_DRAFT), "--threads", "1")
@@ -85,7 +92,7 @@ async def texts_follow_the_law(size: plan.Size, starts: Starts, url: str | None)
 
 
 def mutated(counts: Counts, rule: Rule) -> Counts:
-    """Return counts of tokens that a rule draws at the same places, again and again, from the laws reported there."""
+    """Return counts of tokens that a rule draws from the probabilities reported with the tokens in `counts`."""
     rng, repeats = np.random.default_rng(plan.SEED), math.ceil(plan.NUM_MUTANT / len(counts.tokens))
     tokens = [(begun, before, rule(_law(best), rng), best) for begun, before, _, best in counts.tokens * repeats]
     return Counts(tokens)

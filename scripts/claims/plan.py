@@ -1,17 +1,17 @@
-"""Thresholds of the claims, which stand here before anything runs, and the sizes of a whole and of a small run."""
+"""Thresholds of the claims, set before anything runs, and the amounts of work of a whole and of a small run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MOST_TEXTS_CHANGED = 0
-"""Texts that may differ from the target's own, whatever drafts, and after a server was killed."""
+"""Most texts that may differ from the target's own, with whatever drafts, and after a server was killed."""
 LAW_ALPHA = 0.001
-"""Least p-value of a server that follows its law; each mutant must be below it."""
+"""Least p-value with which a server passes the test of sampling; a wrong rule counts as found if it is below."""
 NUM_MUTANT = 150_000
-"""Tokens that each mutant draws: 63 % for 60 % is found although many places leave hardly a choice."""
+"""Number of tokens that each wrong rule draws: so many that a token drawn in 63 % instead of 60 % is found."""
 LEAST_SPEED = 0.95
-"""Least speed of any cell over the target alone, on a quiet machine."""
+"""Least speed, as a multiple of the target alone, that every topology must have under every condition measured."""
 MOST_FAILED_STARTS = 0
 
 DTYPES = ("float32", "bfloat16")
@@ -21,14 +21,14 @@ SEED = 66
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Amount of work.
+    """Amount of work of a run.
 
     Attributes:
-        num_prompts, num_tokens: prompts of each text, and tokens of each answer.
-        num_law: answers for the test of the law.
-        speed: flags of the comparison.
-        num_failovers: servers that are killed.
-        num_starts: times that all roles start at once.
+        num_prompts, num_tokens: number of prompts for each comparison of texts, and of tokens of each answer.
+        num_law: number of answers for the test of sampling.
+        speed: flags of the comparison of speeds.
+        num_failovers: number of targets that are killed.
+        num_starts: number of times that servers of all roles start at once.
     """
 
     num_prompts: int

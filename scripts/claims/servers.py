@@ -1,4 +1,4 @@
-"""Servers of the claims: real processes, whose starts are counted; and drafts of four qualities."""
+"""Servers for the claims: real processes, whose starts are counted; and draft models of three qualities."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass
 class Starts:
-    """Count of the servers that were started, and the messages of those that failed."""
+    """Starter of servers, which counts them, and keeps the error messages of those that failed to start."""
 
     tried: int = 0
     faults: tuple[str, ...] = ()
@@ -35,10 +35,10 @@ class Starts:
     async def server(
         self, role: str, *flags: str, port: int = 0, ready_line: str | None = None
     ) -> AsyncGenerator[ServerProcess, None]:
-        """Run a server until the block is left; count its start.
+        """Run a server until the block is left, and count its start.
 
         Raises:
-            SpecDecError: it did not start.
+            SpecDecError: the server did not start, or ended early.
         """
         self.tried += 1
         is_up = False
@@ -65,7 +65,7 @@ class Starts:
             yield running
 
     async def all_roles(self) -> None:
-        """Start a target, a worker and a serving draft for it, and a fused pair, at the same time."""
+        """Start a target, two kinds of draft servers for it, and a server of both models at the same time; end them."""
         port, edge, fused = free_port(), free_port(), free_port()
         pair = ("--target_model", str(BUNDLED_TARGET), "--draft_model", str(BUNDLED_DRAFT), "--port", str(fused))
         draft = ("--model", str(BUNDLED_DRAFT), "--target_host", "127.0.0.1", "--port", str(port), "--serve", str(edge))
@@ -95,7 +95,10 @@ class Starts:
 
 
 def made_drafts(directory: Path) -> dict[str, Path]:
-    """Write two drafts that do not suit the bundled target; return the model directories of all qualities, by name."""
+    """Make two draft models that suit the bundled target badly; return the directories of all three by quality.
+
+    The keys are "good" (the bundled draft), "bad" (with changed weights) and "random".
+    """
     torch.manual_seed(0)
     made = {GOOD: BUNDLED_DRAFT, BAD: directory / BAD, RANDOM: directory / RANDOM}
     for name in (BAD, RANDOM):
@@ -109,6 +112,6 @@ def made_drafts(directory: Path) -> dict[str, Path]:
 
 
 def client(*servers: ServerProcess | str) -> specdec.AsyncClient:
-    """Return a client of servers, which resumes at another where one is lost."""
+    """Return a client of these servers; if one is lost, it continues answers at another one."""
     addresses = (each if isinstance(each, str) else each.address for each in servers)
     return specdec.AsyncClient(",".join(addresses), connect_timeout_s=120, reconnect_timeout_s=120)

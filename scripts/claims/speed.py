@@ -1,4 +1,4 @@
-"""Claim about speed: with the default setting no cell of a comparison is slower than the target alone."""
+"""Claim on speed: by default, no topology is slower than the target alone, under any condition measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec.inference.observe.host_load import HostLoad, busy_warning
 
 
 def never_slower(size: plan.Size, directory: Path) -> Verdict:
-    """Compare all topologies with the target alone, with drafting as servers measure it."""
+    """Compare the speeds of all topologies with the target alone, with `--drafting measured`; return the verdict."""
     command = ["compare_architectures.py", "--drafting", "measured", "--rtt_ms", "0", *size.speed]
     done = subprocess.run(
         [sys.executable, *command, "--output", str(directory)], cwd=ROOT, stdout=subprocess.DEVNULL, check=False
@@ -33,7 +33,11 @@ def never_slower(size: plan.Size, directory: Path) -> Verdict:
 
 
 def judged(rows: list[list[str]], least: float, load: dict[str, Any]) -> Verdict:
-    """Judge the least speed-up; not on a busy machine."""
+    """Return the verdict for the least speed-up, with table rows; on a busy machine it is "not judged".
+
+    `load` is the entry "load" of results.json: fields of `HostLoad`, and "spread", the speed of the fastest of equal
+    runs over that of the slowest.
+    """
     spread = load["spread"]
     busy = busy_warning(HostLoad(**{name: value for name, value in load.items() if name != "spread"}), spread)
     return Verdict(

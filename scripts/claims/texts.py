@@ -1,4 +1,4 @@
-"""Claims about texts: no draft changes one, and neither does a server that is killed."""
+"""Claims on texts: no draft changes a text, nor does the loss of a server; and servers start without failures."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from specdec.inference.serving.processes import free_port
 from specdec.inference.workers.completing.results import Result
 
 BEGUN = 4
-"""Tokens of an answer after which a server is killed."""
+"""Number of tokens of an answer after which a target is killed."""
 LOOKUP = "lookup"
 HEADER = ["dtype", "temperature", "drafts", "texts changed", "by a draft model", "by lookup", "accepted"]
 
 
 def prompts(count: int) -> list[str]:
-    """Return prompts of all kinds in turn."""
+    """Return `count` different prompts, from all files in prompts/ in turn."""
     files = [read_prompts(file, count) for file in sorted((ROOT / "prompts").glob("*.txt"))]
     in_turn = (line for lines in itertools.zip_longest(*files) for line in lines if line is not None)
     return list(dict.fromkeys(in_turn))[:count]
@@ -47,7 +47,10 @@ def _parameters(size: plan.Size, temperature: float) -> dict[str, Any]:
 
 
 async def drafts_change_no_text(size: plan.Size, starts: Starts, directory: Path) -> Verdict:
-    """Compare texts without a draft with those of drafts of all qualities, of lookup, and of a killed worker."""
+    """Compare texts with drafts to the target's own; return the verdict.
+
+    The drafts are those of models of several qualities, of prompt lookup, and of a worker that is killed.
+    """
     models, rows = made_drafts(directory), [HEADER]
     for dtype in plan.DTYPES:
         async with starts.target("--backend", "torch", "--dtype", dtype) as target, client(target) as asking:
@@ -88,7 +91,10 @@ def _row(dtype: str, temperature: float, name: str, found: Sequence[Result], rig
 
 
 async def _lost(asking: specdec.AsyncClient, kill: Callable[[], None], size: plan.Size, asked: Any) -> list[Result]:
-    """Ask all prompts, and kill a server when one more answer of the kind has begun to come with draft tokens."""
+    """Ask all prompts, and call `kill` once an answer to a further one comes with draft tokens of a model.
+
+    Return the answers to all prompts.
+    """
     answers = asyncio.create_task(asking.generate(prompts(size.num_prompts), **asked))
     async for part in asking.stream(prompts(1)[0], **asked):
         if part.num_draft_tokens > part.own.num_tokens:
@@ -98,7 +104,7 @@ async def _lost(asking: specdec.AsyncClient, kill: Callable[[], None], size: pla
 
 
 async def failover_changes_no_text(size: plan.Size, starts: Starts) -> Verdict:
-    """Kill a target in the middle of answers, start another one elsewhere, and compare what its clients get."""
+    """Kill a target during answers, start another one, and compare the clients' answers; return the verdict."""
     rows = [["target killed", "temperature", "answers", "in flight", "changed", "SHA-256 of all"]]
     for number in range(size.num_failovers):
         temperature = plan.TEMPERATURES[number % len(plan.TEMPERATURES)]
@@ -116,7 +122,10 @@ async def failover_changes_no_text(size: plan.Size, starts: Starts) -> Verdict:
 
 
 async def _failover(size: plan.Size, starts: Starts, asked: Any) -> tuple[list[Result], list[Result], int]:
-    """Return the answers without a loss, those with one, and how many of these were in flight then."""
+    """Ask the same prompts without and with the loss of their target.
+
+    Return the answers without it, those with it, and how many of the latter were in progress at that time.
+    """
     some, other = prompts(min(4, size.num_prompts)), free_port()
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(starts.target())
@@ -136,7 +145,7 @@ async def _failover(size: plan.Size, starts: Starts, asked: Any) -> tuple[list[R
 
 
 async def starts_succeed(size: plan.Size, starts: Starts) -> Verdict:
-    """Start all roles at once several times; judge these starts and all others of the run."""
+    """Start servers of all roles at once, several times; return the verdict on all starts of the run so far."""
     for _ in range(size.num_starts):
         await starts.all_roles()
     return Verdict(

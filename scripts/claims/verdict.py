@@ -1,4 +1,4 @@
-"""Verdict on one claim, and the page of all."""
+"""Verdict on one claim (whether measurements confirm it), and the page with all verdicts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of one claim.
+    """Result of the measurements for one claim.
 
     Attributes:
-        claim: sentence that is claimed, with its threshold.
+        claim: the claim as a sentence, with its threshold.
         measured: what was found, in one line.
-        holds: None if it could not be judged; `measured` has the reason.
-        details: rows of a table, the first of which is its header.
+        holds: whether the claim holds; None if that could not be judged, and then `measured` has the reason.
+        details: rows of a table, the first of which is its header; empty for no table.
     """
 
     claim: str
@@ -35,7 +35,10 @@ class Verdict:
 
 
 def page(verdicts: Sequence[Verdict], command: str, load: float) -> str:
-    """Return a Markdown page with date, machine and all figures."""
+    """Return a Markdown page with the date, the machine, and the results and tables of all claims.
+
+    `command` is the command line of the run, `load` the load average before it.
+    """
     here = machine()
     versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
     conditions = (

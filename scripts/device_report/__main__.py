@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _steps_done(args: argparse.Namespace) -> list[Done]:
-    """Run the steps of the device; return none without --device.
+    """Run the device's own tests and benchmarks; return their results, none without --device.
 
     Raises:
         ConfigError: torch cannot compute on the device that --device names.
@@ -71,7 +71,7 @@ async def _measure_all(args: argparse.Namespace, variants: Sequence[Variant]) ->
 
 
 def _load(args: argparse.Namespace) -> list[str]:
-    """Return the comparison's flags for the requests to send."""
+    """Return the comparison's flags that say which requests are sent."""
     values = {
         "tokenizer": args.target_model,
         "input_tokens": args.prompt_tokens,
@@ -86,9 +86,10 @@ def _load(args: argparse.Namespace) -> list[str]:
 
 
 def _variants(args: argparse.Namespace) -> list[Variant]:
-    """Return both variants; flags that a role refuses end the program here, before the first server starts.
+    """Return the two servers to measure, without and with a draft; wrong flags of theirs end the program here.
 
-    Neither keeps prefixes: a fused graph cannot, and the warm-up sends a prompt that is measured later.
+    Neither caches prefixes: a compiled graph of both models cannot, and the warm-up sends a prompt that is measured
+    later.
     """
     shared = _configured(args.config, args)
     baseline = args.baseline_model or args.target_model
@@ -112,7 +113,7 @@ def _configured(files: Sequence[Path] | None, args: argparse.Namespace) -> list[
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command's own flags; those after `--` go to both servers."""
+    """Parse the command's own flags; those after `--`, for both servers, become `server_flags`."""
     where = [*arguments, "--"].index("--")
     args = parser().parse_args(arguments[:where])
     args.server_flags = list(arguments[where + 1 :])

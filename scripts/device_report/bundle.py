@@ -1,6 +1,6 @@
-"""Support bundle: everything that explains a report, and nothing private.
+"""Archive for bug reports ("support bundle"): everything that explains a report, and nothing private.
 
-Of the environment it holds only the variables of Neuron and its compiler: others may be secrets.
+Of the environment it has only the variables of Neuron and its compiler, since others may be secrets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ TIMEOUT_S = 60
 
 
 def write_bundle(output: Path, variants: Sequence[Variant], configs: Sequence[Path]) -> Path:
-    """Write results.json, results.csv and system.json, and pack the folder with the configuration files."""
+    """Write results.json, results.csv and system.json to `output`; pack this folder into an archive beside it.
+
+    The archive also has the configuration files, and the manifests of compiled models. Return its path.
+    """
     cells = [cell for cells in by_kind(variants).values() for cell in cells]
     (output / "results.json").write_text(json.dumps(cells, indent=1) + "\n")
     _write_csv(output / "results.csv", cells)
@@ -44,7 +47,7 @@ def write_bundle(output: Path, variants: Sequence[Variant], configs: Sequence[Pa
 
 
 def _write_csv(file: Path, cells: Sequence[dict[str, Any]]) -> None:
-    """Write a row for each variant and kind of prompts; a distribution has a column for each of its figures."""
+    """Write a CSV row for each server and kind of prompts; each figure of a distribution has a column of its own."""
     rows = [
         {f"{name}_{part}" if part else name: value for name, each in cell.items() for part, value in _parts(each)}
         for cell in cells
@@ -56,7 +59,10 @@ def _write_csv(file: Path, cells: Sequence[dict[str, Any]]) -> None:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """Return a distribution's figures by name, or one value under an empty name; nothing for a list of messages."""
+    """Return a result as (name, figure) pairs: several of a distribution, one with the name "" of a single figure.
+
+    A list, which has error messages, gives none.
+    """
     if isinstance(value, dict):
         return list(value.items())
     return [] if isinstance(value, list) else [("", value)]
@@ -80,7 +86,7 @@ def _version(package: str) -> str | None:
 
 
 def _output(command: Sequence[str]) -> str:
-    """Return the command's output, or the reason why there is none."""
+    """Run a command; return its output with its errors, or the reason why it could not run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -89,6 +95,6 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _manifests(variants: Sequence[Variant]) -> list[Path]:
-    """Return the manifests of all compiled models in the variants' folders."""
+    """Return the manifest files of all compiled models in the folders that the servers use."""
     roots = {artifacts_root(variant.artifacts) for variant in variants}
     return sorted(each.folder / MANIFEST for root in roots for each in publications(root) if each.manifest is not None)

@@ -1,4 +1,4 @@
-"""Steps of a report before its servers: tests and benchmarks of this project, run on the device one after the other."""
+"""Steps of a device's report before its servers: tests and benchmarks of this project, run one after the other."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TIMEOUT_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Command of the project to run on the device.
+    """A command of this project to run on the device, with a section in the report.
 
     Attributes:
-        title: heading in the report.
+        title: heading of the section.
         arguments: arguments of `python -m`.
-        why_not: reason for which it cannot run here; empty if it can.
+        why_not: why the command cannot run here; "" if it can.
     """
 
     title: str
@@ -29,7 +29,7 @@ class Step:
     why_not: str = ""
 
     def run(self, output: Path) -> Done:
-        """Run the command in the project's folder; keep its output in a file of the folder `output` too."""
+        """Run the command in the project's folder, and write its output to a log in `output`; return the result."""
         if self.why_not:
             return Done(self, True, f"Not run: {self.why_not}.")
         command = [sys.executable, "-m", *self.arguments]
@@ -43,14 +43,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Step that has ended: whether it passed, and its output, with its errors if it failed."""
+    """Result of a step: whether its command succeeded, and the output for the report, with errors if it failed."""
 
     step: Step
     passed: bool
     text: str
 
     def lines(self) -> Iterator[str]:
-        """Yield the step's section of the page."""
+        """Yield the lines of the step's section in the report."""
         verdict = "" if self.passed else " (failed)"
         yield from (f"## {self.step.title}{verdict}", "", f"`python -m {' '.join(self.step.arguments)}`", "")
         yield from ("```", self.text, "```", "")
@@ -68,16 +68,16 @@ def cuda_steps(model: str) -> list[Step]:
 
 
 def neuron_steps(model: str) -> list[Step]:
-    """Return the first measurements to take on a device that TorchNeuron drives (docs/torchneuron.md)."""
+    """Return the steps that measure passes on a device with TorchNeuron (docs/torchneuron.md)."""
     return [Step("Passes", ("benchmarks.device", "--device=neuron", f"--model={model}"))]
 
 
 STEPS: dict[str, Callable[[str], Sequence[Step]]] = {"cuda": cuda_steps, "neuron": neuron_steps}
-"""Device -> its steps for the directory of a target."""
+"""Functions from a target's directory to the steps of a device, by the device's name."""
 
 
 def require_device(name: str) -> None:
-    """Raise ConfigError unless this Python's torch can compute on the device."""
+    """Raise ConfigError unless this Python's torch can compute on the device ("cuda" or "neuron")."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():

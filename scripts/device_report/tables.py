@@ -1,4 +1,4 @@
-"""Page of the report: one table per kind of prompt, the differences between the answers, and the failures."""
+"""Page of the report: a table for each kind of prompts, the number of equal answers, and what failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ COUNTED = (
 
 
 def report(variants: Sequence[Variant], failure: str | None, steps: Sequence[Done] = ()) -> str:
-    """Return the page as Markdown: the device's own steps first, then the servers."""
+    """Return the report as a Markdown page: first the device's own tests and benchmarks, then the servers' figures.
+
+    `failure` is the error that ended the measurement; None if there was none.
+    """
     lines = [line for done in steps for line in done.lines()]
     lines += ["# Without and with a draft", ""]
     for variant in variants:
@@ -31,7 +34,7 @@ def report(variants: Sequence[Variant], failure: str | None, steps: Sequence[Don
 
 
 def by_kind(variants: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
-    """Return the figures of all measured variants, by kind of prompts."""
+    """Return the figures of all measured servers, by kind of prompts."""
     found: dict[str, list[dict[str, Any]]] = {}
     for variant in variants:
         for kind, cell in variant.figures().items():
@@ -52,7 +55,7 @@ def _table(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ratio(values: Sequence[float | None]) -> str:
-    """Return the ratio of the last variant's median to the first variant's, as text; "-" if it is unknown."""
+    """Return the last server's median over the first server's, as text; "-" if one of them is unknown."""
     first, last = values[0], values[-len(SHOWN)]
     return _number(last / first) if first and last is not None else "-"
 
@@ -62,7 +65,10 @@ def _number(value: float | None) -> str:
 
 
 def _answers(variants: Sequence[Variant]) -> Iterator[str]:
-    """Yield lines that count equal answers; near-ties may differ without exact passes (docs/speculation.md)."""
+    """Yield a line for each further server: how many of its answers equal the first server's.
+
+    Where two tokens are almost equally probable, answers may differ without `--exact` (docs/speculation.md).
+    """
     first, *others = [variant.answers for variant in variants]
     for other in others:
         both = first.keys() & other.keys()

@@ -1,4 +1,4 @@
-"""One server of a report, and the figures that the comparison measured at it."""
+"""One server of a device's report, and the figures that the comparison measured at it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from specdec.inference.serving.processes import Start, free_port, server_process
 
 @dataclass(slots=True)
 class Variant:
-    """One server of the report, and what was measured at it.
+    """One server of a device's report, and what was measured at it.
 
     Attributes:
         name: heading in the report.
-        flags: flags of its role.
-        artifacts: folder of its compiled models; None is the default one.
-        start_s: seconds until it served, compiling included.
-        samples: one sample per kind of prompts.
+        role: role of main.py.
+        flags: flags of that role.
+        artifacts: folder of its compiled models; None for the default one.
+        start_s: seconds until the server was ready, with compiling; None if it did not start.
+        samples: measurements, one for each kind of prompts.
     """
 
     name: str
@@ -40,27 +41,28 @@ class Variant:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Arguments of main.py."""
+        """Arguments with which main.py starts this server."""
         return ("--role", self.role, *self.flags)
 
     @property
     def answers(self) -> dict[tuple[str, int], tuple[int, ...]]:
-        """Token ids of the answers, by kind and number of the prompt."""
+        """Token ids of the answers, by the prompt's kind and number."""
         return {(it.cell.kind, record.prompt_index): record.token_ids for it in self.samples for record in it.records}
 
     @property
     def failures(self) -> list[RequestRecord]:
-        """Requests that were not answered."""
+        """Records of the requests that got no answer, or not all of it."""
         return [record for sample in self.samples for record in sample.failures]
 
     async def measure(self, load: Sequence[str], output: Path, *, start_timeout_s: float) -> None:
-        """Start the server, let the comparison send it the load, stop it; its log stays in `output`.
+        """Start the server, send it requests by the comparison, and stop it; its log is written to `output`.
 
         Args:
-            load: flags of the comparison.
+            load: the comparison's flags that say which requests are sent.
+            start_timeout_s: limit in seconds of the server's start.
 
         Raises:
-            SpecDecError: the server ended, or did not serve in time; a prompt is too long for it.
+            SpecDecError: the server ended, or was not ready in time; or a prompt is too long for it.
         """
         port = free_port()
         config = parse_config([f"--endpoint={self.role}=grpc://127.0.0.1:{port}", *load])
@@ -72,7 +74,7 @@ class Variant:
         self.samples = [sample for sample in found if sample.repeat != WARM_UP]
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """Return all figures by kind, as results.json of a comparison names them."""
+        """Return all figures by kind of prompts, with the names that results.json of a comparison has for them."""
         return {sample.cell.kind: {"variant": self.name, **_figures(sample)} for sample in self.samples}
 
 

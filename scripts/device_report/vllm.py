@@ -32,7 +32,7 @@ WAYS = {
     "LoRA": (PLAIN, "LoRA"),
     "Hybrid model": (PLAIN,),
 }
-"""Step -> ways to serve, in the order in which they matter."""
+"""Ways to serve (variants of `benchmarks.peers`) that each step compares, by step, the most important step first."""
 HYBRID = "Hybrid model"
 MISSING = "vLLM is not installed in this environment (docs/vllm.md)"
 NO_HEAD = '--speculative_config has no JSON of vLLM\'s, such as {"method": "eagle3", ...}, or --pair no target'
@@ -41,7 +41,7 @@ NO_HYBRID = "--hybrid names no model with Mamba or gated delta layers, such as i
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page and print it; return 1 if a step failed."""
+    """Run all steps, write the report and print it; return the exit code, 1 if a step failed, else 0."""
     args = parser().parse_args(arguments)
     args.output.mkdir(parents=True, exist_ok=True)
     done = []
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def steps(args: argparse.Namespace) -> list[Step]:
-    """Return the steps, with the reason for each step that cannot run here."""
+    """Return all steps of the report; a step that cannot run here has the reason in `why_not`."""
     return [_step(title, ways, args) for title, ways in WAYS.items()]
 
 
@@ -75,7 +75,7 @@ def _step(title: str, ways: Sequence[str], args: argparse.Namespace) -> Step:
 
 
 def _same_text(args: argparse.Namespace) -> Step:
-    """Return the step that decides what the plug-in may promise: how many texts differ in 16 bits."""
+    """Return the step that counts the texts which speculation changes with the plug-in `vllm_same_text`."""
     target, asked = (args.pair or "").partition(",")[0], args.speculative_config or ""
     arguments = ("--model", target, "--speculative_config", asked, "--dtype", args.dtype)
     has_plugin = any(each.name == "same_text" for each in entry_points(group="vllm.general_plugins"))

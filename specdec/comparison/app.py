@@ -174,7 +174,8 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
         One sample for each run of each measurement, warm-up included, with the records of the run's requests.
 
     Raises:
-        ConfigError, SpecDecError: see `deployment` and `measure`.
+        ConfigError: a prompt is too long for a server, or a file with certificates or a token cannot be used.
+        SpecDecError: a server ended or cannot be reached, or one that was started here answered no request of a run.
     """
     samples: list[Sample] = []
     with Progress(console, sum(1 for _ in walk(config))) as progress:

@@ -141,6 +141,10 @@ class Guard(grpc.aio.ServerInterceptor):
         """Return the method with the guard around it, in the form of a method that streams in both directions.
 
         If a method took a single message, gRPC itself would read it, and would wait for it without a limit.
+
+        Args:
+            method: gRPC's `RpcMethodHandler`.
+            name: full name of the method, such as /specdec.v1.GenerationService/Generate.
         """
         handler = _handler(method)
 
@@ -181,7 +185,11 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _served(self, name: str, headers: Headers) -> AsyncGenerator[float, None]:
-        """Run a handler within its span and its limits, if its service is this project's.
+        """Run the block, in which a handler runs, within a span and limits if the service is this project's.
+
+        Args:
+            name: full name of the method, such as /specdec.v1.GenerationService/Generate.
+            headers: headers of the call.
 
         Yields:
             The seconds that each of the call's writes may take.
@@ -216,7 +224,11 @@ async def _refuse_gone(_: object, context: Context) -> None:
 
 
 def _handler(method: Any) -> Handler:
-    """Return the handler of a method. If it yields its responses, as reflection's does, wrap it to write them."""
+    """Return the handler of a method. If it yields its responses, as reflection's does, wrap it to write them.
+
+    Args:
+        method: gRPC's `RpcMethodHandler`.
+    """
     handler: Any = method.unary_unary or method.unary_stream or method.stream_unary or method.stream_stream
     if not inspect.isasyncgenfunction(handler):
         return handler  # type: ignore[no-any-return]

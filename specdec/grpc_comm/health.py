@@ -96,7 +96,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._watchers: set[asyncio.Event] = set()
 
     def set(self, name: str, status: int) -> None:
-        """Set the health status of the service called `name`, and return without waiting for the watchers."""
+        """Set the health status of the service called `name`, and return without waiting for the watchers.
+
+        Args:
+            status: `SERVING` or `NOT_SERVING`.
+        """
         self._statuses[name] = status
         for changed in self._watchers:
             changed.set()

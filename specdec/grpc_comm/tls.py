@@ -43,7 +43,14 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A certificate with its chain and key, and the CAs that clients' certificates must come from."""
+    """A server's certificate and key, and the CAs that clients' certificates must come from.
+
+    Attributes:
+        chain, key: contents of their PEM files; the chain begins with the certificate itself.
+        client_ca: PEM of these CAs; None if clients show no certificates.
+        expires: when the certificate expires.
+        context: TLS context with certificate and key, for HTTP ports.
+    """
 
     chain: bytes
     key: bytes
@@ -125,7 +132,7 @@ def _read_pair(cert: Path, key: Path, client_ca: Path | None) -> _Pair:
 
 
 def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> tuple[bytes, bytes]:
-    """Load and check a certificate and its key; return the contents of their files.
+    """Load a certificate and its key into a TLS context, which checks them; return the contents of both files.
 
     Raises:
         UnusableError: they cannot be used, or have changed meanwhile.
@@ -142,6 +149,10 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> tuple[bytes, b
 
 def _expiry(path: Path, chain: bytes) -> datetime:
     """Return when the certificate expires.
+
+    Args:
+        path: its file, for messages.
+        chain: content of the file, PEM, of which the first certificate counts.
 
     Raises:
         UnusableError: it is not valid now, or not PEM.
@@ -292,7 +303,8 @@ class ClientTls:
 async def greeting(address: str, timeout_s: float) -> bytes | None:
     """Return the first bytes that HOST:PORT answers to plain-text gRPC; None if no server answers.
 
-    The result is empty if the server ends the connection without an answer.
+    There are at most 7, as many as an answer in HTTP/1 has before its minor version; none if the server ends the
+    connection without an answer.
 
     Raises:
         socket.gaierror: the host is not known.
@@ -307,7 +319,11 @@ async def greeting(address: str, timeout_s: float) -> bytes | None:
 
 
 async def _answer(address: str, num_bytes: int, **tls: Any) -> bytes:
-    """Return the first bytes, at most `num_bytes`, that a server answers to a gRPC client; none if it hangs up."""
+    """Return the first bytes, at most `num_bytes`, that a server answers to a gRPC client; none if it hangs up.
+
+    Args:
+        tls: arguments of `asyncio.open_connection` for TLS; none for plain text.
+    """
     reader, writer = await asyncio.open_connection(*split_address(address), **tls)
     try:
         writer.write(HTTP2_PREFACE)

@@ -125,12 +125,12 @@ class CheckpointFiles:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all weights by name, by the headers of their files."""
+        """Return the shapes of all weights by name, by the headers of their files."""
         return {name: tuple(tensor["shape"]) for name, tensor in self.tensors.items()}
 
     @property
     def tensors(self) -> dict[str, Mapping[str, Any]]:
-        """Entries of weights in the headers of the files that are there, by name; each has a dtype and a shape."""
+        """Return the entries of weights in the headers of the files that are there, by name: dtype, shape, offsets."""
         present = [file for file in self.weights if file.is_file()]
         return {name: entry for file in present for name, entry in self._header(file).items()}
 
@@ -178,7 +178,7 @@ class CheckpointFiles:
 
     @property
     def weights(self) -> Sequence[Path]:
-        """Files of weights, as Transformers chooses them; files that an index names may be missing."""
+        """Return the files of weights, as Transformers chooses them; files that an index names may be missing."""
         whole = self.path / WHOLE
         if whole.is_file() or not (self.path / INDEX).is_file():
             return [whole] if whole.is_file() else []
@@ -231,7 +231,10 @@ def _is_integer(value: Any, least: int, limit: int) -> bool:
 
 
 def _end_of(tensor: Any) -> int:
-    """Return where a tensor's bytes end, by its entry in a header of safetensors.
+    """Return where a tensor's bytes end, in bytes after the header of its file.
+
+    Args:
+        tensor: the tensor's entry in the header, with `data_offsets` and `shape`.
 
     Raises:
         ValueError: its shape has more elements than the bytes could hold.

@@ -300,7 +300,14 @@ class DialSecurity:
             _require(value is None or self.ca is not None, f"--tls_{name} without --tls_ca: nothing would be encrypted")
 
     def check(self, target: str) -> None:
-        """Raise ConfigError if an address would be dialled in plain text, and that is not allowed."""
+        """Raise ConfigError if a server would be dialled in plain text where others could read along.
+
+        That is so without a `ca`, if the server is not on this machine's loopback; `insecure` allows it.
+
+        Args:
+            target: address of the server, HOST:PORT or dns:///NAME:PORT; or file:///PATH, a list of addresses, which
+                counts as not on loopback.
+        """
         host = target if target.startswith(_FILE) else target.removeprefix(_DNS).rpartition(":")[0]
         is_safe = self.ca is not None or self.insecure or is_loopback(host)
         what = "prompts and answers" if self.token_file is None else "the token, prompts and answers"
@@ -562,7 +569,7 @@ class HttpConfig(Checked):
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Return the list of `allowed_origins`."""
+        """Return the origins in `allowed_origins`, which has commas between them."""
         return tuple(filter(None, map(str.strip, self.allowed_origins.split(","))))
 
 

@@ -43,7 +43,7 @@ ELSEWHERE = {
     "benchmark": "compare",
     "check": "doctor",
 }
-"""Name of a flag or command of this program, for names that other programs give to the same thing."""
+"""Names that other programs give to a flag or command, each with this program's name for the same thing."""
 EXPECTED = {bool: "True or False", int: "a whole number", float: "a number"}
 """Words for the values of a plain type, for messages."""
 

@@ -250,7 +250,7 @@ class Provenance:
         model_id: hash of all that the model's tokens depend on; empty where it is unknown, or where a device draws
             random numbers of its own, so that no other server can resume.
         grammar_version: version of what compiles a grammar into masks of the allowed tokens; empty without a grammar.
-        prompt_digest: digest of the prompt's token ids.
+        prompt_digest: digest of the prompt's token ids, 16 hexadecimal digits; empty if it is not known.
     """
 
     model_id: str = ""

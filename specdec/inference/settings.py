@@ -63,6 +63,8 @@ class Setting:
         usage: flag as it is typed, with its aliases and its unit: "--gamma --speculation_length N". Without dashes,
             the value is positional; empty: the field has no flag.
         help: text of --help; empty: the text of the field in the Attributes section of its class.
+        choices: texts that the value may be; None: any.
+        within: range that the value must be in; None: any.
         section: title above the flag in --help; None: its group's.
         exclusive: True if at most one of the section's exclusive flags can be given.
         bare: value of the flag when it is given without one.
@@ -138,7 +140,10 @@ def setting(default: T, usage: str = "", **attributes: Any) -> T:
 
 
 def same(kind: type[Any], name: str, **changes: Any) -> Any:
-    """Return a dataclass field with setting and default of the field `name` of `kind`, except for `changes`."""
+    """Return a dataclass field with setting and default of the field `name` of `kind`, except for `changes`.
+
+    These are attributes of `Setting`, and `default`.
+    """
     other = field_of(kind, name)
     default = changes.pop("default", other.default)
     return field(default=default, metadata={SETTING: replace(described(kind, name, other), **changes)})
@@ -148,6 +153,11 @@ def described(kind: type[Any], name: str, declared: Field[Any]) -> Setting:
     """Return the setting of the field `name` of the dataclass `kind`, with a text for --help.
 
     If the setting has no text of its own, it gets the one from the Attributes section of the class's docstring.
+
+    Args:
+        kind: the dataclass.
+        name: name of the field.
+        declared: the field, or another one with a `Setting` that is used instead.
     """
     found = cast(Setting, declared.metadata[SETTING])
     return found if found.help else replace(found, help=_attributes(kind).get(name, ""))
@@ -169,7 +179,10 @@ def group(
     needs: tuple[str, ...] = (),
     **changes: Any,
 ) -> T:
-    """Return a dataclass field that is a configuration; the arguments are those of `Group`."""
+    """Return a dataclass field that is a configuration; the arguments are those of `Group`.
+
+    Its `changes` are keyword arguments, by field name.
+    """
     for name in changes:
         field_of(kind, name)
     metadata = {GROUP: Group(kind, section, frozenset(without), needs, changes)}

@@ -1,4 +1,4 @@
-"""The library moto as a stand-in for AWS on this machine, and functions that read the metrics published to it."""
+"""A stand-in for AWS on this machine, by the library moto, and functions that read the metrics published to it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ found = client.get_metric_data(
 )["MetricDataResults"]
 print(json.dumps([metrics, [each["Values"] for each in found]]))
 """
-"""Program that prints all metrics of a namespace, and the values of the first 500 in a unit."""
+"""Program that prints all metrics of a CloudWatch namespace, and the values of the first 500 in a given unit."""
 
 
 def python_with_boto3() -> Path:
-    """Return the path of a Python that has boto3: that of the environment whose moto_server is on PATH."""
+    """Return the path of a Python with boto3: that of the environment that has the moto_server on PATH."""
     server = shutil.which("moto_server")
     assert server is not None, "moto_server is missing: make manifests installs it"
     return Path(server).with_name("python")
@@ -46,21 +46,21 @@ def python_with_boto3() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CloudWatch:
-    """Stand-in for CloudWatch: environment variables that lead boto3 to it, and the log of its requests."""
+    """Stand-in for CloudWatch: environment variables that make boto3 call it, and the log file of its requests."""
 
     environment: dict[str, str]
     log: Path
 
     def reset(self) -> None:
-        """Delete all metrics, buckets and repositories."""
+        """Delete all metrics, buckets and repositories in the stand-in."""
         httpx.post(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset", timeout=START_S).raise_for_status()
 
     def metrics(self, namespace: str) -> list[dict[str, Any]]:
-        """Return the answer of CloudWatch's call ListMetrics."""
+        """Return all metrics of a namespace, as CloudWatch's call ListMetrics describes them."""
         return list(self._ask(namespace, "None")[0])
 
     def values(self, namespace: str, unit: str) -> dict[tuple[str, str, str], list[float]]:
-        """Return the answer of GetMetricData: values in `unit`, by (variant, test case, metric)."""
+        """Return the values published in a namespace with this unit, by (variant, test case, metric)."""
         metrics, values = self._ask(namespace, unit)
         return {_place(metric): found for metric, found in zip(metrics, values, strict=True) if found}
 
@@ -76,13 +76,13 @@ def _place(metric: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def credentials(url: str) -> dict[str, str]:
-    """Return environment variables for boto3: a region, made-up keys, and `url` as the service's address."""
+    """Return environment variables for boto3: a region, made-up keys, and `url` as the address of AWS."""
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
     return without_credentials() | keys | {"AWS_ENDPOINT_URL": url}
 
 
 def without_credentials() -> dict[str, str]:
-    """Return an environment without any settings for boto3."""
+    """Return this process's environment variables without any settings for boto3, nor files or services for them."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     return {**ours, **nowhere, "AWS_EC2_METADATA_DISABLED": "true"}

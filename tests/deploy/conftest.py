@@ -15,7 +15,7 @@ from tests.deploy.stand_ins import KUBECTL, stand_in
 
 @pytest.fixture
 def access(tmp_path: Path) -> Path:
-    """Write the demo's access tokens as access.sh does for a Secret; return their folder on this machine."""
+    """Run access.sh, which makes the demo's access tokens; return a folder with the files that it puts in a Secret."""
     (kept := tmp_path / "kept").mkdir()
     environment = stand_in(tmp_path, "kubectl", KUBECTL) | {"KEPT": str(kept)}
     subprocess.run([KUBERNETES / "access.sh", "cpu-demo"], check=True, env=environment, stdin=subprocess.DEVNULL)

@@ -22,14 +22,14 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 PATHS = ("/livez", "/readyz")
 HEALTH_NAMES = ("liveness", "readiness")
 FORCED_END_S = 2
-"""Longest time in seconds that a server takes to end after its grace (docs/reliability.md)."""
+"""Most seconds that a server takes to end after its grace period, in which requests finish (docs/reliability.md)."""
 CORES_PER_DEVICE = 8
 BY_HAND = "access"
-"""Name of the Secret that access.sh makes, since no manifest may contain tokens."""
+"""Name of the Secret that the script access.sh makes; no manifest has it, since manifests may not contain tokens."""
 
 
 def faults(documents: list[Manifest]) -> list[str]:
-    """Return one sentence for each inconsistency in an overlay's manifests."""
+    """Return a sentence for each inconsistency in the manifests of one namespace; none if there is no fault."""
     found = [*_unmatched_selectors(documents), *_missing_references(documents)]
     found += _impatience(documents)
     for workload in of_kind(documents, *WORKLOADS):
@@ -45,7 +45,10 @@ def pod_of(workload: Manifest) -> Manifest:
 
 
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """Return a server's flags with variables expanded, by flag; {} if the container runs no specdec server."""
+    """Return the flags of a workload's server and their values, with variables replaced by the manifests' values.
+
+    Return {} if the container runs no server of this project.
+    """
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
@@ -55,7 +58,7 @@ def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
 
 
 def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """Return the environment variables of a workload's server."""
+    """Return the environment variables that the manifests give to a workload's server."""
     container = pod_of(workload)["containers"][0]
     maps = {each["metadata"]["name"]: each["data"] for each in of_kind(documents, "ConfigMap")}
     variables: dict[str, str] = {}
@@ -75,7 +78,7 @@ def _labels(workload: Manifest) -> dict[str, str]:
 
 
 def _chosen(selector: Manifest, documents: list[Manifest]) -> list[Manifest]:
-    """Return the workloads whose pods have all labels of a selector."""
+    """Return the workloads whose pods a label selector matches."""
     wanted = selector.get("matchLabels", {})
     among = selector.get("matchExpressions", [])
     return [
@@ -111,7 +114,7 @@ def _unmatched_selectors(documents: list[Manifest]) -> Iterator[str]:
 
 
 def _is_for_absent_role(document: Manifest, documents: list[Manifest]) -> bool:
-    """Return whether a network policy admits a role that the overlay lacks.
+    """Return whether a network policy is for a role of which the manifests have no server.
 
     The target's policy always admits draft workers and gateways.
     """
@@ -208,7 +211,10 @@ def _pod_faults(pod: Manifest) -> Iterator[str]:
 
 
 def check_arguments(arguments: Mapping[str, str]) -> None:
-    """Check the flags of a role as `check_role` does; raise the same errors."""
+    """Check the flags of a server of this project, by their names with leading dashes.
+
+    Raise SystemExit, ConfigError or AssertionError if the server would refuse them.
+    """
     rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
     check_role(["--role", arguments["--role"], *rest])
 
@@ -219,7 +225,7 @@ def needed_s(arguments: Mapping[str, str]) -> float:
 
 
 def _argument_faults(arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """Yield one sentence for each wrong flag, each unset variable, and each target host without a Service."""
+    """Yield a sentence for each wrong flag, each unset variable, and each address that no Service makes reachable."""
     role = arguments["--role"]
     complaint = io.StringIO()
     try:
@@ -288,7 +294,7 @@ def _probe_faults(probe: Manifest, ports: Mapping[str, str]) -> Iterator[str]:
 
 
 def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
-    """Yield one sentence for each file of keys or access tokens in the flags that no volume of the pod has."""
+    """Yield a sentence for each file of keys or access tokens that a flag names and no volume of the pod has."""
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     files = {
         f"{mounts[volume['name']]}/{name}"
@@ -301,7 +307,7 @@ def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _files_of(secret: Manifest) -> list[str]:
-    """Return the files of a Secret's volume: those that the volume lists, else the three of a certificate."""
+    """Return the names of the files in a Secret's volume: those that it lists, else the three of a certificate."""
     return [item["path"] for item in secret["items"]] if "items" in secret else ["tls.crt", "tls.key", "ca.crt"]
 
 
@@ -311,7 +317,7 @@ def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """Yield one sentence if a container claims more or fewer logical cores than its configuration file uses."""
+    """Yield a sentence if a container claims more or fewer Neuron cores than its configuration file uses."""
     if "--config" not in arguments or arguments["--compile"] == "only":
         return
     settings = tomllib.loads((ROOT / arguments["--config"]).read_text())

@@ -1,4 +1,4 @@
-"""Kubernetes manifests as `kubectl kustomize` builds them, and what the tests need for that."""
+"""Functions that build Kubernetes manifests by `kubectl kustomize`, and the folders of deploy/kubernetes to build."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 @cache
 def _why_not() -> str | None:
-    """Return why this machine's kubectl cannot build the kustomizations; None if it can."""
+    """Return why this machine's kubectl cannot build deploy/kubernetes; None if it can."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         return "there is no kubectl"
@@ -41,7 +41,7 @@ def _why_not() -> str | None:
 
 
 def need_kubectl() -> None:
-    """Skip the test, with the reason, where kubectl cannot build components."""
+    """Skip the test where kubectl is missing or too old for kustomize's components; the skip names the reason."""
     if (why := _why_not()) is not None:
         pytest.skip(why)
 
@@ -56,13 +56,13 @@ def text_of(folder: Path) -> str:
 
 
 def complaints(*command: str | Path) -> str:
-    """Run a program that checks files; return what it writes about them, empty if it finds no error."""
+    """Run a program that checks files; return what it prints about them, or "" if it finds no error."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr or f"exit code {done.returncode}"
 
 
 def manifests(folder: Path) -> list[Manifest]:
-    """Return the manifests that kustomize builds from a folder, as a copy that the caller may change."""
+    """Return the manifests that kustomize builds from a folder; the caller may change them."""
     return [each for each in yaml.load_all(text_of(folder), yaml.CSafeLoader) if each]
 
 
@@ -71,7 +71,10 @@ def of_kind(documents: list[Manifest], *kinds: str) -> list[Manifest]:
 
 
 def with_components(folder: Path, resource: str, *components: str) -> list[Manifest]:
-    """Build a kustomization, written into `folder`, of a resource and further components."""
+    """Build a resource of deploy/kubernetes with further components; return the manifests.
+
+    The kustomization.yaml for it is written into `folder`.
+    """
     up = Path(*[".."] * len(folder.resolve().relative_to("/").parts))
     root = up / KUBERNETES.relative_to("/")
     lines = ["resources:", f"  - {root / resource}", "components:", *(f"  - {root / each}" for each in components)]

@@ -1,4 +1,4 @@
-"""Processes on this machine that stand for an overlay's pods; only addresses, paths and models differ."""
+"""Processes on this machine with the command lines of pods in manifests; only addresses, paths and models differ."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from tests.support.cluster import Member
 
 @dataclass(frozen=True)
 class Site:
-    """Files on this machine that stand for those mounted into pods, and the manifests of the pods.
+    """The manifests of pods to imitate, and the files on this machine that replace those mounted into the pods.
 
     Attributes:
+        folder: folder for certificates and logs.
         access: folder of the access tokens.
-        trust: CA of the certificates; None for plain text.
-        documents: manifests; if empty, those of cpu-demo.
+        trust: CA that issues the servers' certificates; None for servers without TLS.
+        documents: manifests; if empty, those of the overlay cpu-demo.
     """
 
     folder: Path
@@ -36,7 +37,10 @@ class Site:
     documents: Sequence[Manifest] = ()
 
     def pod(self, name: str, replaced: Mapping[str, str], *more: str) -> Member:
-        """Return a process, not yet started, for a workload, on free ports; `replaced` overrides its flags."""
+        """Return a process for a workload of the manifests, on free ports; it is not started yet.
+
+        `replaced` has other values for some of its flags; `more` are further flags.
+        """
         own = ("--http_port", "--probe_port", "--metrics_port", "--serve", *(["--port"] if name == "target" else []))
         ports = {flag: free_port() for flag in own}
         role, *flags = self._flags(name, {**{flag: str(port) for flag, port in ports.items()}, **replaced})
@@ -53,7 +57,7 @@ class Site:
         )
 
     def _flags(self, name: str, replaced: Mapping[str, str]) -> list[str]:
-        """Return a workload's role, then its flags, with paths of Secrets replaced by folders of this machine."""
+        """Return a workload's role, then its flags, with folders of this machine in place of mounted Secrets."""
         documents = list(self.documents) or manifests(KUBERNETES / "overlays" / "cpu-demo")
         workloads = {each["metadata"]["name"]: each for each in of_kind(documents, "StatefulSet", "Deployment")}
         flags = {flag: replaced.get(flag, value) for flag, value in arguments_of(workloads[name], documents).items()}
@@ -66,7 +70,7 @@ class Site:
         return (self.access / name).read_text().strip()
 
     def client(self, port: int) -> httpx.AsyncClient:
-        """Return an HTTP client that opens a new connection for each request."""
+        """Return an HTTP client for a port, with the gateway's access token; each request has a new connection."""
         verify = True if self.trust is None else ssl.create_default_context(cafile=self.trust.ca)
         return httpx.AsyncClient(
             base_url=f"{'http' if self.trust is None else 'https'}://127.0.0.1:{port}",
@@ -77,7 +81,7 @@ class Site:
         )
 
     def issue(self, name: str) -> None:
-        """Write new certificates to the files that stand for a Secret, as cert-manager does."""
+        """Write new certificates to the folder that replaces a workload's Secret, as cert-manager renews them."""
         assert self.trust is not None
         issued = self.trust.authority.issue(["target", "api", "localhost", "127.0.0.1"])
         (secret := self.folder / name).mkdir(exist_ok=True)
@@ -86,7 +90,7 @@ class Site:
             (secret / file).write_bytes(content)
 
     async def learn(self, target: Member) -> Load:
-        """Return the load of a test: requests, and the target's own answers with which clients compare theirs."""
+        """Ask a target some questions; return clients that will ask the same, and compare the answers with these."""
         asked = questions(6, [100])
         async with self.client(target.http_port) as client:
             answers = await asyncio.gather(*(ask_http(client, question) for question in asked))
@@ -100,7 +104,7 @@ def addresses(members: Sequence[Member]) -> str:
 
 @asynccontextmanager
 async def running(*members: Member) -> AsyncGenerator[None]:
-    """Run pods until the block ends."""
+    """Start these processes, and yield once all are ready; end them when the block ends."""
     async with AsyncExitStack() as stack:
         for member in members:
             stack.push_async_callback(member.stop)
@@ -115,7 +119,10 @@ async def running(*members: Member) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def service(pods: Sequence[Member]) -> AsyncGenerator[int]:
-    """Yield one port for several pods, like kube-proxy: each new connection goes to the next pod that is ready."""
+    """Yield a port that stands for a Kubernetes Service of several pods.
+
+    Each new connection goes to the next pod that is ready, like with kube-proxy.
+    """
     order = list(pods)
 
     async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

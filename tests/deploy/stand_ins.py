@@ -1,4 +1,4 @@
-"""Scripts that stand in for other programs on PATH, and record how they are called."""
+"""Shell scripts that replace programs on PATH, and record how they are called."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ case "$*" in
     *) cat > /dev/null ;;
 esac
 """
-"""kubectl that copies the files of a Secret into the folder KEPT."""
+"""Script instead of kubectl: a Secret that it should create from files has these files copied to the folder KEPT."""
 
 
 def stand_in(folder: Path, name: str, script: str) -> dict[str, str]:
-    """Return an environment with `script` as the first program of this name on PATH."""
+    """Write `script` as a program called `name`; return an environment whose PATH finds it first."""
     program = folder / "bin" / name
     program.parent.mkdir(exist_ok=True)
     program.write_text(script)

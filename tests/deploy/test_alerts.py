@@ -1,4 +1,4 @@
-"""Alerts of Prometheus and of CloudWatch in deploy/ fire when they should, and use metrics that exist."""
+"""Tests that the alerts for Prometheus and CloudWatch in deploy/ fire when they should, and use existing metrics."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_complete_jobs_raise_no_alert() -> None:
 
 
 def exported_names() -> set[str]:
-    """Return the names of all metrics of a server with slots and certificates, without suffixes such as _total."""
+    """Return the names of all metrics that a server with slots and certificates has, without suffixes like _total."""
 
     class Files:
         num_running, num_waiting, num_slots = 0, 0, 8

@@ -1,4 +1,4 @@
-"""Commands of the Jobs in deploy/kubernetes/benchmark, with real servers, and stand-ins for CloudWatch and LLMPerf."""
+"""Tests of the Jobs in deploy/kubernetes/benchmark: their commands, with real servers, and stand-ins for the rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.deploy
 
 NUM_CASES = 9
 OWN_LINE = "Shall I compare thee to a summer's day?"
-"""Stand-in for the text that LLMPerf ships, which gives one test case more than the Job's files."""
+"""Text that replaces the one LLMPerf ships, from which the Job makes one more test case than from its own files."""
 METRICS = {
     *("TTFT", "InterTokenLatency", "EndToEndLatency", "InputTokens", "OutputTokens", "RequestOutputThroughput"),
 }
@@ -36,7 +36,7 @@ case $1 in
     *) exec "{measuring}" "$@" ;;
 esac
 """
-"""Stand-in for the image's Python: publish.py runs in the environment with boto3, all else in the project's."""
+"""Script instead of the image's Python: publish.py runs in the environment with boto3, all else in the project's."""
 BENCHMARK = """#!/bin/sh
 case $1 in *publish.py) echo "published $2 $3" >> "$TOLD"; exit 0 ;; esac
 for word in "$@"; do echo "$word"; done >> "$TOLD"
@@ -49,7 +49,7 @@ done
 
 
 class Pod:
-    """The only container of a Job: its command on this machine, environment variables, and a folder for its files."""
+    """The only container of the Job `name`: its command on this machine, variables, and files in `folder`."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._documents = manifests(KUBERNETES / "benchmark")
@@ -73,7 +73,7 @@ class Pod:
         return data
 
     def run(self, environment: Mapping[str, str], *further: str) -> subprocess.CompletedProcess[str]:
-        """Run the Job's command to its end; a flag in `further` replaces the Job's own."""
+        """Run the Job's command to its end; `further` flags are added, and override its own."""
         shell, script = self.container["command"]
         own = [word.replace("/access/", f"{self._access}/") for word in self.container["args"]]
         command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *own, *further]
@@ -83,7 +83,7 @@ class Pod:
 
 @asynccontextmanager
 async def both_servers() -> AsyncGenerator[str]:
-    """Run a target without and one with its draft; yield an ENDPOINTS value that names both."""
+    """Run a target without a draft, and one with; yield the value for ENDPOINTS that names both."""
     base, sd, *ports = (free_port() for _ in range(4))
     flags = ["--threads=1", "--log_level=warning"]
     async with (
@@ -120,7 +120,7 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
 
 
 def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
-    """If no endpoint answers, the Job publishes nothing, not even files of an earlier run."""
+    """If no endpoint answers, the Job publishes nothing, not even the results that an earlier run left."""
     pod = Pod("measure", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "results.json").touch()
@@ -134,9 +134,9 @@ def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) ->
 
 @pytest.mark.parametrize("published", [0, 1])
 def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Path) -> None:
-    """The Job measures and publishes everything, and then ends with exit code 1, if the servers' answers differ.
+    """If the answers of the two servers differ, the Job still measures and publishes, then ends with exit code 1.
 
-    Answers that part at a near-tie of two tokens do not count.
+    Answers that part where two tokens are almost equally probable do not count as different.
     """
     measured = (
         'results=$(echo "$*" | sed "s/.*--output=//"); mkdir -p "$results"; touch "$results/results.json"; exit 1'
@@ -149,9 +149,10 @@ def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Pa
 
 
 def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subprocess.CompletedProcess[str]]:
-    """Run the Job's command with a stand-in for LLMPerf, which writes down the arguments that it gets.
+    """Run the command of the Job `llmperf` with a script in place of LLMPerf, which records its arguments.
 
-    The Job finds LLMPerf installed already, with the stand-in as its Python.
+    The Job finds LLMPerf installed already, and runs it by `program`, a script that replaces Python. Return the Job's
+    pod, and the result of the command.
     """
     (folder / "venv").mkdir()
     stand_in(folder / "venv", "python", program)
@@ -164,7 +165,7 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
-    """LLMPerf runs once for every case at every endpoint, with flags of the pinned token_benchmark_ray.py.
+    """The Job runs LLMPerf once for every test case at every endpoint, with flags that its pinned version has.
 
     Regression: the Job left out the one long load of AWS's sample.
     """
@@ -194,7 +195,7 @@ def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
 
 
 def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> None:
-    """After a run of LLMPerf that fails, the Job measures, publishes and keeps all other runs, and then fails."""
+    """If one run of LLMPerf fails, the Job still does and publishes all other runs, and then ends with an error."""
     failing = BENCHMARK.replace("\nfor word", "\ncase $* in *variant=SD,test_case=json*) exit 1 ;; esac\nfor word", 1)
     pod, done = told_to_llmperf(tmp_path, failing)
     assert done.returncode == 1
@@ -205,9 +206,9 @@ def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> Non
 
 
 def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:
-    """The Job edits LLMPerf's sources once; a second edit, or other sources than the pinned commit's, are refused.
+    """The Job's edits of LLMPerf's sources are made once; made again, or on other sources, they are refused.
 
-    Files made only of the passages that the Job replaces stand in for LLMPerf's sources.
+    Files with only the passages that the Job replaces stand in for LLMPerf's sources.
     """
     from deploy.llmperf.edits import EDITS
 
@@ -241,7 +242,7 @@ def test_the_jobs_ask_services_of_the_overlays(tmp_path: Path) -> None:
 
 
 def test_the_jobs_do_not_run_at_once() -> None:
-    """Job `measure` starts when it is applied, and Job `llmperf` is suspended until someone resumes it."""
+    """Job `measure` starts when it is applied; Job `llmperf` is suspended until someone resumes it."""
     jobs = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests(KUBERNETES / "benchmark"), "Job")}
     assert {name: spec.get("suspend", False) for name, spec in jobs.items()} == {"measure": False, "llmperf": True}
     images = {name: spec["template"]["spec"]["containers"][0]["image"] for name, spec in jobs.items()}

@@ -1,4 +1,4 @@
-"""Commands, files and overlays that the pages about deployment name exist."""
+"""Tests that the commands, files and overlays named on the pages about deployment exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOREIGN = {
 
 @pytest.fixture
 def lines(tmp_path: Path) -> list[list[str]]:
-    """Return the command lines of the page under test, each as its words."""
+    """Return the command lines in the code blocks of the deployment pages, each split into words."""
     copy = tmp_path / "page.md"
     copy.write_text(re.sub(r"^ {3,4}(?! )", "", TEXT, flags=re.MULTILINE))
     return command_lines(copy)
@@ -57,7 +57,7 @@ def flags_after_role(words: list[str]) -> dict[str, str]:
 
 
 def test_lines_for_an_instance_are_taken(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's docker commands parse, and compile exactly the model that the servers of the cluster look for."""
+    """The pages' `docker run` commands parse; the one that compiles makes the model that the cluster's servers use."""
     monkeypatch.chdir(ROOT)
     ran = [words for words in lines if words[:2] == ["docker", "run"]]
     for words in ran:

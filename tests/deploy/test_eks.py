@@ -1,6 +1,6 @@
-"""The commands of docs/eks.md run in a shell, where AWS's own command line calls moto, a stand-in for AWS.
+"""Tests of the commands in docs/eks.md, run in a shell; AWS's own command line calls moto, a stand-in for AWS.
 
-No AWS account has run them. Programs that need a cluster are stand-ins that record their arguments.
+No AWS account has run them. Programs that need a cluster are replaced by scripts that record their arguments.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.deploy
 
 WALK = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
 UNKNOWN_TO_MOTO = {("cloudformation", "deploy"), ("cloudformation", "delete-stack"), ("ec2", "run-instances")}
-"""Commands that AWS's command line parses and sends, and that moto does not answer as AWS would."""
+"""AWS commands, as (service, operation), that moto cannot answer as AWS would; only their arguments are checked."""
 REFUSED = ("usage:", "Unknown options", "Parameter validation failed", "Error parsing parameter", "Invalid JSON")
-"""Messages of AWS's command line about a command that it parses but does not send."""
+"""Beginnings of the messages by which AWS's command line refuses arguments, before it sends anything."""
 AWS = """#!/bin/sh
 "{aws}" "$@" 2> "$LOG/error"
 code=$?
@@ -43,13 +43,13 @@ case "$*" in *--config-file\\ -*) cat > "$LOG/cluster.yaml" ;; *--password-stdin
 
 
 def blocks(text: str) -> list[str]:
-    """Return the bash blocks of a page, at any indentation."""
+    """Return the texts of a page's bash blocks, also indented ones."""
     found = re.findall(r"^( *)```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
 
 
 class Walk:
-    """A shell in the project's root where `aws` calls moto, and a log of these calls."""
+    """A shell for the commands of docs/eks.md, where `aws` calls moto; it logs all calls of `aws` and their errors."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         need_kubectl()
@@ -63,7 +63,7 @@ class Walk:
         self._environment = environment | {"PATH": path, "LOG": str(self._log), "AWS_PAGER": ""}
 
     def run(self, script: str) -> None:
-        """Run lines of the page in the shell; a failed line does not stop the next ones."""
+        """Run commands of the page in the shell, after its settings; a failed one does not stop those after it."""
         site = blocks(WALK)[0]
         done = subprocess.run(
             ["bash", "-u", "-c", f"{site}\n{script}"],
@@ -82,17 +82,17 @@ class Walk:
 
     @property
     def refused(self) -> list[str]:
-        """Return the errors of `aws` about its arguments."""
+        """Error messages by which `aws` refused its arguments."""
         return [line for line in self.read("errors").splitlines() if line.startswith(REFUSED)]
 
     @property
     def failed(self) -> set[tuple[str, ...]]:
-        """Return (service, operation) of each `aws` command that failed."""
+        """Each `aws` command that failed, as (service, operation)."""
         lines = (line.split() for line in self.read("aws").splitlines())
         return {tuple(words[1:3]) for words in lines if words[0] != "0"}
 
     def ask(self, *words: str) -> Any:
-        """Return the JSON answer of an `aws` command."""
+        """Run an `aws` command at the stand-in; return its JSON answer, None if it is empty."""
         command = [str(shutil.which("aws")), *words, "--output", "json"]
         done = subprocess.run(command, env=self._environment, capture_output=True, check=True)
         return json.loads(done.stdout or "null")
@@ -109,7 +109,7 @@ def site() -> dict[str, str]:
 
 
 def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
-    """The last commands of the page remove all AWS resources that its earlier commands create.
+    """The last commands of docs/eks.md remove all AWS resources that its earlier commands create.
 
     Regression: the page had no cleanup, and a reserved trn2.48xlarge went on costing.
     """
@@ -150,7 +150,7 @@ def test_every_pushed_image_is_one_that_pods_name(walk: Walk) -> None:
 
 
 def aws_lines(page: Path) -> list[str]:
-    """Return the `aws` commands on a page, also those within sentences, without the ones that `walk` runs."""
+    """Return the `aws` commands on a page, also within sentences, except those that the test of docs/eks.md runs."""
     text = page.read_text(encoding="utf-8")
     lines = [line for block in blocks(text.replace(WALK, "")) for line in block.splitlines()]
     spoken = re.findall(r"`(aws [a-z0-9]+ [^`]+ [^`]+)`", text)
@@ -158,9 +158,9 @@ def aws_lines(page: Path) -> list[str]:
 
 
 def test_other_lines_of_the_aws_cli_are_taken(walk: Walk) -> None:
-    """The AWS command line takes every command of the pages.
+    """AWS's command line accepts the arguments of every `aws` command on the pages.
 
-    A line with placeholders parses, but moto refuses its values.
+    Commands with placeholders may fail at moto, which refuses their values.
     """
     pages = [ROOT / "docs" / f"{name}.md" for name in ("deployment", "kubernetes", "eks")]
     pages += (ROOT / "docs" / "tutorials").glob("*.md")
@@ -186,7 +186,7 @@ def cluster() -> Manifest:
 
 
 def test_every_namespace_of_ours_has_its_role() -> None:
-    """Every namespace that mounts a bucket has an IAM role in the cluster's file.
+    """Every namespace whose pods mount a bucket has an IAM role for it in the cluster's manifest.
 
     Regression: the page only described the role in words, and without the role the first mount hung.
     """
@@ -237,9 +237,9 @@ def _overlap(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 
 def test_nodes_on_demand_are_for_claims() -> None:
-    """Pods that ask for Neuron devices by resource claims can run on both on-demand and reserved nodes.
+    """One node pool starts on-demand instances and another reserved ones, each at most one node with Neuron devices.
 
-    Regression: the only node pool for them took reserved instances, and on-demand ones needed an edit.
+    Regression: the only node pool took reserved instances, and on-demand ones needed an edit.
     """
     pools = {name: of_kind(manifests(KUBERNETES / "nodes" / name), "NodePool")[0] for name in ("on-demand", "reserved")}
     kinds = {name: each["spec"]["template"]["spec"]["requirements"][0]["values"] for name, each in pools.items()}

@@ -1,4 +1,4 @@
-"""Rules for the Dockerfiles and lock files in deploy/images, checked without a build.
+"""Tests of the Dockerfiles and lock files in deploy/images, without a build.
 
 `make images` builds the images.
 """
@@ -76,7 +76,7 @@ def test_a_replaced_package_of_the_sdk_ends_the_build(before: str, after: str, r
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_is_that_of_the_requirements(name: str) -> None:
-    """Each lock file has the requirements files' versions, with hashes; `make lock` updates it."""
+    """Each lock file has the versions that requirements files ask for, with hashes; `make lock` updates it."""
     files = ("requirements.txt", *(f"requirements/{extra}.txt" for extra in ("tracing", "endpoints", "cloudwatch")))
     wanted = {name: pin for file in files for name, pin in pins((ROOT / file).read_text()).items()}
     lock = (FOLDER / name).read_text()

@@ -1,4 +1,4 @@
-"""Every kustomization of deploy/kubernetes builds, fits the schemas of Kubernetes, and is consistent in itself.
+"""Tests that the kustomizations in deploy/kubernetes build, fit Kubernetes' schemas, and are consistent in themselves.
 
 No cluster is needed, and none has run these manifests: schemas and this project's parsers check them.
 """
@@ -36,23 +36,23 @@ from tests.test_tutorials import check_role, regime
 pytestmark = pytest.mark.deploy
 
 VERSIONS = ("1.34", "1.36")
-"""Oldest and newest version of Kubernetes to check: what the oldest knows and the newest has kept, all between have."""
+"""Kubernetes versions to check: the oldest and the newest; what both accept, all versions between them accept."""
 TRN2_CPUS = 191
-"""CPUs of a trn2.48xlarge that pods may have; the kubelet keeps less than one of its 192."""
+"""CPUs of a trn2.48xlarge that pods may use; the kubelet reserves less than one of its 192."""
 EVERY_NODE_CPUS = 0.5
-"""CPUs that the kubelet and the pods of every node have, rounded up."""
+"""CPUs that are taken on every node, by the kubelet and by pods that run everywhere, rounded up."""
 SCHEMAS = Path(__file__).parent / "schemas"
 
 
 @pytest.fixture(autouse=True)
 def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test in the repository's root, where the manifests' relative paths exist; skip it without kubectl."""
+    """Run each test in the repository's root, where paths in manifests exist; skip it if kubectl cannot build them."""
     need_kubectl()
     monkeypatch.chdir(ROOT)
 
 
 def validated(documents: list[Manifest], version: str, folder: Path) -> str:
-    """Return the errors of kubernetes-validate, except those about custom resources, which it does not know."""
+    """Return the errors of kubernetes-validate about manifests of kinds that are built into Kubernetes; "" if none."""
     file = folder / "all.yaml"
     each_once = {json.dumps(each): each for each in documents}.values()
     file.write_text(yaml.dump_all(each_once, Dumper=yaml.CSafeDumper))
@@ -77,7 +77,10 @@ def custom(documents: list[Manifest]) -> list[Manifest]:
 
 
 def check_custom(documents: list[Manifest]) -> set[str]:
-    """Check all custom resources by their schemas, which must also find an unknown field; return the kinds."""
+    """Check all custom resources by the schemas of their kinds; return the kinds.
+
+    Each schema must also find an unknown field.
+    """
     kinds = {each["kind"] for each in custom(documents)}
     for kind in sorted(kinds):
         found = of_kind(documents, kind)
@@ -105,7 +108,7 @@ def test_custom_resources_fit_their_schemas() -> None:
 
 
 def test_every_kind_has_a_schema() -> None:
-    """Every kind of manifest has a schema; of an unknown kind, kubernetes-validate only warns."""
+    """Every kind of manifest has a schema: kubernetes-validate would only warn of one that it does not know."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
     groups = "v1 apps/v1 batch/v1 policy/v1 autoscaling/v2 networking.k8s.io/v1 resource.k8s.io/v1 scheduling.k8s.io/v1"
     assert known <= set(groups.split())
@@ -127,7 +130,7 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
-    """A server's init container waits for a model compiled by the server's own image.
+    """A server's init container, which waits for the compiled model, has the server's own image.
 
     Regression: a server waited for any specdec.json, so one of a new SDK took what the old SDK had compiled.
     """
@@ -138,15 +141,14 @@ def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
 
 
 def cpus(workload: Manifest) -> float:
-    """Return the CPUs that one pod reserves; its init containers reserve no more."""
+    """Return the CPUs that the first container of a workload's pod requests; init containers do not count."""
     return float(pod_of(workload)["containers"][0]["resources"]["requests"]["cpu"])
 
 
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
-    """The Job that compiles a model fits on a node beside two servers and draft workers, and needs no devices.
+    """The Job that compiles a model fits on a node beside two servers and draft workers, and requests no devices.
 
-    Regression: the Job asked for CPUs and devices that two servers had, so each upgrade took the service
-    down.
+    Regression: the Job requested CPUs and devices that two servers had, so each upgrade took the service down.
     """
     distributed = manifests(KUBERNETES / "overlays" / "trn2-distributed")
     fused = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "StatefulSet")[0]
@@ -158,9 +160,9 @@ def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
 
 
 def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
-    """A draft pod fits on the smallest node of the pool for drafts, beside the pods that every node has.
+    """A pod with a draft worker fits on the smallest node of the node pool for drafts, beside every node's own pods.
 
-    Regression: draft pods asked for all 16 CPUs of a node, some of which daemons need, and stayed pending.
+    Regression: these pods requested all 16 CPUs of a node, some of which daemons need, and stayed pending.
     """
     [pool] = of_kind(manifests(KUBERNETES / "nodes" / "drafts"), "NodePool")
     template = pool["spec"]["template"]
@@ -175,7 +177,7 @@ def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
-    """Every server of every overlay requires an access token; only the demo's gateway does not.
+    """Every server in every overlay requires access tokens from its clients; only the demo's gateway does not.
 
     Regression: three overlays had no tokens, and relied on network policies, which EKS does not enforce.
     """
@@ -205,7 +207,7 @@ def test_nothing_but_its_operator_moves_a_server_that_loads_for_an_hour(name: st
 
 
 def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
-    """Return the tags of a deployment's images, by the image's name without its registry."""
+    """Return the tags of the images in a deployment's manifests, by the image's name without its registry."""
     tags: dict[str, set[str]] = {}
     for workload in of_kind(documents, "StatefulSet", "Deployment", "Job"):
         for container in (*pod_of(workload)["containers"], *pod_of(workload).get("initContainers", [])):
@@ -248,9 +250,10 @@ def test_an_image_is_what_its_role_needs() -> None:
 
 
 def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixture[str]) -> None:
-    """The manifests of vLLM and of its pool fit together.
+    """The manifests of vLLM's server and of the draft pool beside it fit together.
 
-    vLLM's file is what `vllm-config` prints, both containers mount the mailbox's folder, and vLLM alone has the device.
+    vLLM's configuration file is what `vllm-config` prints, both containers mount the folder of the socket between them
+    (the mailbox), and vLLM alone has the device.
     """
     documents = manifests(KUBERNETES / "overlays" / "vllm-serve")
     pool, vllm = pod_of(of_kind(documents, "StatefulSet")[0])["containers"]
@@ -265,9 +268,9 @@ def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixt
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
-    """Servers that the benchmark compares differ only in their drafts; none of them caches prefixes.
+    """The servers that the benchmark compares, with and without drafts, differ in nothing else; none caches prefixes.
 
-    Regression: the baseline reused a kept prefix, and the fused graph read each prompt whole.
+    Regression: the server without drafts reused a cached prefix, while the other read each prompt whole.
     """
     found = set()
     for name in COMPILED:
@@ -292,7 +295,7 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_a_server_may_get_its_devices_from_another_component(component: str, fault: str, tmp_path: Path) -> None:
-    """Another component may provide a server's devices; the checks find a wrong number of devices.
+    """A server's Neuron devices may come from another component; the checks find a wrong number of devices.
 
     The component replaces claims/xl of the overlay trn2-fused, whose server uses 32 logical cores; a whole instance has
     64.
@@ -334,7 +337,7 @@ def test_the_component_tls_leaves_no_server_without_a_certificate(tmp_path: Path
 
 
 def test_a_route_from_outside_leads_to_the_api(tmp_path: Path) -> None:
-    """With the component for a route, clients outside the cluster reach the API, and no time limit cuts a stream.
+    """With the component `route`, clients outside the cluster reach the API, and no time limit cuts a stream.
 
     Regression: no overlay could be reached from outside of its cluster.
     """
@@ -347,7 +350,7 @@ def test_a_route_from_outside_leads_to_the_api(tmp_path: Path) -> None:
 
 
 GONE = "(gone)"
-"""Value in `MISTAKES` that stands for removing the field."""
+"""Value in `MISTAKES` by which the field is removed."""
 POD = "spec template spec"
 SERVER = f"StatefulSet {POD} containers 0"
 MISTAKES: dict[tuple[str, str, object], str] = {
@@ -375,11 +378,15 @@ MISTAKES: dict[tuple[str, str, object], str] = {
     ("cpu-demo", f"StatefulSet {POD} terminationGracePeriodSeconds", 30): "may need 67",
     ("cpu-demo", f"StatefulSet {POD} securityContext runAsNonRoot", False): "it may run as root",
 }
-"""Expected complaints, by overlay, place of the spoiled field in it, and wrong value."""
+"""Mistakes to make, as (overlay, path of the field, wrong value), each with a part of the expected complaint."""
 
 
 def spoil(documents: list[Manifest], place: str, value: object) -> None:
-    """Change one field of a manifest; `place` names the resource, by kind or KIND/NAME, and the path of the field."""
+    """Change one field of the manifests, in place.
+
+    `place` is a kind, or KIND/NAME, and the path of the field in that manifest, separated by spaces; "+" at its end
+    appends to a list. The value GONE removes the field.
+    """
     kind, *path = place.split()
     kind, _, name = kind.partition("/")
     holder: Any = next(each for each in of_kind(documents, kind) if name in ("", each["metadata"]["name"]))

@@ -1,4 +1,4 @@
-"""Pods are replaced, killed and scaled while clients send requests, as docs/kubernetes.md promises.
+"""Tests that pods can be replaced, killed and scaled while clients send requests, as docs/kubernetes.md promises.
 
 Processes stand for pods, with the command lines of the manifests. No request may be refused, and all tokens must equal
 those of an undisturbed target. Times are printed, not asserted.
@@ -45,7 +45,7 @@ def site(tmp_path: Path, access: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @dataclass(frozen=True)
 class Demo:
-    """The pods of the overlay cpu-demo, and clients that compare each answer with the target's own."""
+    """Processes for the pods of the overlay cpu-demo, and clients that compare answers with the target's own."""
 
     targets: list[Member]
     drafts: list[Member]
@@ -66,7 +66,7 @@ async def cpu_demo(site: Site) -> AsyncGenerator[Demo]:
 
 
 async def roll(members: Sequence[Member]) -> None:
-    """Replace pods one after the other; each new one gets the ports of the old one."""
+    """End and start pods one after the other, with PAUSE_S seconds between; each keeps its ports."""
     for member in members:
         await member.end()
         await member.start()
@@ -74,7 +74,7 @@ async def roll(members: Sequence[Member]) -> None:
 
 
 async def lose_a_node(demo: Demo) -> None:
-    """Kill a target, a draft worker and a gateway at once; start others."""
+    """Kill a target, a draft worker and a gateway at once, as a failed node would; start them again after a pause."""
     node = [demo.targets[0], demo.drafts[0], demo.gateways[0]]
     await asyncio.sleep(PAUSE_S)
     for member in node:
@@ -85,7 +85,7 @@ async def lose_a_node(demo: Demo) -> None:
 
 
 async def scale_drafts(demo: Demo) -> None:
-    """Scale the pool from two draft workers to none, and back to two."""
+    """End both draft workers of the demo, and start them again after a pause."""
     for draft in demo.drafts:
         await draft.end()
     await asyncio.sleep(PAUSE_S)
@@ -99,7 +99,11 @@ Bar = Callable[[str, Site, Sequence[Member], Load, Work], Coroutine[Any, Any, No
 
 @pytest.fixture
 def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
-    """Return a function that runs `work` while clients send requests, fails if one is refused, and prints counts."""
+    """Return a function that runs a disturbance while clients send requests, and prints counts of their answers.
+
+    Its arguments are the disturbance's name, the site, the pods that clients ask, the clients, and the disturbance. It
+    fails if a request is refused or answered wrongly, or loses its connection although the name has no word "killed".
+    """
 
     async def under_load(what: str, site: Site, fronts: Sequence[Member], load: Load, work: Work) -> None:
         async with service(fronts) as port, site.client(port) as client:
@@ -120,17 +124,16 @@ def metric(name: str, labels: str, text: str) -> float:
 
 
 async def scrape(pod: Member, token: str = "") -> httpx.Response:
-    """Return a pod's metrics, requested over HTTP as Prometheus does."""
+    """Ask a pod for its metrics over plain HTTP, as Prometheus does; return the response."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pod.metrics_port}", timeout=5) as prometheus:
         return await prometheus.get("/metrics", headers={"Authorization": f"Bearer {token}"} if token else {})
 
 
 @pytest.mark.deploy
 async def test_it_answers_with_the_help_of_its_draft(site: Site) -> None:
-    """The demo answers, its target accepts draft tokens, and a draft pod is ready once its target has accepted it.
+    """The demo answers with accepted draft tokens; a draft pod is ready once its target has accepted it.
 
-    Regression: draft pods had no port for probes, so a rollout of drafts that every target refused
-    succeeded.
+    Regression: draft pods had no port for probes, so a rollout succeeded although every target refused the new drafts.
     """
     target = site.pod("target", {}, "--no-lookup", "--drafting", "always")
     draft = site.pod("draft", {"--attach": target.address})
@@ -159,9 +162,9 @@ async def test_it_answers_with_the_help_of_its_draft(site: Site) -> None:
 
 @pytest.mark.deploy
 async def test_nothing_is_refused_while_a_target_drains(site: Site, bar: Bar) -> None:
-    """No request is refused while a target drains.
+    """No request is refused while a target shuts down and lets its requests end.
 
-    Regression: gateways dialled a Service's one address, and a rolling restart refused 47 of 61 requests.
+    Regression: gateways connected to the single address of a Service, and a rolling restart refused 47 of 61 requests.
     """
     targets = [site.pod("target", {"--drain_delay_s": "0"}, "--no-lookup", *SLOW) for _ in range(2)]
     gateway = site.pod("gateway", {"--target_host": addresses(targets)})
@@ -183,7 +186,7 @@ DISTURBANCES: dict[str, Callable[[Demo], Work]] = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("what", DISTURBANCES)
 async def test_a_disturbed_demo_refuses_nothing(what: str, site: Site, bar: Bar) -> None:
-    """No request is refused, and no connection lost, while pods come and go.
+    """No request is refused, and no connection lost, while pods are replaced, killed or scaled.
 
     Only clients of a gateway that was killed lose their connection, and ask the other gateway once.
     """
@@ -200,7 +203,7 @@ def serving_draft(site: Site, targets: str) -> Member:
 @pytest.mark.release
 @pytest.mark.timeout(600)
 async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
-    """No request is refused while draft workers that gateways dial are replaced.
+    """No request is refused while draft servers that gateways connect to are replaced one after the other.
 
     They are set up as in docs/failover.md; no manifest has them.
     """
@@ -218,9 +221,9 @@ async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> 
 @pytest.mark.release
 @pytest.mark.timeout(600)
 async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
-    """No request is refused while fused servers are replaced.
+    """No request is refused while servers with draft and target in one process are replaced one after the other.
 
-    Clients call them without a gateway, and a draining server finishes its requests within its grace.
+    Clients call them without a gateway; a server that shuts down finishes its requests first.
     """
     small = {"--target_model": "models/target", "--draft_model": "models/draft", "--sequence_length": "2048"}
     gpu = Site(site.folder, site.access, documents=manifests(KUBERNETES / "overlays" / "gpu"))
@@ -233,16 +236,16 @@ async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> N
 
 
 async def shown(port: int) -> str:
-    """Return the certificate (PEM) that a server presents on a new connection."""
+    """Open a new TLS connection to this port; return the server's certificate (PEM)."""
     return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=60)
 
 
 @pytest.mark.release
 @pytest.mark.timeout(600)
 async def test_certificates_are_renewed(tmp_path: Path, site: Site, bar: Bar) -> None:
-    """No request is refused while the certificates of targets and gateways are renewed, as by cert-manager.
+    """No request is refused while the certificates of targets and gateways are renewed, as cert-manager does.
 
-    Open connections continue.
+    Connections that are open at the time continue.
     """
     (tmp_path / "tls").mkdir()
     documents = with_components(tmp_path / "tls", "overlays/cpu-demo", "components/tls")

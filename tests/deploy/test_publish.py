@@ -1,4 +1,4 @@
-"""deploy/cloudwatch/publish.py sends metrics to CloudWatch or prints them as lines; its errors name what is missing."""
+"""Tests of deploy/cloudwatch/publish.py, which sends a benchmark's figures to CloudWatch, or prints them as lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ FIGURES = {
 
 
 def cell(endpoint: str | None, kind: str) -> dict[str, Any]:
-    """Return one entry of results.json (an endpoint with a kind of prompts), in which medians differ from means."""
+    """Return an entry of results.json for an endpoint and a kind of prompts; its medians differ from its means.
+
+    Without an endpoint it is of a server of both models.
+    """
     figures = {figure: {"p50": median, "mean": median + 1} for figure, _, median in FIGURES.values()}
     return {"topology": "endpoint" if endpoint else "fused", "endpoint": endpoint, "kind": kind, **figures}
 
@@ -41,18 +44,21 @@ def write(folder: Path, cells: Sequence[dict[str, Any]], emulated: str | None = 
 
 
 def request(sent_s: float, factor: float, error_code: str | None = None) -> dict[str, Any]:
-    """Return one request in the format of results.json and of LLMPerf's individual responses."""
+    """Return a request as results.json has it, and LLMPerf's files of individual responses.
+
+    It was sent at `sent_s` (Unix seconds); its figures are `factor` times the usual ones.
+    """
     figures = {figure: factor * value for figure, _, value in FIGURES.values()}
     return {"timestamp_ms": round(sent_s * 1e3), "error_code": error_code, "error_msg": "", **figures}
 
 
 def requests(now_s: float) -> list[dict[str, Any]]:
-    """Return two completed requests, sent minutes apart, and a failed one."""
+    """Return two completed requests, sent minutes apart before `now_s` (Unix seconds), and a failed one."""
     return [request(now_s - 900, 1.0), request(now_s - 600, 5.0), request(now_s - 300, 7.0, "TimeoutError")]
 
 
 def llmperf(folder: Path, variant: str, case: str, found: Sequence[dict[str, Any]]) -> None:
-    """Write the two result files of one LLMPerf run, for a variant and a test case."""
+    """Write the two result files of an LLMPerf run for a variant and a test case; `found` are its requests."""
     place = folder / variant / case
     place.mkdir(parents=True)
     summary = {"version": "2023-08-31", "variant": variant, "test_case": case, "results_ttft_s_quantiles_p50": 9.0}
@@ -70,9 +76,9 @@ def run(*words: object, environment: Mapping[str, str]) -> subprocess.CompletedP
 
 
 def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: CloudWatch) -> None:
-    """Every median of results.json is published in its unit.
+    """Every median in results.json is published in its unit.
 
-    An entry without answers has no figures, and an answer of one token no time between tokens.
+    An endpoint without answers has no figures, and answers of one token have no time between tokens.
     """
     silent = cell("SD", "a") | {figure: {} for figure, _, _ in FIGURES.values()}
     short = cell("SD", "json") | {"inter_token_latency_s": {}}
@@ -90,10 +96,9 @@ def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: Clo
 
 @pytest.mark.parametrize("source", ["results.json", "llmperf"])
 def test_every_answer_is_a_datum_at_its_own_time(source: str, tmp_path: Path, cloudwatch: CloudWatch) -> None:
-    """Every answer's figures are published with the time of the answer.
+    """Every answer's figures are published with the time at which its request was sent.
 
-    Regression: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each case instead of a
-    curve.
+    Regression: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each test case instead of a curve.
     """
     found = requests(time.time())
     if source == "llmperf":
@@ -136,7 +141,7 @@ def test_published_lines_have_the_figures_of_the_results(tmp_path: Path) -> None
 
 
 def unedited(folder: Path) -> Path:
-    """Return a folder of results of an unmodified LLMPerf: without the times that this project's edits add."""
+    """Write results as LLMPerf without this project's edits would, which lack times; return their folder."""
     llmperf(found := folder / "unedited", "SD", "a", [{"error_code": None, "ttft_s": 0.1}])
     return found
 

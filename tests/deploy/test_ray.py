@@ -1,4 +1,4 @@
-"""Parts of deploy/ray are tested without Ray; `make ray-test` adds a cluster that loses a node."""
+"""Tests of deploy/ray, without Ray; `make ray-test` adds a Ray cluster that loses a node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWN_FLAGS = {
 
 
 class Clock:
-    """A clock that a test sets."""
+    """A clock whose time a test sets, in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -41,14 +41,17 @@ class Clock:
 
 
 async def let_pass(clock: Clock, leases: Leases, seconds: float) -> None:
-    """Advance the clock by `seconds` in ten steps; at each, the registry of targets drops leases that have expired."""
+    """Advance the clock by `seconds` in ten steps; after each, let the registry of targets drop expired leases."""
     for _ in range(10):
         clock.now += seconds / 10
         await leases.leases()
 
 
 async def heard(leases: Leases, known: int = 0) -> list[str] | None:
-    """Return the target addresses that the registry gives a follower at once; None if the follower must wait."""
+    """Ask the registry for the targets' addresses, as a follower (draft worker or gateway) does.
+
+    `known` is the version of the follower's list. Return the new list; None if the registry lets the follower wait.
+    """
     try:
         return (await asyncio.wait_for(leases.wait(known), timeout=0.01))[1]
     except TimeoutError:
@@ -75,9 +78,9 @@ async def test_a_target_is_there_as_long_as_its_lease() -> None:
 
 
 async def test_a_restarted_registry_waits_for_all_leases() -> None:
-    """A restarted registry gives no list until every target had time to renew its lease.
+    """A restarted registry of targets gives out no list until every target had time to renew its lease.
 
-    An early list would make followers leave the targets that renew last.
+    With an earlier list, gateways and draft workers would leave the targets that renew last.
     """
     clock = Clock()
     leases = Leases(clock)
@@ -89,7 +92,7 @@ async def test_a_restarted_registry_waits_for_all_leases() -> None:
 
 
 async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> None:
-    """A registry that hung gives no list until every target had time to renew its lease.
+    """A registry of targets that hung gives out no list until every target had time to renew its lease.
 
     Regression: after a hung registry all leases had expired, and its next list had only one target.
     """
@@ -110,9 +113,9 @@ async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> 
 
 
 async def test_a_registrys_waits_end_without_a_change() -> None:
-    """The registry ends each wait after a time, with an unchanged list if there is no new one.
+    """A call that waits for a change of the list of targets ends after a time, with the same list.
 
-    Otherwise a follower that died would occupy one of the actor's concurrent calls for ever.
+    Otherwise a caller that died would occupy one of the actor's concurrent calls for ever.
     """
     clock = Clock()
     leases = Leases(clock)
@@ -128,7 +131,10 @@ async def test_a_registrys_waits_end_without_a_change() -> None:
 
 @dataclass
 class Context:
-    """The context that Ray Serve passes to an autoscaling policy."""
+    """Stand-in for the context that Ray Serve passes to an autoscaling policy.
+
+    `aggregated_metrics` has figures by their name and then by replica; None before there are any.
+    """
 
     aggregated_metrics: dict[str, dict[str, float]] | None
     current_num_replicas: int = 2
@@ -148,7 +154,7 @@ def test_requests_wait_until_a_target_has_reported(metrics: dict[str, dict[str, 
 
 @pytest.mark.parametrize("application", CONFIG["applications"], ids=lambda each: each["name"])
 def test_every_command_line_is_one(application: dict[str, Any]) -> None:
-    """Every command line of the application parses; with a host beyond loopback it also names a token file."""
+    """Every command line in the application's configuration parses; drafts and gateways also name an access token."""
     args = application["args"]
     words = [*OWN_FLAGS[application["name"]], "--probe_port=0", *args["flags"], "--host", args.get("host", "10.0.0.1")]
     check_role(words)
@@ -161,7 +167,7 @@ def test_every_command_line_is_one(application: dict[str, Any]) -> None:
 
 
 async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None:
-    """A child process that is stopped (SIGSTOP) does not count as alive.
+    """A server that was stopped by SIGSTOP does not count as alive for its Ray supervisor.
 
     The check uses the port for probes, since gateways and pool workers have no gRPC port.
     """
@@ -181,7 +187,7 @@ async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Town]:
-    """Yield a Ray cluster of three nodes, with two targets and two gateways; check that no process outlives it."""
+    """Start a Ray cluster of three nodes, with two targets and two gateways; check that no process outlives it."""
     with town() as place:
         place.serve(num_replicas=2)
         yield place
@@ -189,12 +195,15 @@ def place() -> Iterator[Town]:
 
 
 def pids(place: Town, word: str) -> set[int]:
-    """Return the ids of the processes with `word` in their command lines."""
+    """Return the ids of the cluster's processes with `word` in their command lines."""
     return {pid for pid, words in processes_of(place).items() if word in words}
 
 
 async def replaced(place: Town, word: str, pid: int) -> None:
-    """Wait until process `pid` has ended, and as many processes with `word` in their command lines run as before."""
+    """Wait until process `pid` has ended, and another process has taken its place.
+
+    That is so once as many processes have `word` in their command lines as when this function was called.
+    """
     async with asyncio.timeout(PATIENCE_S):
         num_before = len(pids(place, word))
         while pid in (now := pids(place, word)) or len(now) < num_before:  # noqa: ASYNC110 - other processes
@@ -202,7 +211,7 @@ async def replaced(place: Town, word: str, pid: int) -> None:
 
 
 def during(place: Town, what: Callable[[], Awaitable[Any]]) -> Answers:
-    """Run `what` while six clients send requests; return their answers, none of which may be refused or wrong."""
+    """Run `what` while six clients send requests; return counts of their answers; none may be refused or wrong."""
 
     async def all_of_it() -> Answers:
         clients = Clients(place.gateways)
@@ -231,10 +240,9 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 @pytest.mark.ray
 @pytest.mark.release
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
-    """Targets keep running while the registry hangs, and after it has ended.
+    """Targets keep running while the registry that lists them hangs, and after it has ended.
 
-    Regression: a lease that the registry did not renew made a target count as hung, and Serve ended all of
-    them.
+    Regression: a target whose lease the registry did not renew counted as hung, and Ray Serve ended all targets.
     """
     import ray
 
@@ -259,8 +267,7 @@ def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
 def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
     """A gateway or draft worker that hangs is replaced, and no request is refused.
 
-    Regression: a gateway or draft worker that hung was never replaced, since its supervisor noticed only
-    processes that had ended.
+    Regression: it was never replaced, since its supervisor noticed only processes that had ended.
     """
     hung = min(pids(place, f"--role {role}"))
 
@@ -273,7 +280,7 @@ def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
 
 @pytest.mark.ray
 def test_a_node_is_killed_and_no_answer_is_lost(place: Town) -> None:
-    """No answer is lost when a node dies with its target and gateway; new ones start on a third node."""
+    """No answer is lost when a node dies with its target and gateway; new ones start on the third node."""
 
     async def lose() -> None:
         dead = min(await place.targets())

@@ -1,4 +1,4 @@
-"""The shell scripts of deploy/kubernetes, with stand-ins for kubectl and hf that record their arguments."""
+"""Tests of the shell scripts in deploy/kubernetes; other scripts replace kubectl and hf, and record their arguments."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def policy_check(*addresses: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_policy_check_succeeds_only_where_every_attempt_is_dropped() -> None:
-    """The check of network policies succeeds only if every attempt to connect is dropped.
+    """The script that checks network policies succeeds only if every attempt to connect gets no answer.
 
     A full accept queue stands for such a policy, since the kernel drops further attempts.
     """
@@ -80,7 +80,10 @@ def fetch(folder: Path) -> str:
 
 
 def test_weights_are_fetched_once_and_config_comes_last(tmp_path: Path) -> None:
-    """After a run killed before it wrote config.json, the next fetches only missing files; none is written twice."""
+    """After a download that was killed before it wrote config.json, the next one fetches only the missing files.
+
+    No file is written twice, and config.json, which shows that a model is complete, comes last.
+    """
     (tmp_path / "models").mkdir()
     fetch(tmp_path)
     files = {path.relative_to(tmp_path / "models").as_posix() for path in (tmp_path / "models").rglob("*.*")}

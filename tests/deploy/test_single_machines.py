@@ -1,4 +1,4 @@
-"""Commands in deploy/compose and deploy/systemd parse, and their time limits allow a drain."""
+"""Tests that the commands in deploy/compose and deploy/systemd parse, and that servers have time to finish requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
 def with_defaults(text: str) -> str:
-    """Replace variables in compose.yaml by their defaults, as without an .env file."""
+    """Return compose.yaml with its variables replaced by their default values, as without an .env file."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
@@ -53,7 +53,7 @@ def test_images_of_compose_have_the_version() -> None:
 
 
 def test_compose_builds_what_it_starts() -> None:
-    """One service builds the image, and every other service waits for that one.
+    """One service in compose.yaml builds the image, and every other service waits for that one.
 
     Regression: no service had a `build`, and the image is in no registry, so `docker compose up` ended with an error.
     """
@@ -95,7 +95,7 @@ def service_of(unit: Path) -> configparser.SectionProxy:
 
 
 def test_units_share_the_memory_of_one_machine() -> None:
-    """The memory limits of the units on one machine add up to no more than the machine has.
+    """The memory limits of the systemd units that run on one machine add up to no more than the machine has.
 
     Regression: no unit had a limit, so a leak in one let the kernel choose which of the three to kill.
     """
@@ -118,7 +118,7 @@ def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def complaints_of_systemd(folder: Path) -> list[str]:
-    """Return what `systemd-analyze verify` finds wrong in the units, with programs and folders of this machine."""
+    """Return what `systemd-analyze verify` finds wrong in the units, with paths replaced by those of this machine."""
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("there is no systemd-analyze")
     for unit in UNITS:

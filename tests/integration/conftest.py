@@ -1,4 +1,4 @@
-"""Servers that several test modules share: a target, and servers that speculate for it with drafts of any quality."""
+"""Servers that several test modules share: a target, and servers with drafts of various quality for it or its model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ async def target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def topologies(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Start the servers that speculate for `target`, and yield them by name.
+    """Start the servers that decode speculatively with `target` or its model, and yield them by name.
 
-    Three are draft workers, "related", "stranger" and "itself", each named after its model; one is a "fused" pair.
+    "related", "stranger" and "itself" each have a draft model of that name, and let `target` verify. "fused" has the
+    draft and the target's model in one process.
     """
     servers = {
         "related": draft_server(models.related, target),

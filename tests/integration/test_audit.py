@@ -1,4 +1,7 @@
-"""Audits: does a text follow from a model, a request and its seed? Over HTTP and the command line, at real servers."""
+"""Tests of audits at real servers, over HTTP and the command line.
+
+An audit checks that a text follows from a model, a request and its seed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 40, "temper
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A fused server, which makes texts, and a target alone, which audits them; both have the bundled models."""
+    """A client of the server that makes texts (with a draft), and the port of the target that audits them."""
 
     http: httpx.AsyncClient
     port: int
@@ -47,7 +50,7 @@ async def posted(served: Served, path: str, body: dict[str, Any]) -> dict[str, A
 
 
 async def audit_of(served: Served, *flags: str) -> tuple[int, str]:
-    """Run the audit command at the target alone, which never made the text; return its exit code and its output."""
+    """Run the audit command at the target, which did not make the text; return its exit code and its output."""
     command = ("main.py", "--role", "audit", "--port", str(served.port), "--temperature", "0.8", *flags)
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -57,9 +60,9 @@ async def audit_of(served: Served, *flags: str) -> tuple[int, str]:
 
 
 async def test_a_text_is_its_models_choice_at_its_seed_alone(served: Served, tmp_path: Path) -> None:
-    """A sampled text is found to be the model's choice at its seed, and not at another seed.
+    """An audit finds that a sampled text is what the model chooses at the text's seed, and not at another seed.
 
-    So it is if its tokens differ from those into which a tokenizer would divide the text.
+    Given as text or as token ids, over HTTP and by the command, the result is the same.
     """
     text = (await posted(served, "/v1/completions", ASKED))["choices"][0]["text"]
     audit = await posted(served, "/v1/audit", {"request": ASKED, "output": text})

@@ -1,4 +1,4 @@
-"""The bundled models, run as in the README, without flags for models or prompts."""
+"""Tests of the models in this repository, run by commands without flags for models or prompts, as in the README."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bundled_prompts() -> list[str]:
 
 
 def transformers_tokens(prompts: list[str]) -> list[list[int]]:
-    """Return the token ids of Transformers' own greedy decoding, in float32."""
+    """Return, for each prompt, the token ids that the bundled target gives greedily in Transformers, in float32."""
     model = AutoModelForCausalLM.from_pretrained(BUNDLED_TARGET, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
     outputs = []
@@ -57,7 +57,7 @@ async def target() -> AsyncGenerator[ServerProcess, None]:
 
 
 async def test_target_and_draft_commands_give_transformers_tokens(target: ServerProcess) -> None:
-    """The commands of a target and a draft give exactly Transformers' tokens, and most draft tokens are accepted."""
+    """A target and a draft command give Transformers' greedy tokens; over half of the draft tokens are accepted."""
     flags = ("--port", str(target.port), "--format", "json", "--max_new_tokens", str(MAX_NEW_TOKENS))
     result = await run_command("--role", "draft", *flags)
     assert result.code == 0, result.stderr
@@ -69,7 +69,10 @@ async def test_target_and_draft_commands_give_transformers_tokens(target: Server
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.release)])
 async def test_every_topology_gives_the_targets_tokens(dtype: str) -> None:
-    """A draft worker in rounds and a fused server give the tokens of the target alone, with accepted draft tokens."""
+    """A server with only the draft, and one with both models, give the tokens of the target without a draft.
+
+    Both get draft tokens accepted.
+    """
     for model in (BUNDLED_TARGET, BUNDLED_DRAFT):
         packed_decoder(model, dtype, None)
     requests = [
@@ -91,7 +94,7 @@ async def test_every_topology_gives_the_targets_tokens(dtype: str) -> None:
 
 
 async def test_the_minimal_example_gives_a_servers_tokens(target: ServerProcess) -> None:
-    """examples/minimal.py, which introduces the algorithm, gives the tokens of a server."""
+    """examples/minimal.py, which has the algorithm on one page, gives the tokens of a real server."""
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
     asked = [(prompt, temperature) for prompt in ("1, 2, 3, 4,", "Once upon a time") for temperature in (0.0, 0.9)]
     requests = [
@@ -106,9 +109,9 @@ async def test_the_minimal_example_gives_a_servers_tokens(target: ServerProcess)
 
 
 async def test_the_wire_examples_give_equal_texts(target: ServerProcess) -> None:
-    """The example client and draft worker, which use only grpcio and the .proto, print equal texts.
+    """The examples of a client and of a draft worker, which use only grpcio and the .proto, print equal texts.
 
-    The worker drafts for its own request, in rounds, and the target accepts some of its tokens.
+    The worker drafts for its own request, and the target accepts some of its tokens, but not all.
     """
     prompt = "one two three one two three one two"
     client, worker = [

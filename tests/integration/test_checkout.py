@@ -1,4 +1,4 @@
-"""Checkouts that have no symbolic links run: Git for Windows makes none, nor do programs that unpack a zip."""
+"""Tests of checkouts without symbolic links, as Git for Windows makes them, or programs that unpack a zip file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unpacked(home: Path) -> Path:
 
 @pytest.mark.parametrize("made", [cloned, pytest.param(unpacked, marks=pytest.mark.release)])
 def test_a_checkout_without_links_runs(made: Callable[[Path], Path], tmp_path: Path) -> None:
-    """A command answers, and the unit tests of one folder pass, where the links at the root are text files.
+    """If the links in the root folder are small text files, a command and one folder's unit tests still work.
 
     Regression: the packages were links inside `specdec`, so every command ended in ModuleNotFoundError.
     """

@@ -39,7 +39,7 @@ def prompt_file(tmp_path: Path) -> Path:
 
 
 def assert_json(result: CommandResult, prompts: list[str]) -> None:
-    """Check that stdout has one object per prompt, in order, and nothing else."""
+    """Check that standard output has one JSON object per prompt, in the order of the prompts, and nothing else."""
     assert result.code == 0, result.stderr
     assert [fields["prompt"] for fields in result.objects] == prompts
     for fields in result.objects:
@@ -53,7 +53,7 @@ def assert_json(result: CommandResult, prompts: list[str]) -> None:
 async def test_draft_completes_a_prompt_file(
     target: ServerProcess, models: ModelDirectories, prompt_file: Path
 ) -> None:
-    """With a draft much like the target or unlike it, all prompts of a file, sent at once, get the target's text."""
+    """All prompts of a file, sent at once, get the target's text, with a draft like the target and one unlike it."""
     flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
     in_turns = ("--schedule", "sync")  # a worker that runs ahead of so fast a target may always come too late
     sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")
@@ -76,7 +76,7 @@ async def test_draft_completes_a_prompt_file(
 
 
 async def test_thin_client_shows_text(target: ServerProcess) -> None:
-    """The text format has prompt and continuation as it streams, then a line of figures; logs stay on stderr."""
+    """A client without a draft prints prompt and continuation, as it streams, then figures; logs go to stderr."""
     result = await run_command(
         *("--role", "fused_client", "--port", str(target.port), "--prompt", "the wind", "--max_new_tokens", "5"),
         *("--deadline_s", "inf"),  # gRPC took it for a time that is over
@@ -97,7 +97,7 @@ async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
 
 
 async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> None:
-    """At its start, a draft worker refuses a server that is not a target.
+    """The command of a draft worker ends with an error at its start if the server it connects to is not a target.
 
     Regression: the worker loaded its model, and every prompt failed with "Method not found!".
     """
@@ -121,7 +121,7 @@ async def test_a_taken_port_is_an_error_before_a_model_loads(target: ServerProce
 
 
 def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    """A command that loads one model prints a line per token, then the text; or all of it as one JSON object."""
+    """A command that runs one model without a server prints a line per token, then the text, or one JSON object."""
     flags = ["--model", str(models.target), "--prompt", "in the", "--max_new_tokens", "6"]
     assert main(["--role", "verify_draft", *flags, "--format", "json"]) == 0
     as_json = CommandResult(0, capsys.readouterr().out, "")
@@ -135,9 +135,9 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
 
 
 def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    """One command completes a prompt with a target and a draft, as the target alone does.
+    """One command completes a prompt with target and draft, without a server, and gives the target's own tokens.
 
-    Regression: to try a fused pair on one prompt, a user needed a server and a client in two terminals.
+    Regression: to try a pair of models on one prompt, a user needed a server and a client in two terminals.
     """
     flags = ["--prompt", "in the", "--max_new_tokens", "6", "--temperature", "0.8", "--seed", "3", "--format", "json"]
     pair = ["--target_model", str(models.target), "--draft_model", str(models.related)]
@@ -153,10 +153,9 @@ def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsy
 def test_the_bundled_draft_beside_another_target_names_the_ways_out(
     target: ServerProcess, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
 ) -> None:
-    """The bundled draft with a target of another tokenizer is refused; the error names both, and the alternatives.
+    """If the target has another tokenizer than the bundled draft, the error names both models and what to do instead.
 
-    Regression: the error had two hashes, but neither the name of the bundled draft nor the alternatives to
-    it.
+    Regression: the error had two hashes, but neither the name of the bundled draft nor what to do instead.
     """
     assert main(["--role", "draft", "--port", str(target.port), *asked]) == 1
     error = capsys.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""compare_architectures.py as users run it: real servers, tiny models, a report, and no process left."""
+"""Tests of compare_architectures.py as users run it, with real servers and tiny models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES = {
 
 
 def _flags(models: ModelDirectories, output: Path) -> list[str]:
-    """Return flags of a comparison that takes only seconds."""
+    """Return the flags of a comparison that takes only seconds, and writes its report to `output`/report."""
     prompts = output / "structured.txt"
     prompts.parent.mkdir(exist_ok=True)
     prompts.write_text("1 2 3 and\nin the wing\n")
@@ -43,7 +43,10 @@ def _flags(models: ModelDirectories, output: Path) -> list[str]:
 
 
 async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -> None:
-    """A comparison ends with exit code 0, equal tokens, all of its files, a line of JSON, and a valid HTML page."""
+    """A comparison ends with exit code 0, and with equal tokens from all topologies.
+
+    It writes all of its files, a line of JSON, and an HTML page that works in a browser.
+    """
     async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
         stdout, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
@@ -78,10 +81,10 @@ document.title = JSON.stringify({
 
 
 def _check_in_browser(page: Path) -> None:
-    """Check a report's page in headless Chromium.
+    """Open a report's page in headless Chromium, and check it by a script; without Chromium, skip the test.
 
-    A script in the page reports whether all pictures are decoded, nothing is fetched, all can be reached without a
-    mouse, and nothing exceeds a narrow window.
+    All pictures must be decoded, nothing may be fetched, everything must be reachable by keyboard, and nothing may be
+    wider than a narrow window.
     """
     if CHROMIUM is None:
         pytest.skip("the report was not opened: no Chromium here (apt-get install chromium)")
@@ -108,7 +111,7 @@ def _check_in_browser(page: Path) -> None:
 async def test_killing_a_server_is_a_clear_failure(
     models: ModelDirectories, tmp_path: Path, victim: str, topologies: str
 ) -> None:
-    """A comparison whose server is killed fails within 10 s, names it, has exit code 1, and leaves no process."""
+    """A comparison whose server is killed ends within 10 s with exit code 1, names it, and leaves no process."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", topologies]
     async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)
@@ -128,7 +131,7 @@ async def test_killing_a_server_is_a_clear_failure(
 async def test_a_signal_leaves_no_process(
     models: ModelDirectories, tmp_path: Path, number: signal.Signals, is_started: bool, code: int
 ) -> None:
-    """A signal ends a comparison and its servers, while it measures or while they start."""
+    """A signal ends a comparison and all of its servers, both while it measures and while the servers start."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", "target,fused,distributed"]
     async with command(*flags, program=PROGRAM) as process:
         if is_started:
@@ -154,7 +157,7 @@ async def _until_measuring(process: asyncio.subprocess.Process) -> None:
 
 
 def _children(pid: int) -> dict[str, int]:
-    """Return the process ids of the servers that process `pid` has started, by the comparison's names."""
+    """Return the process ids of the servers that process `pid` has started, by the names in the comparison's output."""
     roles = {"target": "target", "fused_target": "fused", "draft": "draft"}
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

@@ -1,4 +1,4 @@
-"""A target's defaults for parameters that requests leave out: equal tokens from each server, over gRPC and HTTP."""
+"""Tests of a target's default values for sampling parameters that requests leave out, over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ SEED = 11
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Start a target and a fused server with equal default parameters, and a draft worker without flags for them."""
+    """Start a target, a server of both models with the same default parameters, and a draft server without any.
+
+    The draft server lets the target verify, and gets the defaults from it. Yield the servers by name (target, draft,
+    fused); their HTTP ports are put into HTTP.
+    """
     async with AsyncExitStack() as stack:
         http = {name: free_port() for name in ("target", "draft", "fused")}
         ports = {name: ("--http_port", str(port)) for name, port in http.items()}
@@ -51,9 +55,9 @@ async def generated(server: ServerProcess, request: pb.GenerateRequest) -> list[
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
 async def test_what_a_request_leaves_open_has_the_targets_default(servers: dict[str, ServerProcess], name: str) -> None:
-    """Unset parameters get the target's defaults, which the model card has; an explicit 0 does not count as unset.
+    """A parameter that a request does not set gets the target's default, which the model's description has.
 
-    Temperature 0 means greedy decoding, whatever the operator's default is.
+    An explicit 0 counts as set: temperature 0 means greedy decoding, whatever the target's default is.
     """
     server, ids = servers[name], pb.TokenIds(ids=PROMPT)
     drawn, greedy = await complete_all(

@@ -1,4 +1,4 @@
-"""`specdec demo`, as a process, on the bundled models."""
+"""Tests of `specdec demo`, run as a process, with the models in this repository."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.servers import run_command
 
 
 def most_often(text: str, length: int) -> int:
-    """Return how often the most frequent run of `length` words occurs."""
+    """Return how often the most frequent sequence of `length` words occurs in a text; 0 if it has fewer words."""
     words = text.split()
     runs = Counter(tuple(words[start : start + length]) for start in range(len(words) - length + 1))
     return max(runs.values(), default=0)
 
 
 async def output_of(*arguments: str, program: str = "-m specdec") -> str:
-    """Run `specdec ARGUMENTS` as a process and return its stdout."""
+    """Run `specdec ARGUMENTS` as a process, which must end with exit code 0; return its standard output."""
     variables = {"COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     result = await run_command(*arguments, program=program, timeout_s=170, variables=variables)
     assert result.code == 0, result.stdout
@@ -46,13 +46,13 @@ results.NUM_PAIRS = 1
 from specdec import main
 sys.exit(main())
 """
-"""Program that runs the demo with one pair of runs per prompt, with and without drafts, instead of four."""
+"""Program that runs the demo with one measurement per prompt, with and without a draft, instead of four."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.release)])
 async def test_the_demo_shows_each_prompts_continuation(is_short: bool, tmp_path: Path) -> None:
-    """The demo samples prompts for prose, shows their continuations, and names greedy or sampled for each prompt.
+    """The demo shows each prompt's continuation and, in its table, whether it was greedy; prose is always sampled.
 
     Regression: greedily, the small model's prose was "I am afraid I am afraid I am afraid".
     """

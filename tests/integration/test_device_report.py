@@ -1,4 +1,4 @@
-"""`make trainium-report` with NxDI's own sources and tiny models."""
+"""Tests of `make trainium-report`, which measures a pair of models on a Neuron machine; here NxDI runs on the CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(folder: Path, arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def packed(bundle: Path) -> dict[str, str]:
-    """Return the text of each file in a bundle (archive), by file name."""
+    """Return the text of each file in the report's archive, by its name without the top folder."""
     texts = {}
     with tarfile.open(bundle) as archive:
         for member in archive:

@@ -1,6 +1,6 @@
-"""Draft workers that use only grpcio and the .proto, at a scripted target in this process, over real sockets.
+"""Tests of draft workers that use only grpcio and the .proto, at a scripted target in this process, over real sockets.
 
-A private worker drafts for requests of its own connection and account, a worker of the pool for all requests.
+A private worker drafts for requests of its own connection and account, a worker of the pool for those of all clients.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ def bearer(name: str) -> tuple[str, str]:
 
 
 def num_kept(target: Target, name: str) -> int:
-    """Return how many draft tokens the pool stores for the session `name`, whose request has not arrived."""
+    """Return how many draft tokens the target stores for a session until its request arrives.
+
+    `name` is the session's name in hexadecimal digits.
+    """
     records = target.pool._workers.values()
     kept = [early for record in records for key, early in record.early.items() if key.endswith(f"/{name}")]
     return sum(len(branch.token_ids) for early in kept for branch in early.branches)
 
 
 async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) -> RawSession:
-    """Send draft tokens for a session first, and its request after them; return the session."""
+    """Send draft tokens for a session and, once the target has them, its request; return the session."""
     await session.propose(*branches)
     await until(lambda: num_kept(target, session.name.hex()) > 0)
     return session.send()
@@ -71,7 +74,7 @@ def auth_file(tmp_path: Path) -> Path:
 
 
 async def answered_without(session: RawSession) -> bool:
-    """Read the answer of a session, which must be right; return whether the target received no draft token for it."""
+    """Read the answer of a session, which must be right; return True if the target received no draft token for it."""
     await session.rest()
     counted = sum(delta.num_received_tokens for delta in session.deltas)
     assert session.token_ids == ANSWER
@@ -80,7 +83,7 @@ async def answered_without(session: RawSession) -> bool:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_only_the_session_s_own_account_may_draft_for_it(auth_file: Path, is_early: bool) -> None:
-    """Only the account and connection of a session may draft for it, even if other clients know the session's name."""
+    """A draft worker of another connection or account cannot draft for a request, even if it knows its name."""
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -100,10 +103,10 @@ async def test_only_the_session_s_own_account_may_draft_for_it(auth_file: Path, 
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
-    """A server that sends requests in the names of users has its own draft worker draft for them.
+    """A server that sends requests in the names of its users, and has a draft worker, gets drafts for these requests.
 
-    Regression: the target looked for a session's worker in the user's account, while the server's worker
-    attaches without a user.
+    Regression: the target looked for the request's draft worker in the user's account, while the worker had attached
+    without a user.
     """
     async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
         for_user = replace(worker, metadata=(bearer("gate"), ("x-specdec-user", "ann")))
@@ -117,10 +120,10 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
 async def test_a_client_leaves_places_for_the_workers_of_others(
     auth_file: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    """One client cannot attach so many private draft workers (workers for its own requests) that others have no place.
+    """One client cannot attach so many draft workers for its own requests that other clients can attach none.
 
-    A client is an account, or an address without an auth file. Regression: one account could attach all 1,024 that a
-    target accepts, and the workers of other accounts were refused; later half of them, and one address all.
+    A client is an account, or an address if the server has no accounts. Regression: one account could attach all 1,024
+    workers that a target accepts; later half of them, while one address could still attach all.
     """
     monkeypatch.setattr(service, "MAX_WORKERS", 20)
     async with serving(auth_file=auth_file if is_known else None) as target, AsyncExitStack() as stack:
@@ -142,7 +145,7 @@ async def test_a_client_leaves_places_for_the_workers_of_others(
 @pytest.mark.parametrize("kind", ["propose", "decline"])
 @pytest.mark.parametrize("name", ["x" * 100_000, "", "0123456789ABCDEF" * 2])
 async def test_a_private_worker_names_sessions_as_requests_do(kind: str, name: str) -> None:
-    """A private worker that sends a session name which no request can have gets an error, and its stream ends.
+    """The stream of a draft worker ends with an error if it drafts under a session name that no request can have.
 
     Regression: names of any length were kept until their request came; 8 streams of 64 names took 300 MB of a target.
     """
@@ -159,13 +162,14 @@ async def test_a_private_worker_names_sessions_as_requests_do(kind: str, name: s
 
 
 def sent_tokenizers() -> list[pb.Attached]:
-    """Return the messages in this process that carry a tokenizer."""
+    """Return all messages in this process's memory that contain a tokenizer for a draft worker."""
     return [each for each in gc.get_objects() if type(each) is pb.Attached and each.tokenizer]
 
 
 async def test_a_tokenizer_is_sent_to_workers_of_the_pool_alone_and_not_kept() -> None:
-    """A worker with another tokenizer is refused if it is private; a pool worker gets the target's, which is not kept.
+    """A draft worker with another tokenizer gets the target's if it is in the pool; a private one is refused.
 
+    A private worker drafts only for its own client. The target does not keep its message with the tokenizer.
     Regression: each stream kept its copy, 8 MB for a large vocabulary, and a client could have 512 of them.
     """
     async with serving(tokenizer=Tokenizer(tiny_tokenizer(), frozenset())) as target:
@@ -180,7 +184,7 @@ async def test_a_tokenizer_is_sent_to_workers_of_the_pool_alone_and_not_kept() -
 
 
 class CallBalancer(grpc.GenericRpcHandler):
-    """Proxy that balances by call: it sends Assist to one server, and all other calls to another."""
+    """Proxy that divides a connection's calls: draft workers' streams (Assist) go to one server, others to another."""
 
     def __init__(self, assists: grpc.aio.Channel, others: grpc.aio.Channel) -> None:
         self._assists = assists
@@ -198,7 +202,7 @@ class CallBalancer(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]:
-    """Run a proxy that sends Assist calls to one target and all other calls to another; yield its port."""
+    """Run a proxy that sends draft workers' streams to one target and all other calls to another; yield its port."""
     server = grpc.aio.server()
     async with (
         grpc.aio.insecure_channel(assists.address, options=OWN_CONNECTION) as first,
@@ -212,7 +216,7 @@ async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]
 
 
 async def num_drafted(client: Edge, num_tokens: int = 40) -> int:
-    """Complete a request and check its tokens; return its number of verified draft tokens."""
+    """Complete a request, and check its tokens; return how many draft tokens the target verified for it."""
     await until_attached(client.worker)
     request = CompletionRequest((1, 2, 3), max_new_tokens=num_tokens, ignore_eos=True)
     (completion,) = await completed_by(client.completer, [request])
@@ -221,9 +225,9 @@ async def num_drafted(client: Edge, num_tokens: int = 40) -> int:
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft tokens of a client's own worker follow the client's requests to a new connection.
+    """When a client's requests move to a new connection, so do the draft tokens of its own draft worker.
 
-    Regression: requests moved to a new connection after half an hour, draft tokens went over the old one.
+    Regression: requests moved to a new connection after half an hour, while draft tokens went over the old one.
     """
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
@@ -240,10 +244,9 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
 async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The draft tokens of a client's own worker follow its requests to a new connection after a change of certificates.
+    """When a client's requests move to a new connection, as certificates changed, so do its draft worker's tokens.
 
-    Regression: requests used a new connection after the change, and draft tokens the old one for another
-    hour.
+    Regression: requests used a new connection after the change, and draft tokens the old one for another hour.
     """
     monkeypatch.setattr(secured, "LOOK_S", 0.05)
     trust = pki(tmp_path)
@@ -259,9 +262,9 @@ async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
-    """Behind a proxy that sends one connection's calls to several targets, answers are right, but get no draft tokens.
+    """Behind a proxy that sends one connection's calls to several targets, answers are right, but have no draft tokens.
 
-    Target and client log the reason, the client only once, and the client counts the requests without drafts.
+    Target and client log the reason, the client only once. The client counts its requests without draft tokens.
     """
     caplog.set_level(logging.INFO)
     async with serving() as one, serving() as other, balanced(one, other) as port, edge(port) as client:
@@ -276,7 +279,7 @@ async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCa
 
 
 async def opened(worker: RawWorker) -> pb.AssistOpen:
-    """Return the next session that the target assigns to a pool worker."""
+    """Wait until the target assigns a session to a draft worker of its pool; return the message with that session."""
     while (response := await worker.call.read()).WhichOneof("message") != "open":
         pass
     opening: pb.AssistOpen = response.open
@@ -286,7 +289,10 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 @REQUESTS
 @pytest.mark.parametrize("version", [1, 2])
 async def test_a_pool_worker_gets_the_schedule_of_the_request(request_: pb.GenerateRequest, version: int) -> None:
-    """A pool worker drafts in the schedule that a request names; one of protocol version 1 always runs ahead."""
+    """A draft worker of the pool drafts in the way that the request names.
+
+    The target waits for each proposal, or the worker runs ahead. With protocol version 1 a worker always runs ahead.
+    """
     async with serving() as target, raw_worker(target.address, is_private=False, protocol_version=version) as worker:
         session = worker.request(request_).send()
         opening = await opened(worker)
@@ -298,7 +304,10 @@ async def test_a_pool_worker_gets_the_schedule_of_the_request(request_: pb.Gener
 
 @pytest.mark.parametrize("end", ["silence", "leaving", "a lie"])
 async def test_rounds_go_on_without_a_failed_worker(end: str) -> None:
-    """A request in rounds decodes on, without drafts, after its worker is silent, leaves or sends an invalid token."""
+    """If the target waits for a draft worker that is silent, leaves or sends an invalid token, the request goes on.
+
+    It is then decoded without draft tokens, and its tokens are right.
+    """
     async with serving(idle_timeout_s=0.3) as target, raw_worker(target.address, is_private=False) as worker:
         session = worker.request(IN_ROUNDS).send()
         help_id = (await opened(worker)).session_id
@@ -316,10 +325,9 @@ async def test_rounds_go_on_without_a_failed_worker(end: str) -> None:
 
 
 async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft stream can be ended while it dials.
+    """A draft worker's stream that tries to connect to its target can be cancelled.
 
-    Regression: as it dialled again, Python 3.11's `wait_for` lost a cancellation, and the process never
-    ended.
+    Regression: as it tried again, Python 3.11's `wait_for` lost the cancellation, and the process never ended.
     """
     monkeypatch.setattr(stream, "REDIAL_S", 1e6)
     lost = AssistStream(DraftEngine(ScriptedProposer()), "127.0.0.1:1", Offer(WORDS, gamma=4, num_slots=1))
@@ -335,9 +343,9 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("ticks", range(5))
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
-    """A request that is cancelled twice frees its slot of the draft.
+    """A request that is cancelled twice frees its sequence's slot in the draft engine.
 
-    Regression: a second cancellation came while the first one cleaned up, and a slot was lost for ever.
+    Regression: the second cancellation came while the first one cleaned up, and the slot was lost for ever.
     """
     async with serving() as target, edge(target.server.port) as client:
 
@@ -356,9 +364,9 @@ async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int
 
 
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target sends Attached only when the worker can be assigned sessions.
+    """A target tells a draft worker that it is attached only when it can already be used for requests.
 
-    Regression: a target sent Attached too early, so a request right after it got no draft worker.
+    Regression: the target said so too early, and a request right after it got no draft tokens.
     """
     write = Call.write
 

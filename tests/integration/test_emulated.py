@@ -1,4 +1,4 @@
-"""Searches by `compare` and `study` over real servers, whose passes are slowed to known times, find the known best."""
+"""Tests that `compare` and `study` find the known best settings at servers whose passes are slowed to known times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def results_of(*arguments: str) -> dict[str, Any]:
-    """Run compare_architectures.py; return the object of JSON in the last line of its output."""
+    """Run compare_architectures.py; return the JSON object in the last line of its standard output."""
     command = [sys.executable, str(ROOT / "compare_architectures.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
@@ -31,7 +31,7 @@ def results_of(*arguments: str) -> dict[str, Any]:
 
 
 def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_path: Path) -> None:
-    """The capacity found is the most simultaneous streams that still get tokens as fast as `--slo` promises.
+    """The capacity that `--capacity` finds is the most simultaneous streams that each meet the limits of `--slo`.
 
     A pass over five sessions takes 45 ms, so a target alone cannot give five streams a token every 41 ms.
     """
@@ -53,10 +53,10 @@ def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_p
 
 
 def test_a_free_draft_looks_far_ahead_when_cheap(models: ModelDirectories, tmp_path: Path) -> None:
-    """A study of a draft that costs nothing and is always right recommends a fused server with the largest gamma.
+    """For a free draft that is always right, a study recommends one server for both models, and the largest gamma.
 
-    Over a link of 900 ms, rounds are slower than the target alone. Target and draft are the same model, at a
-    temperature at which no text repeats.
+    With the draft at the other end of a link of 900 ms, waiting for its tokens is slower than no draft. Target and
+    draft are the same model, at a temperature at which no text repeats.
     """
     (tmp_path / "prompts.txt").write_text("in the wing\n")
     flags = [

@@ -1,4 +1,4 @@
-"""compare_architectures.py --endpoint with running servers: a specdec server (TLS, token), and a foreign one."""
+"""Test of compare_architectures.py --endpoint, which measures running servers: of this project, and of another one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CHAT = {"messages": [{"role": "user", "content": "1 2 3"}, {"role": "user", "con
 
 @pytest.mark.long
 async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, tmp_path: Path) -> None:
-    """Three endpoints get equal prompts: a specdec server by gRPC and HTTP, and a foreign server.
+    """Three endpoints get equal prompts: a server of this project by gRPC and by HTTP, and one of another project.
 
-    Answers are compared where the model is the same.
+    The answers of endpoints with the same model are compared with each other.
     """
     port, http_port = free_port(), free_port()
     (tmp_path / "auth.toml").write_text(AUTH)
@@ -62,7 +62,7 @@ async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, t
 
 
 async def _compare(flags: list[str]) -> tuple[int, dict[str, Any], str]:
-    """Return the exit code, the last line of stdout, and stderr."""
+    """Run a comparison; return its exit code, the JSON in the last line of its output (or {}), and its errors."""
     result = await run_command(*flags, program="compare_architectures.py", timeout_s=600)
     lines = result.stdout.splitlines()
     return result.code, json.loads(lines[-1]) if lines else {}, result.stderr

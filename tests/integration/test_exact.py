@@ -1,6 +1,6 @@
-"""In bfloat16 all servers give the target's own tokens, with any draft, and when a process dies meanwhile.
+"""Tests that all servers give the target's own tokens in bfloat16, with any draft, and if a process dies meanwhile.
 
-Real processes of the bundled pair over real sockets. The last test ends a server.
+Real processes with the models in this repository, over real sockets. The last test ends a server.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def target() -> AsyncGenerator[ServerProcess, None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def alone(target: ServerProcess) -> list[list[int]]:
-    """Return the answers of a target that has one request at a time, and no draft."""
+    """Return the token ids that the target gives without a draft, to one request at a time."""
     return tokens_of(await complete_all(target, with_gamma(REQUESTS, 0), concurrency=1))
 
 
@@ -91,7 +91,7 @@ async def test_a_worker_is_killed_and_changes_no_token(target: ServerProcess, al
 
 @pytest.mark.release
 async def test_no_stream_goes_on_in_the_other_mode(target: ServerProcess) -> None:
-    """A server takes over a stream only from an equal model id, and `--exact never` changes that id."""
+    """The flag `--exact never` changes a server's model id: servers continue each other's answers only at equal ids."""
 
     async def model_id(server: ServerProcess) -> str:
         async with open_channel(server.address) as channel:

@@ -1,4 +1,4 @@
-"""If a server dies or drains during answers, clients that know another server still get the right answer.
+"""Tests that clients which know several servers still get the right answer if one dies or shuts down meanwhile.
 
 Real processes over real sockets. The tests run in this order, since each ends a server.
 """
@@ -35,7 +35,7 @@ GRACE_S = 60.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """Replicas of a target, and the HTTP port of a gateway in front of them."""
+    """Several targets with the same model, and the HTTP port of a gateway in front of them."""
 
     targets: list[ServerProcess]
     port: int
@@ -65,12 +65,12 @@ async def cluster(models: ModelDirectories) -> AsyncGenerator[Cluster, None]:
 
 
 async def over_http(port: int) -> str:
-    """Return the text of a streamed answer of the gateway at this port."""
+    """Send the request BODY to the gateway at this port, streamed; return the answer's whole text."""
     return "".join([piece async for piece in pieces_over_http(port, BODY)])
 
 
 async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
-    """When a target drains, its streams move to another one, so that its process ends before their answers do."""
+    """When a target shuts down, its streams go on at others, so that it ends before they do; no token changes."""
     ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)
     connection = ConnectionConfig(cluster.where, 1, 60.0)
@@ -79,7 +79,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
         completer = FailoverCompleter(fleet, connection)
 
         async def stream() -> list[int]:
-            """Read a stream until 20 deltas after the target has ended; return the tokens so far."""
+            """Read an answer until 20 messages with tokens after the target has ended; return its tokens so far."""
             token_ids: list[int] = []
             num_more = 20
             async with aclosing(completer.complete(request)) as events:
@@ -113,9 +113,9 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 
 
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
-    """When a target is killed, all clients still get whole answers.
+    """When a target is killed, all clients get whole answers from another one, with the same tokens.
 
-    These are clients without a draft, clients of a gateway, and a draft worker that a command has started before.
+    They are clients without a draft, clients of a gateway, and a command with a draft model, started before.
     """
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)

@@ -1,4 +1,4 @@
-"""Clients that vanish, targets that die and full queues: slots get free, errors are clear, and tokens are right."""
+"""Tests of vanished clients, dead targets and full queues: slots (places for sequences) get free, tokens are right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ IN_ROUNDS = pb.GenerateRequest(text="the wind", max_new_tokens=5, gamma=4, sched
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def small(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target with one slot and a queue of one request."""
+    """Start a target that runs one request at a time, and queues one more."""
     async with target_server(models.endless, *SMALL, "--max_waiting", "1") as server:
         yield server
 
@@ -45,7 +45,7 @@ async def small(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]
 async def generating(
     server: ServerProcess, num_tokens: int = LONG, *, timeout_s: float = 60.0
 ) -> AsyncGenerator[Any, None]:
-    """Yield a call that is in the middle of its stream, and so holds a slot."""
+    """Send a request; yield its call once the answer has begun, so that the request occupies a slot of the server."""
     async with queued(server, num_tokens, timeout_s=timeout_s) as call:
         for _ in range(3):
             await call.read()
@@ -54,7 +54,7 @@ async def generating(
 
 @asynccontextmanager
 async def queued(server: ServerProcess, num_tokens: int = 3, *, timeout_s: float = 60.0) -> AsyncGenerator[Any, None]:
-    """Yield a call that was just sent; it waits in the queue if no slot is free."""
+    """Send a request, and yield its call at once; the request waits in the server's queue if no slot is free."""
     request = pb.GenerateRequest(text="the wind", max_new_tokens=num_tokens)
     async with open_channel(server.address) as channel:
         call = rpc.GenerationServiceStub(channel).Generate(request, timeout=timeout_s)
@@ -86,7 +86,7 @@ async def test_cancelled_generation_frees_its_slot(small: ServerProcess) -> None
 
 
 async def test_cancelled_rounds_free_their_slot(small: ServerProcess) -> None:
-    """A client that leaves while the target waits for its draft worker's proposal frees its slot."""
+    """When a client leaves while the target waits for its draft tokens, the request's slot at the target gets free."""
     async with raw_worker(small.address) as worker:
         session = worker.request(IN_ROUNDS).send()
         await session.propose()
@@ -104,7 +104,7 @@ async def test_passed_deadline_frees_the_slot(small: ServerProcess) -> None:
 
 
 async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: ModelDirectories) -> None:
-    """When a draft worker is killed during a stream of its own, its closed connection frees the slot at the target."""
+    """When a draft worker dies in the middle of its own request, the closed connection frees the request's slot."""
     arguments = ("--model", models.endless, "--port", str(small.port), "--prompt", "x", "--max_new_tokens", str(LONG))
     async with command("--role", "draft", *arguments) as process:
         assert process.stdout is not None
@@ -115,7 +115,7 @@ async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: 
 
 
 async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
-    """One request runs and one waits; a third is refused with a time to retry, and leaves no trace."""
+    """If one request runs and one waits, a third is refused with a time to retry, and the server goes on as before."""
     async with generating(small) as running, queued(small) as waiting:
         await until_load(small, waiting=1)
         refusal = await refused(small)
@@ -132,7 +132,7 @@ async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
 
 
 async def until_load(server: ServerProcess, *, running: int = 1, waiting: int = 0) -> None:
-    """Wait until the server has `running` running and `waiting` waiting requests."""
+    """Wait until the server reports these numbers of running and of waiting requests."""
     async with asyncio.timeout(60):
         while ((load := await load_of(server.address)).num_running, load.num_waiting) != (running, waiting):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -147,7 +147,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
-    """A request in rounds continues without its silent draft worker; SIGTERM drains the server, with exit code 0."""
+    """A target that waits for a silent draft worker goes on without it; on SIGTERM it ends its requests and exits."""
     flags = (*SMALL, "--idle_timeout_s", "1", "--grace_s", "60")
     async with target_server(models.endless, *flags) as server:
         async with raw_worker(server.address) as worker:
@@ -160,7 +160,10 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 
 
 async def drain(server: ServerProcess) -> None:
-    """Send SIGTERM: the health check fails, new requests are refused, the running one ends, and the exit code is 0."""
+    """Send a server SIGTERM while a request runs, and check how it shuts down.
+
+    Its health check must fail, new requests be refused, the running one end normally, and the exit code be 0.
+    """
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(generating(server, 2000))  # far longer than a slow test takes
         channel = await stack.enter_async_context(open_channel(server.address))
@@ -180,7 +183,7 @@ async def drain(server: ServerProcess) -> None:
 
 
 async def test_target_that_comes_back_resumes_the_request(models: ModelDirectories) -> None:
-    """A target that is killed and restarted on its port continues the answer; no token is lost or repeated."""
+    """When a target is killed and restarted on its port, the answer goes on, with no token lost or repeated."""
     num_tokens = 800
     asked = ("--prompt", "x", "--temperature", "1", "--seed", "5", "--max_new_tokens", str(num_tokens))
     flags = (*asked, "--format", "json", "--reconnect_timeout_s", "60", "--model", models.endless)

@@ -1,4 +1,4 @@
-"""The official openai package with real gateways (HTTP in front of gRPC); all topologies give the same text."""
+"""Tests of real gateways (HTTP in front of gRPC) with the official openai package: all topologies give equal texts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def client_of(port: int) -> Any:
 async def gateway_process(
     behind: ServerProcess, *flags: str, directory: Path | None = None
 ) -> AsyncGenerator[int, None]:
-    """Yield the port of a `--role gateway` once it answers; at the end a signal must end it with code 0."""
+    """Run a gateway for the server `behind`; yield its HTTP port once it answers; it must end with exit code 0.
+
+    `directory` is its working directory.
+    """
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "main.py"), "--role", "gateway",
@@ -74,7 +77,10 @@ async def gateway_process(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ports(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, int], None]:
-    """Yield HTTP ports by topology: gateways in front of a target and a draft worker, and a server of both models."""
+    """Start servers of three topologies; yield the HTTP port of each by topology.
+
+    Two are gateways, in front of a target and of a draft server; the third is a server with both models.
+    """
     http_port = free_port()
     async with AsyncExitStack() as stack:
         draft = draft_server(models.related, target)
@@ -111,7 +117,7 @@ async def test_every_topology_gives_the_same_text_and_every_parameter_matters(cl
 
 
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
-    """The file that `--profile` makes has a row for each choice of an answer, and none for a refused request."""
+    """The file that `--profile` makes has a row for each choice of each answer, and none for refused requests."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)
@@ -133,7 +139,7 @@ async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Pat
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology: str) -> None:
-    """A stream has one chunk per token, then the usage if the request asked for it."""
+    """A streamed answer has one chunk per token, and the token counts at the end if the request asked for them."""
     fields: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "seed": 3, "temperature": 0.8}
     whole = await clients[topology].completions.create(**fields)
     stream = await clients[topology].completions.create(**fields, stream=True, stream_options={"include_usage": True})
@@ -145,7 +151,7 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
 
 
 async def test_whole_and_streamed_chats_are_equal(clients: Clients, target: ServerProcess) -> None:
-    """The target applies the chat template, as the gateway has no tokenizer; streamed and whole answers are equal."""
+    """Streamed and whole chats are equal to the target's answer to the chat template's text."""
     messages: Any = [{"role": "system", "content": ""}, {"role": "user", "content": "sing"}]
     fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_completion_tokens": 12}
     answers = []
@@ -226,7 +232,7 @@ def value(exposition: str, name: str) -> float:
 
 
 async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict[str, int]) -> None:
-    """Gateways and servers expose every name and label that the Grafana dashboard queries."""
+    """Gateways and servers have every metric and every label that the Grafana dashboard in deploy/ asks for."""
     with pytest.raises(openai.BadRequestError):
         await clients["distributed"].completions.create(model="target", prompt=[999])
     await texts(clients["distributed"], max_tokens=8)
@@ -248,7 +254,10 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """Start a server with one slot, no queue, and a model whose texts do not end."""
+    """Start a server that runs one request at a time, without a queue, with a model whose texts have no end.
+
+    Yield the server and its HTTP port.
+    """
     port = free_port()
     flags = ("--http_port", str(port), "--batch", "1", "--max_waiting", "0", "--grace_s", "20")
     async with fused_server(models.endless, models.endless, *flags) as server:
@@ -264,7 +273,7 @@ async def until_running(port: int, num_requests: int) -> None:
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
     """A client that disconnects frees its slot, whether its answer is streamed or not.
 
-    While the only slot is held, other requests are refused with a time to retry.
+    While a request occupies the only slot, other requests are refused with a time to retry.
     """
     client = client_of(slow[1])
     for stream in (True, False):

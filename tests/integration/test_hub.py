@@ -1,4 +1,4 @@
-"""Models named by hub ids instead of directories, from a stand-in for the Hugging Face hub over real HTTP."""
+"""Tests of models named by hub ids instead of directories; a stand-in for the Hugging Face Hub serves them by HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def hub(models: ModelDirectories) -> AsyncGenerator[FakeHub, None]:
 
 
 async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> CommandResult:
-    """Run main.py with this hub, this cache, and further environment variables."""
+    """Run main.py with this hub, the cache directory `cache`, and further environment variables; return its result."""
     return await run_command(*arguments, variables={"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables})
 
 
@@ -88,7 +88,7 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
 
 @pytest.mark.release
 async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
-    """A fused server names its model by the target's hub id, not by the cache directory, which has a commit's name."""
+    """A server of draft and target has the target's hub id as its model's name, not the name of a cache directory."""
     port = free_port()
     models = ("--target_model", "seed/target", "--draft_model", "seed/draft", "--revision", "main", "--threads", "1")
     ports = ("--port", str(free_port()), "--http_port", str(port))

@@ -1,4 +1,4 @@
-"""`pip install .`: the wheel in an environment of its own serves, and a package `inference` of others stays usable."""
+"""Tests of `pip install .`: the wheel in its own environment, also beside another project's package `inference`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 SOURCES = ("specdec", "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 BYTECODE = shutil.ignore_patterns("__pycache__")
-"""Leaves out bytecode when a source tree is copied, since other processes write it meanwhile."""
+"""Argument of `shutil.copytree` that leaves out bytecode, since other processes write it meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment_with(home: Path, *asked: str | Path) -> Path:
-    """Make a virtual environment below `home` with these packages; return its folder."""
+    """Make a virtual environment below `home`, and install `asked`, arguments of `pip install`; return its folder."""
     venv.create(home / "env", with_pip=False)
     python = home / "env" / "bin" / "python"
     subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-compile", *asked], check=True)
@@ -68,7 +68,10 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Return this process's environment without what leads Python to this checkout, and with the variables `more`."""
+    """Return this process's environment variables, without those by which Python would import this checkout.
+
+    `more` are added.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
@@ -147,7 +150,7 @@ TESTED = ("--constraint", ROOT / "requirements.txt")
 )
 @pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
 async def test_a_wheel_serves_what_it_brings(is_alone: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """The wheel serves the bundled models, beside the tests' packages or with nothing but its extra `server`."""
+    """The wheel serves the bundled models, both beside the tests' packages and with nothing but its extra `server`."""
     if is_alone:
         wheel = request.getfixturevalue("wheel")
         home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
@@ -182,7 +185,7 @@ with specdec.Client(sys.argv[1]) as client:
 
 @pytest.mark.release
 async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
-    """Both clients, the command and the library's, need only the base dependencies of the package, and no extra.
+    """The command-line client and the library's client work with the package's base dependencies, without any extra.
 
     Regression: both clients imported llguidance and Pydantic, which the base lacks, and ended at once.
     """
@@ -201,9 +204,9 @@ async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models
 
 
 def test_one_name_is_in_the_wheel(wheel: Path) -> None:
-    """The wheel has one top-level name, `specdec`.
+    """The wheel contains one top-level package, `specdec`.
 
-    Regression: the wheel had four top-level names, and one of them, `inference`, is another project's.
+    Regression: the wheel had four, and one of them, `inference`, has the name of another project's.
     """
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".data/" not in name and ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"specdec"}
@@ -211,10 +214,9 @@ def test_one_name_is_in_the_wheel(wheel: Path) -> None:
 
 
 def test_packages_and_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    """The wheel has the packages and prompts that `compare` and `study` need.
+    """The installed commands `compare` and `study` have their prompts and their HTML template.
 
-    Regression: an installed `specdec compare` or `study` looked for its prompts at a place that only a clone
-    has.
+    Regression: both looked for their prompts at a path that only a clone of the repository has.
     """
     code = "import specdec.comparison.report.html as html, specdec.comparison.app as app; html.template()\n"
     code += "from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES as files\n"
@@ -240,7 +242,7 @@ def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) 
 
 
 def test_make_brings_the_command_of_its_checkout(tmp_path: Path) -> None:
-    """`make install` makes the command `specdec`, which runs its checkout; a .venv that is only a link stays as it is.
+    """`make install` puts the command `specdec` into the environment, except where .venv is a link to another one.
 
     Regression: every page says `specdec ...`, and a clone had no such command after `make demo` or `make install`.
     """

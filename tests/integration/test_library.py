@@ -1,4 +1,4 @@
-"""The library in the `specdec` package gives the same tokens as a server, both in scripts and in event loops."""
+"""Tests that the library, the package `specdec`, gives a server's tokens, in scripts and in event loops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def llm(models: ModelDirectories) -> Iterator[specdec.LLM]:
 async def test_everything_gives_a_servers_tokens(
     llm: specdec.LLM, models: ModelDirectories, target: ServerProcess
 ) -> None:
-    """A pair, a target alone and a client give a server's tokens, blocking or asynchronous, in a running event loop."""
+    """LLM, Client, AsyncLLM and AsyncClient all give a server's tokens, with a draft model or without one.
+
+    The blocking classes also work while an event loop runs in their thread.
+    """
     requests = [CompletionRequest(each, SamplingParams(temperature=0.9), 7, max_new_tokens=20) for each in PROMPTS]
     served = [completion.token_ids for completion in await complete_all(target, requests)]
     parameters: Parameters = {"temperature": 0.9, "seed": 7, "max_new_tokens": 20}
@@ -132,10 +135,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=[str(given) for given, _ in WRONG])
 def test_a_value_of_another_type_is_named_in_one_line(llm: specdec.LLM, given: dict[str, Any], message: str) -> None:
-    """A value of a wrong type gets an error of one line that names it.
+    """A parameter's value of a wrong type gets an error of one line that names the parameter.
 
-    Regression: such values led to a TypeError, KeyError or ExceptionGroup of inner code, or to Pydantic's
-    text.
+    Regression: such values led to a TypeError, KeyError or ExceptionGroup of inner code, or to Pydantic's text.
     """
     with pytest.raises(specdec.errors.InvalidRequestError, match=message) as caught:
         llm.generate(**{"prompts": "x", "max_new_tokens": 2, **given})
@@ -194,7 +196,7 @@ def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
 
 
 async def test_an_asynchronous_one_opens_without_a_block(models: ModelDirectories) -> None:
-    """An AsyncLLM can be opened without `async with`, which cannot span the cells of a notebook."""
+    """An AsyncLLM can be opened without `async with`, which cannot span several cells of a notebook."""
     llm = specdec.AsyncLLM(models.target, "none", threads=1)
     try:
         assert await llm.open() is await llm.open()
@@ -213,10 +215,9 @@ raise KeyboardInterrupt
 
 
 def test_an_interrupted_script_has_one_traceback(models: ModelDirectories) -> None:
-    """A script that Ctrl-C ends prints one traceback.
+    """A script that is ended by Ctrl-C prints one traceback, that of KeyboardInterrupt.
 
-    Regression: after Ctrl-C executors ended before the models, so a pass logged "cannot schedule new
-    futures".
+    Regression: executors ended before the models, so that a pass logged "cannot schedule new futures".
     """
     run = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, str(models.target)], cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -234,7 +235,7 @@ def test_a_stream_that_is_left_frees_its_slot(llm: specdec.LLM) -> None:
 
 
 def test_a_fork_of_a_process_with_models_is_an_error(llm: specdec.LLM, models: ModelDirectories) -> None:
-    """Using models in a forked process is an error: it lacks their threads, so each call would wait for ever."""
+    """In a forked process, the models of its parent give an error: their threads are missing, so calls would hang."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         for use in (lambda: llm.generate("x"), lambda: specdec.LLM(models.target)):

@@ -1,4 +1,4 @@
-"""Servers with backend neuron, a process per role, on the CPU by the sources of NxDI (AWS's NxD Inference).
+"""Tests of servers with backend neuron, each a process; the sources of NxDI (AWS's NxD Inference) run on the CPU.
 
 The tokens that they must give are those of the target alone on the torch backend, in this process.
 """
@@ -45,14 +45,14 @@ TARGET = (*NEURON, "--gamma", str(GAMMA))
 PAIR = (*NEURON, "--gamma", "4")
 EAGLE = (*PAIR, "--speculation_method", "eagle")
 DRAFT = (*NEURON, "--gamma", str(GAMMA), "--sequence_length", "32")
-"""Context length of the draft in tokens; it is shorter than the target's."""
+"""Flags of a draft model on backend neuron; its context, 32 tokens, is shorter than the target's."""
 
 Servers = dict[str, ServerProcess]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Set the environment that every process of this module inherits; yield the folder of compiled models."""
+    """Set the environment variables of all processes that this module starts; yield the folder for compiled models."""
     folder = tmp_path_factory.mktemp("neuron")
     artifacts = folder / "artifacts"
     variables = {
@@ -70,7 +70,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save an EAGLE draft; compile the pair with it and the draft worker's model before any server starts."""
+    """Save a draft model for EAGLE; return its directory.
+
+    Compile it with its target, and the draft server's model, so that servers only load them.
+    """
     draft = save_eagle_draft(tmp_path_factory.mktemp("eagle") / "draft", "eagle")
     pair = ("--target_model", str(models.target), "--draft_model", str(draft))
     assert main(["--role", "compile", *pair, *EAGLE]) == 0
@@ -80,7 +83,11 @@ def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Servers, None]:
-    """Start servers with backend neuron: a target, its draft, a fused pair, and an EAGLE pair with device sampling."""
+    """Start servers with backend neuron, and yield them by name.
+
+    They are a target, a draft server for it, and two servers with both models: "fused", and "eagle", whose draft is an
+    EAGLE model and which samples on the device.
+    """
     async with AsyncExitStack() as stack:
         cores = ("--neuron_cores", "4-5", "--tp_degree", "2")
         pairs = {
@@ -94,7 +101,7 @@ async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Serve
 
 
 async def reference(models: ModelDirectories, requests: Sequence[CompletionRequest]) -> list[list[int]]:
-    """Return the token ids that the target alone gives on backend torch."""
+    """Return the token ids that the target gives to these requests on backend torch, without a draft."""
     config = ModelConfig(models.target, backend="torch", sequence_length=76, num_slots=2, num_threads=1)
     async with target_engine(config, EngineLimits(64)) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
@@ -102,7 +109,10 @@ async def reference(models: ModelDirectories, requests: Sequence[CompletionReque
 
 
 def requests(*, sampled: bool) -> list[CompletionRequest]:
-    """Return requests in rounds: a draft that runs ahead, and is as slow as its target, may be late with all tokens."""
+    """Return requests, greedy or sampled, for which the target waits for each proposal of its draft.
+
+    A draft that runs ahead, and is as slow as its target, might be late with all of its tokens.
+    """
     sampling = SamplingParams(temperature=1.1, top_k=40, top_p=0.9) if sampled else SamplingParams()
     template = CompletionRequest("", sampling, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC)
     return [
@@ -126,10 +136,10 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
 
 
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
-    """NxDI's own messages are only a few lines of a server's log.
+    """Most lines in a server's log are this project's; NxDI's own messages are only a few.
 
-    Regression: only 8 of 250 lines in a draft's log were its own, since NxDI writes hundreds per model to
-    the root logger.
+    Regression: only 8 of 250 lines in a draft server's log were its own, since NxDI writes hundreds per model to the
+    root logger.
     """
     for server in started.values():
         lines = server.log.read_text().splitlines()
@@ -140,10 +150,9 @@ def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
 
 @pytest.mark.parametrize("name", ["fused", "eagle"])
 async def test_requests_of_the_tutorials_are_served(started: Servers, name: str) -> None:
-    """A server serves the requests of the tutorials, whatever their temperature.
+    """A server answers each request of the tutorials in docs/, whatever its temperature.
 
-    Regression: the server refused temperatures 0.7 (curl), 1.0 (LLMPerf's '{}') and 0.9 (the tutorials'
-    client).
+    Regression: servers refused temperatures 0.7 (curl), 1.0 (LLMPerf's '{}') and 0.9 (the tutorials' client).
     """
     body = {"prompt": "the wind", "max_tokens": 4}
     async with httpx.AsyncClient(base_url=_http(started[name])) as client:
@@ -155,9 +164,9 @@ async def test_requests_of_the_tutorials_are_served(started: Servers, name: str)
 
 
 async def test_a_device_sampler_refuses_a_seed(started: Servers) -> None:
-    """A request with a seed is refused where the device samples; the error names the field over gRPC and HTTP.
+    """A server that samples on the device refuses a sampled request with a seed; the error names the field `seed`.
 
-    Requests without a seed, and greedy ones with one, are answered.
+    This holds over gRPC and HTTP. Requests without a seed, and greedy ones with one, are answered.
     """
     sampling = pb.SamplingParams(temperature=0.8, top_k=20, seed=7)
     async with open_channel(started["eagle"].address) as channel:
@@ -185,7 +194,7 @@ def _http(server: ServerProcess) -> str:
 
 
 async def test_a_draft_may_have_a_shorter_context(models: ModelDirectories, started: Servers) -> None:
-    """Beyond the end of the draft's context the target continues alone, with its own tokens, in every schedule."""
+    """Past the end of the draft's context, the target goes on without a draft, with the tokens that it has alone."""
     prompts: tuple[str | tuple[int, ...], ...] = (PROMPTS[0], tuple(range(20, 70)))
     for schedule in Schedule:
         wanted = [
@@ -214,9 +223,9 @@ async def compare(*flags: str) -> str:
 async def test_a_comparison_on_neuron_finds_equal_tokens(
     models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path
 ) -> None:
-    """A comparison on Neuron runs, and target, fused pair and a draft on the CPU give the same sampled tokens.
+    """A comparison on backend neuron runs, and all topologies in it give the same sampled tokens.
 
-    Its servers load only models that an earlier run with `--compile only` has made.
+    Its servers load only models that an earlier run with `--compile only` has compiled.
     """
     assert started
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")

@@ -1,4 +1,4 @@
-"""Draft workers of a target's pool come, go, die and fall silent; clients notice nothing but the speed."""
+"""Tests that draft workers of a target's pool may come, go, die and fall silent: only the clients' speed changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3
 
 
 def some_requests() -> list[CompletionRequest]:
-    """Return six requests, alternately with schedules async (drafts run ahead) and sync (in rounds)."""
+    """Return six requests.
+
+    Every second one lets the target wait for draft tokens; for the others, the draft worker runs ahead.
+    """
     schedules = [Schedule.ASYNC, Schedule.SYNC] * 3
     common = replace(LONG, max_new_tokens=60)
     return [replace(common, prompt=f"the {i} wind", seed=i, schedule=each) for i, each in enumerate(schedules)]
@@ -32,27 +35,27 @@ def some_requests() -> list[CompletionRequest]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target whose passes are slowed: a draft worker with an equal model would otherwise always be late."""
+    """Start a target with slowed passes; a draft worker with an equal model would otherwise be late with all tokens."""
     async with target_server(models.endless, "--emulate", "target:3ms") as server:
         yield server
 
 
 async def until_helped(target: ServerProcess) -> None:
-    """Send requests until one gets draft tokens: after a kill, the target must first assign another worker."""
+    """Send requests until one gets draft tokens, which shows that the target has a draft worker again."""
     async with asyncio.timeout(60):
         while not (await complete(target, replace(LONG, max_new_tokens=40))).num_draft_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
 async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> list[list[int]]:
-    """Return the tokens of the target alone: with gamma 0 no worker drafts for a request."""
+    """Return the token ids that the target gives to these requests without draft tokens (gamma 0)."""
     completions = await complete_all(target, [replace(request, gamma=0) for request in requests])
     assert all(completion.num_draft_tokens == 0 for completion in completions)
     return [completion.token_ids for completion in completions]
 
 
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    """A pool worker's draft tokens are accepted and change no answer; the worker has health and metrics of its own.
+    """A pool worker's draft tokens are accepted and change no answer; the worker serves its own health and metrics.
 
     Regression: a pool worker accepted the flag `--metrics_port`, and ignored it.
     """

@@ -1,4 +1,4 @@
-"""Predictions in requests, and answers kept for repetitions, over sockets: no answer changes, and usage counts them."""
+"""Tests of drafts from a request's prediction, and from answers that the server keeps for repeated requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ REQUEST = CompletionRequest("", SamplingParams(temperature=0.8), seed=77, max_ne
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Start a target with a pool worker, one with a client's draft worker ("edge") and a pair; all keep answers."""
+    """Start three servers that keep their answers as drafts for repeated requests; yield them by name.
+
+    They are a target with a draft worker in its pool, a draft server that lets a target verify ("edge"), and a server
+    with both models ("fused").
+    """
     async with AsyncExitStack() as stack:
         pooled = await stack.enter_async_context(target_server(models.endless, "--replay", "4"))
         await stack.enter_async_context(pool_worker(models.endless, pooled.address))
@@ -38,7 +42,10 @@ async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerPr
 
 @pytest.mark.parametrize("topology", ["pool", "edge", "fused"])
 async def test_a_kept_answer_is_proposed_again(servers: dict[str, ServerProcess], topology: str) -> None:
-    """The answer to a request is the draft when it is repeated; there are less than half as many passes as tokens."""
+    """When a request is repeated, its first answer serves as the draft of the second.
+
+    The second answer has the same tokens, in less than half as many passes.
+    """
     request = replace(REQUEST, prompt=f"a replay, {topology}")
     (first,) = await complete_all(servers[topology], [request])
     (second,) = await complete_all(servers[topology], [request])
@@ -52,7 +59,7 @@ ROLES = 'roles = ["client"]'
 
 @pytest.fixture
 def accounts(tmp_path: Path) -> Path:
-    """Return an auth file of two accounts, whose tokens are their names, and which share cached prefixes of prompts."""
+    """Write an auth file with two accounts that share the cached prefixes of prompts; return its path."""
     tokens = [
         f'[[token]]\nname = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n{ROLES}\n'
         for name in ("alice-secret-token", "bob-secret-token")
@@ -77,7 +84,10 @@ def details(answer: httpx.Response) -> dict[str, int]:
 
 
 async def test_usage_counts_the_prediction_alone(models: ModelDirectories) -> None:
-    """Usage counts tokens of a prediction, in text or parts, as accepted or rejected, and none of a kept answer."""
+    """Usage counts the tokens of a request's prediction, given as text or in parts, as accepted or rejected.
+
+    Tokens of a kept answer, which also served as a draft, are not counted.
+    """
     port = free_port()
     nothing = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
     async with target_server(models.endless, "--http_port", str(port), "--replay", "4"):
@@ -109,7 +119,7 @@ async def test_usage_counts_the_prediction_alone(models: ModelDirectories) -> No
 
 
 async def test_no_account_gets_drafts_of_another(models: ModelDirectories, accounts: Path) -> None:
-    """An answer that is kept is drafted for its own account alone, though both share cached prefixes."""
+    """A kept answer is used as a draft only for the account that got it, even if accounts share cached prefixes."""
     port, grpc_port = free_port(), free_port()
     serving = ("--model", str(models.endless), "--port", str(grpc_port), "--http_port", str(port), "--threads", "1")
     flags = (*serving, "--replay", "4", "--no-lookup", "--auth_file", str(accounts), "--insecure")

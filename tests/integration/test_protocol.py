@@ -1,4 +1,4 @@
-"""The protocol as docs/protocol.md and the .proto describe it, with a client that is made from only these two."""
+"""Tests of the gRPC protocol as docs/protocol.md and the .proto describe it, by a client made from only these two."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB_SIZE = 288
 
 @dataclass(frozen=True)
 class Peer:
-    """A target's address, its model card, and the 24 tokens that it gives for PROMPT without draft tokens."""
+    """A target's address, its model's description, and the 24 tokens it gives after PROMPT without draft tokens."""
 
     address: str
     card: pb.GetModelResponse
@@ -34,13 +34,19 @@ class Peer:
 
     @asynccontextmanager
     async def session(self, **fields: Any) -> AsyncGenerator[RawSession, None]:
-        """Send a request, in rounds unless `fields` change that, from a client with a draft worker of its own."""
+        """Send a request from a client with a draft worker; yield the session of both.
+
+        The target waits for each of the worker's proposals, unless `fields` of the request change that.
+        """
         async with raw_worker(self.address) as worker:
             yield worker.request(asked(**fields)).send()
 
 
 def asked(**fields: Any) -> pb.GenerateRequest:
-    """Return a request in rounds for 12 tokens after PROMPT; `fields` change it."""
+    """Return a request for 12 tokens after PROMPT, with `fields` changed.
+
+    By default the target waits for each proposal of its draft worker, up to 64 tokens.
+    """
     sampling = pb.SamplingParams(temperature=1.0, seed=11)
     usual = {"token_ids": pb.TokenIds(ids=PROMPT), "sampling": sampling, "max_new_tokens": 12, "ignore_eos": True}
     return pb.GenerateRequest(**{**usual, "gamma": 64, "schedule": pb.SCHEDULE_SYNC, **fields})
@@ -62,7 +68,7 @@ def wrong(token_id: int) -> int:
 
 
 async def verified(session: RawSession) -> tuple[list[int], int, int]:
-    """Return the tokens of the next pass, and how many draft tokens it verified and accepted."""
+    """Read the next pass's result; return its tokens, and its numbers of draft tokens and of accepted ones."""
     delta = await session.delta()
     assert delta is not None
     return list(delta.token_ids), delta.num_draft_tokens, delta.num_accepted_tokens
@@ -78,7 +84,7 @@ async def test_drafts_are_accepted_up_to_the_first_difference(peer: Peer) -> Non
 
 
 async def test_the_surviving_branch_is_verified_next(peer: Peer) -> None:
-    """After a pass over the first branch, the next one verifies the branch that the target's own token has chosen."""
+    """After a branch of draft tokens is rejected, the branch that begins with the target's token is verified next."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(
@@ -102,7 +108,7 @@ async def test_late_branches_count_as_far_as_they_agree(peer: Peer) -> None:
 
 
 async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
-    """A branch that contradicts committed tokens, or follows a rejected draft token, is ignored without an error."""
+    """Draft tokens that contradict committed tokens, or follow a rejected draft token, are ignored without an error."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(after(NUM_PROMPT, wrong(answer[0]), 7, 7))  # nodes 0 .. 2 lose
@@ -115,9 +121,9 @@ async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
 
 
 async def test_a_resumed_answer_has_drafts_again(peer: Peer) -> None:
-    """A new request after the committed tokens of an answer continues it, and gets draft tokens again.
+    """A request that names the committed tokens of an earlier answer goes on with the same tokens.
 
-    This is possible since tokens depend only on position and seed.
+    Draft tokens are accepted again from its first pass on.
     """
     answer = peer.answer
     async with raw_worker(peer.address) as worker:
@@ -160,7 +166,10 @@ LIES = {
 @pytest.mark.parametrize("when", ["early", "late"])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 async def test_a_lie_ends_the_help_of_its_session_alone(peer: Peer, lie: list[pb.Branch], when: str) -> None:
-    """After an invalid proposal, its request goes on without drafts and is right; other requests keep their drafts."""
+    """After an invalid proposal for a request, the target closes its session with the draft worker.
+
+    The request goes on without draft tokens, and is right; the worker's other requests keep their draft tokens.
+    """
     async with raw_worker(peer.address) as worker:
         session, other = worker.request(asked()), worker.request(asked()).send()
         if when == "early":

@@ -1,4 +1,4 @@
-"""Other projects' clients of OpenAI's Responses API, at a fused server with the bundled pair of models."""
+"""Tests of clients of OpenAI's Responses API by other projects, at a server with the models in this repository."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ async def test_responses_parse_into_a_pydantic_model(client: Any) -> None:
 
 
 async def test_openai_agents(client: Any) -> None:
-    """OpenAI Agents works: an agent calls a tool, whole and streamed, and another agent gives a typed answer."""
+    """Agents of OpenAI's Agents SDK work over the Responses API.
+
+    One calls a tool, whole and streamed; another gives an answer in the type Forecast.
+    """
     from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner
 
     model, config = OpenAIResponsesModel("target", client), RunConfig(tracing_disabled=True)
@@ -101,7 +104,7 @@ async def test_langchain(url: str, method: Any) -> None:
 
 @pytest.mark.release
 async def test_pydantic_ai(url: str, client: Any) -> None:
-    """Pydantic AI, which uses the Responses API for `openai:` models, works: tools, a typed output and a stream."""
+    """Pydantic AI, which uses the Responses API for OpenAI models, works with tools, a typed output and a stream."""
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")

@@ -1,4 +1,7 @@
-"""Drafts that run ahead, over a network that delays, jitters, breaks or falls silent, keep the target's own tokens."""
+"""Tests of drafts that run ahead of verification: every answer has the target's own tokens.
+
+That holds also over a network that delays, jitters, breaks or falls silent.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def far_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target whose passes are slowed, so that several guesses (branches) about its next tokens are worth it."""
+    """Start a target with passes slowed to 8 ms.
+
+    So a draft worker has time to draft several alternatives (branches) for the tokens that come next.
+    """
     async with target_server(models.endless, "--emulate", "target:8ms") as server:
         yield server
 
@@ -47,7 +53,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """Start a draft worker that reaches the target through `link`; some of its tokens are accepted."""
+    """Start a draft server that reaches the target through the proxy `link`; the target accepts some of its tokens."""
     flags = ("--schedule", "async", "--branches", "3", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server
@@ -60,7 +66,7 @@ async def _healthy(link: DelayProxy) -> None:
 
 
 def some_requests(num_tokens: int = 40) -> list[CompletionRequest]:
-    """Return greedy and sampled requests of several lengths."""
+    """Return greedy and sampled requests with different numbers of tokens."""
     settings = [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=1.0, top_p=0.9)]
     return [
         CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens + i)
@@ -107,9 +113,9 @@ async def test_branches_of_a_pool_worker(
 
 
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
-    """The target decodes on, without waiting for drafts, while the network is slow.
+    """While the network is slow, the target goes on without waiting for draft tokens.
 
-    Rounds, which wait for drafts, would verify at least 19 draft tokens in 40 at gamma 1; run-ahead verifies fewer.
+    If it waited, at least 19 draft tokens would be verified for 40 tokens at gamma 1; here there must be fewer.
     """
     link.conditions = LinkConditions(rtt_s=0.3)
     completion = await complete(worker, replace(some_requests()[0], gamma=1))
@@ -137,7 +143,7 @@ async def test_a_link_that_stays_cut_is_unavailable(worker: ServerProcess, link:
 async def test_a_worker_that_was_cut_off_serves_on(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy
 ) -> None:
-    """After earlier tests have cut its link, a draft worker still serves: nothing is stuck, and no slot is lost."""
+    """A draft server whose link was cut by the tests before still completes all requests, with the right tokens."""
     requests = some_requests()
     alone = await complete_all(far_target, requests)
     assert [h.token_ids for h in await complete_all(worker, requests)] == [a.token_ids for a in alone]

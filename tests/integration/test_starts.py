@@ -1,4 +1,4 @@
-"""Servers that start slowly, hang or end: how long they are waited for, and what the error says."""
+"""Tests of servers that start slowly, hang or fail to start: how long they are waited for, and the error's text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from specdec.inference.serving import processes
 from specdec.inference.serving.processes import ServerProcess, Start, cpu_time_s, free_port, server_process
 
 CLIMB = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-"""Program that only waits, while its child uses CPU time as a compiler does."""
+"""Program that waits for its child, which uses CPU time, as a compiler would."""
 TALK = "import time\nwhile True: print('still here', flush=True); time.sleep(0.05)"
 WAIT = "import time; time.sleep(600)"
 
 
 @asynccontextmanager
 async def running(folder: Path, name: str, program: str) -> AsyncGenerator[ServerProcess, None]:
-    """Run a Python program in a session of its own in place of a server."""
+    """Run a Python program as if it were a server; yield it, and kill it with its children at the end."""
     log = folder / f"{name}.log"
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
@@ -39,14 +39,14 @@ async def running(folder: Path, name: str, program: str) -> AsyncGenerator[Serve
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `Start` look often, and take a server that shows no progress for two seconds for hung."""
+    """Make `Start` look every 50 ms, and take a server for hung that shows no progress for two seconds."""
     monkeypatch.setattr(processes, "STILL_S", 2.0)
     monkeypatch.setattr(processes, "LOOK_S", 0.05)
     monkeypatch.setattr(processes, "MOVED_CPU_S", 0.01)
 
 
 async def fault_of(start: Start, *servers: ServerProcess, until_s: float = 60.0) -> str:
-    """Look at servers until one has a fault, which is returned, or until `until_s` seconds of the start ("")."""
+    """Look at starting servers until one has failed; return its fault, or "" if none has after `until_s` seconds."""
     while start.seconds < until_s:
         for server in servers:
             if fault := start.fault(server):
@@ -58,9 +58,10 @@ async def fault_of(start: Start, *servers: ServerProcess, until_s: float = 60.0)
 @pytest.mark.parametrize("program", [CLIMB, TALK], ids=["CPU time of a child", "log"])
 @pytest.mark.usefixtures("impatient")
 async def test_a_start_that_gets_on_is_waited_for(tmp_path: Path, program: str) -> None:
-    """A start is waited for, up to its limit, while one server's log grows or CPU time goes on, though another waits.
+    """Servers may take up to the time limit to start while any of them makes progress, by log lines or CPU time.
 
-    Regression: every start ended after 120 s, whatever it did, and no flag changed that.
+    A server that makes none is then not taken for hung. Regression: every start ended after 120 s, and no flag changed
+    that.
     """
     async with running(tmp_path, "slow", program) as slow, running(tmp_path, "waits", WAIT) as waits:
         start = Start(timeout_s=4.0)
@@ -90,9 +91,9 @@ async def test_cpu_time_is_that_of_a_process_and_all_below(tmp_path: Path) -> No
     ],
 )
 async def test_an_error_of_a_start_never_ends_at_a_colon(flags: tuple[str, ...], words: str) -> None:
-    """An error about a failed start has the end of the server's log, or says that the log is empty.
+    """The error about a server that failed at its start has the end of its log, or says that the log is empty.
 
-    Regression: `error: target is not ready after 120 s:`, and an empty line.
+    Regression: the error was `error: target is not ready after 120 s:`, and an empty line.
     """
     port, lines = free_port(), list[str]()
     start = Start(60.0 if "code" in words else 0.01, lines.append)

@@ -1,4 +1,4 @@
-"""With grammars, every topology and schedule gives the tokens that the target gives alone, without drafts.
+"""Tests that answers with grammars have the tokens that the target gives without a draft, in every topology.
 
 Servers run in this process, with real sockets and a proxy that can slow or cut the link.
 """
@@ -62,7 +62,7 @@ SAMPLINGS = (
 
 
 def some_requests() -> list[CompletionRequest]:
-    """Return requests with every kind of grammar, and some without a grammar, which share passes with them."""
+    """Return requests with every kind of grammar, and some without one, to be decoded in the same passes."""
     return [
         CompletionRequest(f"the {i} wind", sampling, seed=i, max_new_tokens=60, grammar=grammar)
         for i, grammar in enumerate((*GRAMMARS, None))
@@ -91,7 +91,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(target: Server) -> list[Completion]:
-    """Return the answers of the target alone: gamma 0, one token per pass, no tokens forced by grammars."""
+    """Return the target's answers without draft tokens (gamma 0): even tokens that grammars force are not proposed."""
     return await complete_at(target, [replace(request, gamma=0) for request in some_requests()])
 
 
@@ -109,7 +109,10 @@ async def complete_at(target: Server, requests: Sequence[CompletionRequest]) -> 
 async def worker(
     draft: Path | None, models: ModelDirectories, link: DelayProxy
 ) -> AsyncGenerator[FailoverCompleter, None]:
-    """Yield a client with a draft worker in this process; if `draft` is None, the worker drafts by prompt lookup."""
+    """Yield a client with a draft worker in this process, connected through `link`.
+
+    The worker uses the model in `draft`; if that is None, it drafts by prompt lookup.
+    """
     config = ProposerConfig(draft or models.target, model(draft) if draft else None, num_slots=4, branches=2)
     loaded = await load_proposer(config)
     connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
@@ -127,9 +130,9 @@ def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishRe
 async def test_a_target_alone_proposes_the_tokens_that_a_grammar_forces(
     target: Server, plain: list[Completion]
 ) -> None:
-    """Without a draft, a target proposes the tokens that a grammar forces, where it allows only one.
+    """Without a draft, a target proposes the tokens at places where a grammar allows no other.
 
-    In answers without prompt lookup, all of these proposed tokens are accepted.
+    In answers where nothing else is proposed, all of them are accepted.
     """
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)
@@ -168,7 +171,7 @@ async def test_distributed_answers_keep_to_their_grammar(
 async def test_a_cut_link_changes_no_token(
     models: ModelDirectories, link: DelayProxy, plain: list[Completion], schedule: Schedule
 ) -> None:
-    """A link that is cut changes no token of an answer with a grammar.
+    """If the connection between draft worker and target is cut, the answer with a grammar keeps its tokens.
 
     The worker computes the grammar's state from the committed tokens when it opens a new stream.
     """
@@ -182,7 +185,7 @@ async def test_a_cut_link_changes_no_token(
 async def test_a_peer_that_ignores_grammars_is_noticed(
     models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client refuses the answer of a server that does not know the field for grammars."""
+    """A client refuses the answer of a server that does not know the field for grammars, and so ignores it."""
     monkeypatch.setattr(convert, "_wanted_grammar", lambda _: None)
     with pytest.raises(InvalidRequestError, match="grammar"):
         await complete_at(target, some_requests()[:1])

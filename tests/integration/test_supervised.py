@@ -1,7 +1,7 @@
-"""Servers under a supervisor, such as Ray, Kubernetes or a script; real processes on free ports.
+"""Tests of servers under a supervisor, such as Ray, Kubernetes or a script; real processes on free ports.
 
-A supervisor reads the ports from one line of output, writes them to a file that clients follow, asks for the load and
-drains; its servers end when it ends.
+A supervisor reads a server's ports from one line of its output, writes them to a file that clients follow, asks for the
+server's load, and drains it. A server ends when its supervisor ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLAGS = ("--threads", "1", "--sequence_length", "2048")
 
 @dataclass(frozen=True)
 class Child:
-    """A server that a supervisor has started, the ports that it reported, and its log."""
+    """A server's process, the ports that it reported at its start, by what they serve (such as grpc), and its log."""
 
     process: asyncio.subprocess.Process
     ports: dict[str, int]
@@ -57,7 +57,10 @@ class Child:
 
 @asynccontextmanager
 async def child(log: Path, *arguments: str | Path) -> AsyncGenerator[Child, None]:
-    """Start a server that ends when its stdin is closed; yield it once it has reported its ports in a line of JSON."""
+    """Start a server that ends when its standard input is closed.
+
+    Yield it once it has reported its ports in a line of JSON.
+    """
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "main.py"), *map(str, arguments), "--lifeline", "stdin", "--ready_json"),

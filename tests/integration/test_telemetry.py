@@ -1,4 +1,4 @@
-"""One request is one OpenTelemetry trace through gateway, draft worker and target, at a collector."""
+"""Tests of OpenTelemetry traces: one request is one trace through gateway, draft server and target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.servers import draft_server, run_command, target_server
 pytestmark = pytest.mark.long
 
 TRACES = {"0af7651916cd43dd8448eb211c80319c": False, "1af7651916cd43dd8448eb211c80319c": True}
-"""Trace id of each request that the test sends, and whether its answer is streamed."""
+"""Trace ids of the requests that the test sends; the value is True if the request's answer is streamed."""
 CHAIN = (
     ("specdec-gateway", "POST /v1/completions"),
     ("specdec-gateway", "generate"),
@@ -38,7 +38,7 @@ BODY = {"prompt": "the wind and the sea", "max_tokens": 12, "temperature": 0.5, 
 
 @dataclass(frozen=True)
 class Span:
-    """An OpenTelemetry span, and the process that it came from."""
+    """An OpenTelemetry span that the collector has got; `service` is the name of the process that sent it."""
 
     service: str
     name: str
@@ -54,7 +54,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 @dataclass
 class Collector(otlp_rpc.TraceServiceServicer):
-    """Collector that keeps the spans that all processes send."""
+    """OpenTelemetry collector that stores the spans it gets from all processes."""
 
     endpoint: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -104,7 +104,7 @@ async def test_one_request_is_one_trace(models: ModelDirectories) -> None:
 
 
 def check_trace(spans: list[Span]) -> None:
-    """Check that one request's spans form a chain, from the gateway to the target."""
+    """Check that one request's spans, from the gateway's to the target's, each have the one before as their parent."""
     chain = [next(span for span in spans if (span.service, span.name) == place) for place in CHAIN]
     assert len(spans) == len(chain)
     assert [span.parent_id for span in chain] == [CLIENT_SPAN, *(span.span_id for span in chain[:-1])]

@@ -1,4 +1,4 @@
-"""`specdec.testing`, used as by the tests of another program that calls this library."""
+"""Tests of `specdec.testing`, which lets another program's tests run against a server with scripted answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_bundled_pair_answers_both_apis() -> None:
 
 
 def test_a_scripted_answer_needs_no_model() -> None:
-    """A test sets an answer without any model, and sees what the program asked for."""
+    """A server answers with a text that the test sets, without a model, and records the requests for the test."""
     script = ScriptedCompleter([["Hello", ","], [" you", "."]])
     with serving(script) as server:
         openai = OpenAI(base_url=server.url, api_key="none")

@@ -1,4 +1,4 @@
-"""Other projects' clients call tools with the bundled model, which never learned tools: the grammar forces the calls.
+"""Tests of other projects' clients that call tools; the bundled model never learned tools, so a grammar forces calls.
 
 A target and a gateway run in this process, over real sockets.
 """
@@ -40,7 +40,7 @@ FIELDS: Any = {"model": "target", "messages": MESSAGES, "tools": TOOLS, "max_tok
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url() -> AsyncGenerator[str, None]:
-    """Start a target, and a gateway that knows only the target's model card; yield the gateway's URL."""
+    """Start a target, and a gateway that has only the target's description of its model; yield the gateway's URL."""
     model = ModelConfig(BUNDLED_TARGET, num_slots=4, num_threads=1)
     async with target_engine(model, EngineLimits(16)) as loaded:
         completer = LocalCompleter(loaded.engine, loaded.tokenizer)
@@ -109,7 +109,7 @@ async def test_a_bad_schema_is_named_by_its_place(client: Any) -> None:
 
 @pytest.mark.long
 async def test_openai_agents_call_a_tool_and_answer(client: Any) -> None:
-    """Agents of the library OpenAI Agents call a tool, and then answer with its result, both whole and streamed."""
+    """Agents of OpenAI's Agents SDK call a tool, and then answer with its result, both whole and streamed."""
     from agents import OpenAIChatCompletionsModel
 
     result, streaming, kinds = await agent_runs(OpenAIChatCompletionsModel("target", client))

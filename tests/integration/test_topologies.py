@@ -1,6 +1,6 @@
-"""Every topology (draft workers beside a target, or both models in one server) gives the target's own tokens.
+"""Tests that every topology gives the target's own tokens, and refuses the same requests.
 
-All refuse the same requests. Real processes: a target, draft workers of three qualities for it, and a fused server.
+Real processes: a target, draft servers of three qualities that let it verify, and a server with both models.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Topologies = dict[str, ServerProcess]
 
 @pytest.fixture(scope="module")
 def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
-    """Return the tokens of Transformers' own generate() for PROMPTS."""
+    """Return the token ids that Transformers' own generate() gives after each of PROMPTS."""
     tokenizer = Tokenizer.load(models.target)
     model = AutoModelForCausalLM.from_pretrained(models.target)
     (eos,) = tokenizer.eos_token_ids
@@ -57,12 +57,15 @@ def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
 
 
 def greedy_requests() -> list[CompletionRequest]:
-    """Return requests in rounds; run-ahead would verify a number of draft tokens that depends on timing."""
+    """Return greedy requests for which the target waits for each proposal of its draft.
+
+    If the draft ran ahead, the number of verified draft tokens would depend on timing.
+    """
     return [CompletionRequest(prompt, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC) for prompt in PROMPTS]
 
 
 def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]:
-    """Return requests with random parameters, some greedy."""
+    """Return requests with random sampling parameters, some greedy; equal seeds give equal requests."""
     rng = random.Random(seed)
     requests = []
     for _ in range(num_requests):
@@ -89,7 +92,7 @@ def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]
 
 
 def uncached(requests: list[CompletionRequest]) -> list[CompletionRequest]:
-    """Return the requests, each with a cache_salt of its own, so that no cached prefix is used."""
+    """Return the requests, each with a `cache_salt` of its own, so that none uses another one's cached prefix."""
     return [replace(request, cache_salt=secrets.token_hex()) for request in requests]
 
 
@@ -128,7 +131,7 @@ async def test_greedy_equals_transformers(
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_sampling_equals_the_target_alone(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """With equal seeds, each topology gives the sampled tokens of the target alone, for any parameters and schedule."""
+    """With equal seeds, each topology gives the target's own sampled tokens, for random sampling parameters."""
     requests = sampled_requests(32, seed=HELPERS.index(helper))
     alone = await complete_all(target, uncached(requests), concurrency=3)
     helped = await complete_all(topologies[helper], requests, concurrency=8)
@@ -139,7 +142,7 @@ async def test_sampling_equals_the_target_alone(topologies: Topologies, target: 
 
 
 async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) -> None:
-    """The three draft workers have low, middle and full acceptance rates, so that the tests here cover all of these."""
+    """The three drafts have a low, a middle and a full acceptance rate, so that the tests here cover all of these."""
     in_rounds: Any = {"gamma": 4, "schedule": Schedule.SYNC}
     requests = [
         CompletionRequest(prompt, SamplingParams(temperature=1.0), seed=7, max_new_tokens=NUM_TOKENS, **in_rounds)

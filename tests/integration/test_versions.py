@@ -43,7 +43,7 @@ SLOW = ("--emulate", "target:5ms")
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel of version 1; return the folder where it is unpacked."""
+    """Build the wheel of this project's last commit with protocol version 1; return the folder where it is unpacked."""
     home = tmp_path_factory.mktemp("old")
     source, packages = home / "source", home / "packages"
     source.mkdir()
@@ -59,19 +59,19 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(old: Path, *arguments: str | Path) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
-    """Run a command of version 1 until the block ends."""
+    """Run a command of the older wheel (protocol version 1) until the block ends; yield its process."""
     return command(*arguments, program="-m specdec", cwd=old, variables={"PYTHONPATH": str(old)})
 
 
 async def run_old(old: Path, *arguments: str | Path) -> str:
-    """Run a command of version 1 to its end; return its output, then its errors."""
+    """Run a command of the older wheel (protocol version 1) to its end; return its standard output and errors."""
     async with started(old, *arguments) as process, asyncio.timeout(90):
         return b"".join(await process.communicate()).decode()
 
 
 @asynccontextmanager
 async def old_target(old: Path, model: Path) -> AsyncGenerator[str, None]:
-    """Run a target of version 1; yield its address."""
+    """Run a target of the older wheel (protocol version 1); yield its address once it is ready."""
     address = f"127.0.0.1:{free_port()}"
     flags = ("--model", model, "--port", address.split(":")[1], "--threads", "1", *SLOW)
     async with started(old, "target", *flags) as process, open_channel(address) as channel, asyncio.timeout(90):
@@ -82,12 +82,15 @@ async def old_target(old: Path, model: Path) -> AsyncGenerator[str, None]:
 
 
 def ids_in(output: str) -> list[list[int]]:
-    """Return the token ids of each answer in the output of `--format json`."""
+    """Return the token ids of each answer in what a command has printed with `--format json`."""
     return [[int(each) for each in found.split(",")] for found in re.findall(r'"token_ids": \[([^\]]+)\]', output)]
 
 
 async def test_clients_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """Clients of version 1 get this target's tokens; a version 1 draft gets an error with the calls to use instead."""
+    """Clients of the older wheel (protocol version 1) get this target's tokens.
+
+    A draft of the older wheel, whose way of verification no longer exists, gets an error that names the present one.
+    """
     async with target_server(models.target, *SLOW) as target:
         expected = await complete(target, REQUEST)
         port = ("--port", str(target.port))
@@ -116,7 +119,10 @@ async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirector
 
 
 async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """A version 1 target gives clients its tokens, without drafts; a pool worker of version 2 ends with an error."""
+    """A target of the older wheel (protocol version 1) answers this version's clients, without draft tokens.
+
+    A draft worker of this version for the target's pool ends with an error.
+    """
     async with old_target(old, models.target) as address, target_server(models.target) as ours:
         expected = await complete(ours, REQUEST)
         assert (await complete(address, REQUEST)).token_ids == expected.token_ids

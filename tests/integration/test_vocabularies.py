@@ -1,4 +1,4 @@
-"""Drafts with another vocabulary than their target's keep the target's own tokens in every topology.
+"""Tests that drafts with another vocabulary than their target's change none of the target's tokens, in any topology.
 
 Real processes over real sockets. A draft has its target's tokenizer and is padded to another size; or it is a copy of
 the target with changed weights, and has another tokenizer, in SentencePiece's spelling and without some of the merges.
@@ -42,20 +42,20 @@ SMALL, MIDDLE, LARGE = 280, 292, 304
 SLOW = ("--emulate", "target:3ms")
 """Flags that slow the target's passes, so that a draft worker of the same size can run ahead of them."""
 LAST = 267
-"""Last id of the other tokenizer's model; the target has more tokens, and such a token is several of the draft's."""
+"""Last token id of the other tokenizer; the target has more tokens, each of which is several of the draft's."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One case of these tests: the vocabulary sizes of its models; None stands for the other tokenizer's vocabulary.
+    """One case of these tests: vocabulary sizes of four models; None stands for another tokenizer than the target's.
 
     Attributes:
-        target: size of the target; it has the usual tokenizer.
-        draft: size of the target's draft, as a draft worker and in a fused pair.
-        helper: size of a pool worker's draft, which helps both `target` and the target `other`.
-        other: size of a second target.
-        wanted: biases of logits in the requests, by token id.
-        shares: limits of the share of the target's token ids that the draft can propose.
+        target: vocabulary size of the target.
+        draft: that of the target's draft model, used by a draft server and in a server with both models.
+        helper: that of a draft worker's model, which drafts for both `target` and the target `other`.
+        other: that of a second target.
+        wanted: logit biases of some requests, by token id, so that these tokens come.
+        shares: least and greatest share of the target's token ids that the draft may be able to propose.
     """
 
     target: int
@@ -88,7 +88,7 @@ of_another_tokenizer = pytest.mark.parametrize("kind", [FOREIGN], indirect=True)
 
 @pytest.fixture(scope="module")
 def models(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Save the four models of a case; return their directories by their names in `Kind`."""
+    """Save the four models of a case; return their directories by the names of the fields of `Kind`."""
     root = tmp_path_factory.mktemp("models")
     for name in ("target", "draft", "helper", "other"):
         size = getattr(kind, name)
@@ -106,7 +106,7 @@ def models(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 @dataclass(frozen=True)
 class Servers:
-    """A target, a draft worker for it, a fused server of both, and the metrics ports of these two."""
+    """A target, a draft server for it, a server with both models, and the metrics ports of the latter two."""
 
     target: ServerProcess
     distributed: ServerProcess
@@ -127,12 +127,18 @@ async def servers(models: dict[str, Path], tokenizer: tuple[str, ...]) -> AsyncG
 
 @pytest.fixture(scope="module")
 def tokenizer(kind: Kind, models: dict[str, Path]) -> tuple[str, ...]:
-    """Return flags by which a draft worker reads prompts with the target's tokenizer; none if its own is the same."""
+    """Return flags by which a draft server uses its target's tokenizer to read prompts.
+
+    There are none if the draft's own tokenizer is the same.
+    """
     return () if kind.draft else ("--tokenizer", str(models["target"]))
 
 
 def requests(kind: Kind) -> list[CompletionRequest]:
-    """Return requests with all sampling parameters, both schedules, ids and text as prompts, and grammars."""
+    """Return requests with various sampling parameters and grammars, with prompts as token ids and as text.
+
+    For some the target waits for each proposal of the draft; for others the draft runs ahead.
+    """
     bias = tuple(kind.wanted.items())
     laws = [
         SamplingParams(),
@@ -181,7 +187,7 @@ async def test_metrics_show_what_the_draft_can_propose(kind: Kind, servers: Serv
 
 @pytest.mark.parametrize("kind", [FOREIGN, pytest.param(FEWER, marks=pytest.mark.release)], indirect=True)
 async def test_one_worker_of_the_pool_helps_two_targets(kind: Kind, servers: Servers, models: dict[str, Path]) -> None:
-    """One worker helps two targets with different vocabularies at once, and changes no token."""
+    """One draft worker drafts for two targets with different vocabularies at once, and changes no token of either."""
     async with target_server(models["other"], *SLOW) as other:
         asked = {servers.target: requests(kind), other: requests(kind if kind is FOREIGN else MORE)}
         expected = [await alone(target, each) for target, each in asked.items()]
@@ -212,9 +218,9 @@ async def test_a_draft_whose_link_is_cut_resumes(
 
 @of_another_tokenizer
 async def test_an_answer_goes_on_at_the_target_when_the_pair_dies(servers: Servers) -> None:
-    """An answer of a fused server goes on at the target when the server dies.
+    """When the server with both models dies, its answer goes on at the target, with the same tokens.
 
-    The fused server ends here, so this test is the last one.
+    The test is the last one, since it ends that server.
     """
     connection = ConnectionConfig(f"{servers.fused.address},{servers.target.address}", 1)
     async with connected(connection) as fleet:

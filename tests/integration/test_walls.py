@@ -1,4 +1,4 @@
-"""Attacks on a target while others use it: during each attack an ordinary client must get its tokens.
+"""Tests of attacks on a target: during each one, an ordinary client must still get its tokens.
 
 The target has a script instead of a model, in this process, with real sockets; tests/unit checks each limit alone.
 """
@@ -46,14 +46,14 @@ HARD_OF_HEARING: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.ht
 SENDS_ANYTHING: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
 RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
 SLOW_S = 3.0
-"""Seconds within which a health check must succeed during an attack; without the tested limits it took 5 to 50 s."""
+"""Most seconds that a health check may take during an attack; without the tested limits it took 5 s to 50 s."""
 WORDS = Vocabulary("f", VOCAB_SIZE)
 PROMPT: dict[str, Any] = {"token_ids": pb.TokenIds(ids=[1, 2, 3]), "ignore_eos": True}
 
 
 @dataclass
 class Target:
-    """A scripted target in this process: its gRPC server, engine and draft pool."""
+    """A target in this process with a script instead of a model: its gRPC server, its engine, and its draft workers."""
 
     server: Server
     engine: TargetEngine
@@ -95,8 +95,7 @@ def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:
 async def test_one_packet_stops_no_other_request(bomb: bytes) -> None:
     """A small compressed message that unpacks to a huge one is refused, and delays no other request.
 
-    Regression: 10 KB of gzip with 5 million empty chat messages froze a target for 50 s and took more than 5
-    GB.
+    Regression: 10 KB of gzip with 5 million empty chat messages froze a target for 50 s, and took more than 5 GB.
     """
     async with serving() as target, open_channel(target.address) as good, dialled(target, SENDS_ANYTHING) as bad:
         watching = asyncio.create_task(worst_health(good))
@@ -110,7 +109,7 @@ async def test_one_packet_stops_no_other_request(bomb: bytes) -> None:
 
 
 async def worst_health(channel: grpc.aio.Channel) -> float:
-    """Check health again and again until cancelled; return the seconds of the longest check."""
+    """Send one health check after another until cancelled; return the most seconds that one took."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     worst = 0.0
     try:
@@ -124,17 +123,16 @@ async def worst_health(channel: grpc.aio.Channel) -> float:
 
 
 async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
-    """Return the tokens that an ordinary request gets; `fields` change the request."""
+    """Send an ordinary request, with `fields` changed; return the token ids of its answer."""
     request = pb.GenerateRequest(**PROMPT, max_new_tokens=40, **fields)
     call = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
     return [token_id async for message in call for token_id in message.delta.token_ids]
 
 
 async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
-    """A client that reads nothing of its answer loses its slot, even if its draft worker is stuck too.
+    """A client that reads nothing of its answer loses its slot at the target, even if its draft worker is stuck too.
 
-    Regression: the idle time-out waited for a write to the stuck draft worker, and the only slot stayed
-    held.
+    Regression: the idle time-out waited for a write to the stuck draft worker, and the only slot stayed taken.
     """
     async with (
         serving(1, idle_timeout_s=0.5, stall_timeout_s=1.5) as target,
@@ -151,9 +149,9 @@ async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
 
 
 async def test_late_branches_by_the_megabyte_cost_little() -> None:
-    """Branches (draft tokens) that arrive after the tokens of their positions are committed take little memory.
+    """Megabytes of draft tokens for positions whose tokens are final already take little memory.
 
-    Regression: 5 MB of branches after committed tokens took 1.2 GB.
+    Regression: 5 MB of them took 1.2 GB.
     """
     async with serving() as target, raw_worker(target.address) as worker:
         ids = [5] * 250
@@ -183,10 +181,7 @@ SILENT = (
 
 @pytest.mark.parametrize("method", SILENT)
 async def test_a_first_message_that_never_comes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that never sends its first message is ended after a time.
-
-    gRPC itself would wait as long as the connection lasts.
-    """
+    """A call whose first message does not come within a time limit is ended; gRPC itself would wait without end."""
     monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 0.3)
     async with serving() as target, open_channel(target.address) as channel:
         call = channel.stream_stream(method, **RAW)()
@@ -204,10 +199,9 @@ async def test_a_call_that_ends_without_a_message(method: str) -> None:
 
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
-    """A pool worker that does not read its messages is detached.
+    """A draft worker of the pool that does not read its messages is removed from the pool.
 
-    Regression: messages to such a worker piled up as long as it answered pings, and its sessions had no
-    drafts.
+    Regression: messages to such a worker piled up as long as it answered pings, and its requests got no draft tokens.
     """
     async with (
         serving(stall_timeout_s=1.5) as target,
@@ -225,7 +219,7 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
 
 
 async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that send nothing are ended after a time.
+    """Of hundreds of calls that send no message, all above a limit are refused, and other requests are not delayed.
 
     Regression: silent calls were unlimited, and each took 20 KB and time of every full garbage collection.
     """
@@ -253,8 +247,8 @@ async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_burst_ends_in_answers_or_in_refusals_with_a_hint() -> None:
     """Each of 2,000 simultaneous requests is answered, or refused with the time after which to try again.
 
-    Regression: above 1,000 gRPC's own limit ended calls by CANCELLED, without words, before this project saw them;
-    clients took the server for lost.
+    Regression: above 1,000, gRPC's own limit ended calls by CANCELLED, without a message, and clients took the server
+    for lost.
     """
     request = pb.GenerateRequest(**PROMPT, max_new_tokens=2)
     async with serving() as target, AsyncExitStack() as stack:
@@ -278,10 +272,9 @@ async def test_a_burst_ends_in_answers_or_in_refusals_with_a_hint() -> None:
 
 
 async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream without other messages sends pings.
+    """A target sends pings as messages on a draft worker's stream while it has nothing else to send.
 
-    Regression: balancers that ignore HTTP/2 pings ended silent streams after 30 s to 60 s, and emptied the
-    pool.
+    Regression: load balancers that ignore HTTP/2 pings ended silent streams after 30 s to 60 s, and emptied the pool.
     """
     monkeypatch.setattr(service, "HEARTBEAT_S", 0.02)
     async with serving() as target, raw_worker(target.address, is_private=False) as worker:
@@ -289,7 +282,10 @@ async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_worker_reports_its_present_room() -> None:
-    """A pool worker may report a new number of slots; 0 is invalid, and ends the worker's stream but no request."""
+    """A draft worker of the pool may report a new number of sequences (slots) that it has room for.
+
+    The number 0 is invalid, and ends the worker's stream, but no request.
+    """
     async with serving() as target, raw_worker(target.address, is_private=False) as sender:
         (worker,) = target.pool._workers
         await sender.call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=7)))

@@ -1,4 +1,4 @@
-"""Tokens of the Triton kernel, run by Triton's interpreter on a CPU, equal numpy's; `make test-vllm` runs this."""
+"""Tests that the Triton kernel for sampling chooses numpy's tokens; Triton's interpreter runs it (`make test-vllm`)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from specdec.inference.sampling.penalties import NONE_BEFORE, TokensBefore
 
 NUM_ROWS = 6
 VOCAB_SIZE = 2085
-"""Vocabulary size for which three programs of the kernel run; the last has 37 ids, no whole number of mask bytes."""
+"""Vocabulary size for which the kernel runs in three blocks; the last has 37 ids, not a multiple of 8 (a mask byte)."""
 
 
 def drawn(rng: np.random.Generator, noise: Noise) -> SamplingParams:
-    """Draw sampling parameters: each truncation is present or absent, and a third of them are greedy."""
+    """Return random sampling parameters: each kind of truncation may be absent, and a third of them are greedy."""
     return MinLengthSampling(
         temperature=float(rng.choice([0.0, 0.7, 1.0])),
         top_k=int(rng.choice([0, 20])),
@@ -43,7 +43,7 @@ def drawn(rng: np.random.Generator, noise: Noise) -> SamplingParams:
 
 
 def before(rng: np.random.Generator, mask: bool) -> TokensBefore:
-    """Draw the tokens before a row; with `mask`, also a grammar's mask that allows one token in eight."""
+    """Return random tokens before a position; with `mask`, also a grammar's mask that allows one token in eight."""
     seen = TokensBefore.of([int(token_id) for token_id in rng.integers(0, VOCAB_SIZE, 30)], 12)
     allowed = rng.integers(0, 256, (3, (VOCAB_SIZE + 7) // 8), dtype=np.uint8)
     return replace(seen, allowed=np.bitwise_and.reduce(allowed).tobytes() if mask else None)
@@ -52,14 +52,17 @@ def before(rng: np.random.Generator, mask: bool) -> TokensBefore:
 def both(
     logits: torch.Tensor, sampling: Sequence[SamplingParams], at: Sequence[int], seen: Sequence[TokensBefore] | None
 ) -> tuple[list[int], list[int]]:
-    """Return the token ids that the Triton kernel chooses, and those that numpy chooses, one per row of logits."""
+    """Return, for each row of logits, the token id that the Triton kernel chooses, and the one that numpy chooses."""
     return choose_tokens(logits, sampling, at, seen), choose_tokens(logits.float().numpy(), sampling, at, seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(2))
 def test_winners_are_those_of_numpy(seed: int, dtype: torch.dtype) -> None:
-    """The kernel chooses numpy's tokens, for greedy and sampled rows, with both kinds of noise, and with penalties."""
+    """The kernel chooses numpy's tokens, for greedy and sampled rows, with penalties and grammars.
+
+    Rows use either way of drawing random numbers, this project's or vLLM's.
+    """
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(scale=2.0, size=(NUM_ROWS, VOCAB_SIZE))).to(dtype)
     sampling = [drawn(rng, Noise(noise)) for noise in rng.choice([*Noise], NUM_ROWS)]
@@ -77,9 +80,9 @@ def assert_same(
 
 @pytest.mark.parametrize("noise", Noise)
 def test_the_noise_has_the_same_bits(noise: Noise) -> None:
-    """The kernel's random numbers have the bits of numpy's.
+    """The kernel's Gumbel numbers have the same bits as numpy's.
 
-    With flat logits a row's best score is its largest random number, so a wrong bit shows even if it changes no choice.
+    With equal logits, a row's best score is its largest random number, so that a wrong bit shows in it.
     """
     rng = np.random.default_rng(5)
     seeds, at = [int(seed) for seed in rng.integers(0, MAX_SEED, 20, dtype=np.uint64)], [*range(1, 21)]
@@ -101,7 +104,7 @@ def test_ties_and_rows_without_a_token_go_to_the_lowest_id() -> None:
 @pytest.mark.parametrize("noise", Noise)
 @pytest.mark.parametrize("wrong", ["position", "seed", "law"])
 def test_a_wrong_key_is_noticed(noise: Noise, wrong: str) -> None:
-    """With flat logits, a wrong position, seed or noise in the key of the random numbers changes every token."""
+    """With equal logits, random numbers of a wrong position, seed or kind change the token of every row."""
     logits = torch.zeros((NUM_ROWS, VOCAB_SIZE))
     other = next(each for each in Noise if each is not noise)
     right = [SamplingParams(1.0, seed=seed, noise=noise) for seed in range(NUM_ROWS)]

@@ -1,4 +1,4 @@
-"""The plug-in `vllm_same_text` over vLLM's kernels, in Triton's interpreter: its tokens do not depend on drafts."""
+"""Tests that the plug-in `vllm_same_text` chooses the same tokens with any drafts, in vLLM's interpreted kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import vllm_same_text
 
 VOCAB_SIZE, NUM_STEPS = 1500, 3
 SLOTS = torch.tensor([2, 0, 3])
-"""Slot of each request in a pass; the request in the last slot is greedy."""
+"""Number of vLLM's slot for each request in a pass; the request in slot 3 is greedy."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted() -> None:
-    """Let vLLM use Triton on a CPU, where it looks for a backend of this name; Triton's interpreter needs none."""
+    """Let vLLM use Triton on a CPU, by registering a backend of that name; Triton's interpreter needs no real one."""
     from triton.backends import backends
 
     backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))
@@ -39,7 +39,7 @@ def chosen(logits: torch.Tensor, slots: torch.Tensor, pos: torch.Tensor, drafts:
 @pytest.mark.parametrize("widths", [(1, 1, 1), (4, 4, 4), (4, 1, 2), (2, 3, 4)])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_token_is_that_of_a_pass_without_drafts(widths: tuple[int, ...], seed: int) -> None:
-    """Each row gets the token that it gets alone, and drafts count up to the first that differs from its token."""
+    """Each row gets the token that it gets alone; draft tokens are accepted up to the first that differs from it."""
     generator = torch.Generator().manual_seed(seed)
     ends = torch.tensor([0, *torch.tensor(widths).cumsum(0).tolist()], dtype=torch.int32)
     logits = torch.randn(sum(widths), VOCAB_SIZE, generator=generator) * 3
@@ -60,7 +60,7 @@ def test_a_token_is_that_of_a_pass_without_drafts(widths: tuple[int, ...], seed:
 
 
 def test_equal_logits_draft_the_targets_token() -> None:
-    """A draft with the target's logits proposes the target's own token: both use the noise of the same position."""
+    """A draft with the target's logits proposes the target's token, since both use the position's random numbers."""
     generator = torch.Generator().manual_seed(3)
     logits, pos = torch.randn(3, VOCAB_SIZE, generator=generator), torch.tensor([40, 7, 300])
     temperature, seeds = torch.tensor([0.8, 9.0, 1.0, 0.0]), torch.tensor([5, 6, 2**62 + 3, 7])
@@ -79,7 +79,10 @@ def test_equal_logits_draft_the_targets_token() -> None:
 
 
 def test_drafts_have_the_targets_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the target's logits, top_k, top_p and min_p, a draft is the target's token; without them some are others."""
+    """A draft with the target's logits proposes the target's tokens if top_k, top_p and min_p apply to it too.
+
+    Without them, it proposes some other tokens.
+    """
     import numpy as np
     from vllm.sampling_params import SamplingParams
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch

@@ -1,4 +1,4 @@
-"""Tokens with `--noise vllm` are those that vLLM's own kernels choose, run on a CPU by Triton's interpreter."""
+"""Tests that `--noise vllm` gives the tokens that vLLM's own kernels choose; Triton's interpreter runs these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_ROWS, VOCAB_SIZE = 8, 1500
 
 
 def stock(logits: torch.Tensor, sampling: list[SamplingParams], at: list[int]) -> list[int]:
-    """Return the tokens that vLLM's own functions choose; these change `logits` in place."""
+    """Return the token that vLLM's own functions choose for each row of logits, at the row's position in `at`."""
     from triton.backends import backends
 
     # vLLM on a CPU uses Triton only if it finds a backend of this name; the interpreter needs none.

@@ -1,10 +1,10 @@
-"""A stand-in for a Neuron device: seven changes to NxDI, which is otherwise as AWS wrote it.
+"""A stand-in for a Neuron device: seven changes to NxDI (AWS's NxD Inference), which is otherwise as AWS wrote it.
 
 1. NeuronConfig has on_cpu set, so that models take torch's operations where they would call a kernel.
 2. An application's `compile` writes neuron_config.json, a model.pt that names the graphs, and the sharded weights.
-3. Its `load` builds the graphs from only these files, over one memory of keys and values.
-4. A graph's wrapper runs it at its bucket's length, writes aliased outputs back to the memory, and returns the others,
-   as a traced model does. So NxDI's host code runs as on a device.
+3. Its `load` builds the graphs from only these files; all graphs share one KV cache.
+4. A graph's wrapper runs it at its bucket's length, writes outputs that stand for the KV cache back to it, and returns
+   the others, as a traced model does. So NxDI's host code runs as on a device.
 5. The sampler on a CPU looks at the logits of all ranks, and gives values where they are asked for, as on a device.
 6. Medusa's pass reads hidden states at an index that tracing freezes at 0.
 7. Marks of layers for the compiler (in models with experts) have no effect.
@@ -30,9 +30,9 @@ logger = logging.getLogger("nxdi_real")
 
 N = "neuronx_distributed_inference"
 CALLS: list[tuple[str, tuple[int, ...]]] = []
-"""(graph, shape of input_ids) of every call of this process, in order."""
+"""Graph and shape of input_ids of every model call in this process, in order."""
 COMPILED_IN: list[str] = []
-"""Work directory of every compilation of this process."""
+"""Work directory of every compilation in this process, in order."""
 GRAPHS = {
     "context_encoding_model": "context",
     "token_generation_model": "token",
@@ -41,7 +41,7 @@ GRAPHS = {
     "medusa_speculation_model": "medusa",
 }
 STATES = ("past_key_values", "rolling_buffer", "rank_util", "global_rank")
-"""Parts of the names of buffers that no checkpoint contains."""
+"""Parts of the names of a graph's buffers that hold state, and so are in no checkpoint."""
 
 
 def change_config(module: ModuleType) -> None:
@@ -107,7 +107,7 @@ def _weights_file(folder: Path) -> Path:
 
 
 def _share_memory(module: Any, first: Any) -> None:
-    """Let a graph use the KV cache of the application's first graph, model by model, and EAGLE's hidden states."""
+    """Let a graph use the KV cache (and EAGLE's buffer of hidden states) of the application's first graph, `first`."""
     for name in ("", "draft_model", "target_model"):
         part, other = (getattr(module, name), getattr(first, name)) if hasattr(module, name) else (module, first)
         if hasattr(part, "kv_mgr"):
@@ -117,7 +117,7 @@ def _share_memory(module: Any, first: Any) -> None:
 
 
 def _join_ranks(application: Any) -> None:
-    """Create the process groups of NxD, for only this process or for all that torchrun has started."""
+    """Create NxD's process groups, for this process alone or, under torchrun, for all that it has started."""
     from neuronx_distributed.parallel_layers import parallel_state
 
     if not torch.distributed.is_initialized():
@@ -139,7 +139,7 @@ def _join_ranks(application: Any) -> None:
 
 
 def _configs(application: Any) -> list[Any]:
-    """Return every NeuronConfig of an application: its own, each graph's, and the drafts' within these."""
+    """Return every NeuronConfig of an application: its own, that of each graph, and those of the drafts in these."""
     owners = [application.config, *(wrapper.config for wrapper in application.models)]
     drafts = [owner.fused_spec_config.draft_config for owner in owners if owner.fused_spec_config is not None]
     return [owner.neuron_config for owner in [*owners, *drafts]]
@@ -166,7 +166,13 @@ def change_wrapper(module: ModuleType) -> None:
 
 @torch.no_grad()
 def _run_compiled(wrapper: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Run a graph; check its outputs by NxDI's own table of states, which the compiler uses too."""
+    """Run a graph; store its outputs that are states, such as the KV cache, and return the others.
+
+    `run` is NxDI's own `_forward` of the wrapper; it gets `args`.
+
+    Raises:
+        RuntimeError: an output at an index of NxDI's table of states has another shape than the state.
+    """
     bucket = wrapper.neuron_config.buckets.index(args[1].shape[-1])
     _, places = wrapper.as_device.get(bucket)
     outputs = list(run(wrapper, *args))
@@ -230,4 +236,4 @@ CHANGES: dict[str, Callable[[ModuleType], None]] = {
     f"{N}.models.model_base": change_model,
     f"{N}.models.layer_boundary_marker": change_markers,
 }
-"""Name of a module -> function that changes the module once it is imported."""
+"""Functions that change a module of NxDI once it is imported, by the module's name."""

@@ -1,4 +1,4 @@
-"""Makes NxDI's own sources importable on a CPU, under their own names."""
+"""Makes NxDI's own sources (AWS's NxD Inference) importable on a CPU, under their own names."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from types import ModuleType
 from typing import Any
 
 SOURCES = "NXDI_SOURCES"
-"""Name of the environment variable with the folder that holds the clones of NxD and NxDI."""
+"""Name of the environment variable with the folder of the clones of NxD's and NxDI's repositories."""
 FOLDERS = ("neuronx-distributed-inference/src", "neuronx-distributed/src")
 VERSIONS = {"torch-neuronx": "2.9.0", "neuronx-cc": "2.24.0", "neuronx-distributed": "0.18.0"}
-"""Versions reported for packages that are stand-ins or name none; NxDI's own version is in its sources."""
+"""Versions that are reported for packages with stand-ins or without a version; NxDI's own is read from its sources."""
 _ENVIRONMENT = {"NXD_CPU_MODE": "1", "NXD_LOG_LEVEL": "error"}
 
 
 def arm() -> None:
-    """Let imports of Neuron packages in this process find NxDI's sources, and stand-ins for other packages.
+    """Let this process import NxDI's sources, and stand-ins for the other packages of a Neuron machine.
 
     Raises:
-        KeyError: NXDI_SOURCES is not set.
+        KeyError: the environment variable NXDI_SOURCES is not set.
     """
     if any(isinstance(finder, _Changes) for finder in sys.meta_path):
         return
@@ -41,16 +41,16 @@ def arm() -> None:
 
 
 def _free_port() -> int:
-    """Return a free port for this process's group of one; NxDI's CPU mode would take 29500 in every process."""
+    """Return a free port for this process's process group; NxDI's CPU mode would use 29500 in every process."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])
 
 
 class _Changes(importlib.abc.MetaPathFinder):
-    """Finder that changes modules of NxDI after their import.
+    """Import finder that changes some modules of NxDI after their import.
 
-    The first import of a Neuron package also imports the stand-ins, which need torch.
+    At the first import of a Neuron package it also sets up the stand-ins, which need torch.
     """
 
     def __init__(self, source: Path) -> None:
@@ -82,7 +82,7 @@ class _Changes(importlib.abc.MetaPathFinder):
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def find_distributions(self, context: Any) -> Iterable[metadata.Distribution]:
-        """Return the distributions from which `importlib.metadata` takes the versions of these packages."""
+        """Return distributions from which `importlib.metadata` takes the versions of NxDI and of the stand-ins."""
         versions = {**VERSIONS, "neuronx-distributed-inference": self._version()}
         names = versions if context.name is None else [context.name.replace("_", "-").lower()]
         return [_Distribution(name, versions[name]) for name in names if name in versions]

@@ -1,4 +1,4 @@
-"""Trials of compiled models on two ranks: `torch.distributed.run --nproc_per_node 2 -m tests.nxdi_real.ranks FOLDER`.
+"""Runs compiled models on two ranks: `torch.distributed.run --nproc_per_node 2 -m tests.nxdi_real.ranks FOLDER`.
 
 Every rank makes the same calls, as the cores of one process do on a device; rank 0 prints the results, one JSON object
 per line. FOLDER is for models and artifacts.
@@ -42,7 +42,11 @@ def config(path: Path, **options: Any) -> ModelConfig:
 
 
 def slots(target: Path, **overrides: Any) -> dict[str, Any]:
-    """Return by how much a slot model's logits differ from Transformers', for prompts and for part of a batch."""
+    """Compare the logits of a target on backend neuron with Transformers', for prompts and later tokens.
+
+    Return the largest difference as "error", and the degree of tensor parallelism as "tp_degree". `overrides` are
+    settings of NxDI.
+    """
     backend = load_neuron_backend(config(target, gamma=K - 1, overrides=overrides))
     prompts = backend.forward([Span(slot, 0, tokens, 1) for slot, tokens in enumerate(PROMPTS)])
     passes = backend.forward([Span(2, 26, TOKENS[:K], K), Span(0, 1, TOKENS[7:9], 2)])
@@ -59,7 +63,10 @@ def _logits(target: Path, tokens: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = False, **overrides: Any) -> dict[str, Any]:
-    """Return whether the greedy tokens of a pair (draft and target in one graph) are those of Transformers."""
+    """Decode greedily with target and draft in one graph; return whether the tokens are Transformers', as "equal".
+
+    `method` is fused, eagle or eagle3. `overrides` are settings of NxDI.
+    """
     options = {"method": method, "overrides": overrides, "device_sampling": device_sampling}
     decoder = load_fused_decoder(config(target, gamma=K, **options), config(draft, **options), decide)
     assert decoder is not None
@@ -76,7 +83,7 @@ def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = Fals
 
 
 def results(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the result of each trial, with the trial's name."""
+    """Run each check of this module; yield its results, with its name as "name"."""
     target = save_tiny_model(folder / "target", "llama", seed=1, eos_token_id=None)
     draft = save_tiny_model(folder / "draft", "llama", seed=2, eos_token_id=None)
     deep = save_tiny_model(folder / "deep", "llama", seed=1, num_hidden_layers=8, eos_token_id=None)

@@ -1,8 +1,8 @@
-"""Modules in the place of the Neuron packages that only a Neuron machine has: torch_neuronx, torch_xla, nki and others.
+"""Stand-ins for packages that only a Neuron machine has: torch_neuronx, torch_xla, nki and others.
 
-NxDI imports hundreds of names of them and calls few on a CPU. Any name of these packages is an inert class: it may be a
-base class, a decorator, an annotation or a subscripted kernel, and raises when it is run. Functions that NxDI does run
-are written here. Nothing here imitates a device; `device` does.
+NxDI imports hundreds of names from them and calls few on a CPU. Any name in these packages is an inert class: it may be
+a base class, a decorator, an annotation or a subscripted kernel, and raises when it is run. Functions that NxDI does
+run are written here. Nothing here imitates a device; the module `device` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLATFORM = "trn1"
 
 
 class _Inert(type):
-    """Metaclass of the inert classes, which can be used in any way but run."""
+    """Metaclass of inert classes, which NxDI may use in any way, but whose instances raise when they are called."""
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
         if "is_inert" not in cls.__dict__:  # a class that NxDI derives
@@ -60,7 +60,7 @@ class _Inert(type):
 
 
 def inert(name: str) -> Any:
-    """Return an inert class with this name."""
+    """Return a class with this name that can be used in any way, but raises when it is run."""
     return _Inert(name.rpartition(".")[2], (), {"is_inert": True})
 
 
@@ -74,7 +74,7 @@ def _configured(name: str) -> Callable[..., Any]:
 
 
 class _Module(ModuleType):
-    """A stand-in package: any attribute of it is an inert class."""
+    """A stand-in for a package: each of its attributes is an inert class, made when it is first asked for."""
 
     __path__: list[str] = []
     __version__ = "0"
@@ -88,7 +88,7 @@ class _Module(ModuleType):
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finder of every module in `PACKAGES`."""
+    """Import finder and loader of the stand-ins for the packages in `PACKAGES`, and for all modules in them."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
         if fullname.partition(".")[0] not in PACKAGES:
@@ -125,7 +125,7 @@ def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, dim: int =
 
 
 def _hlo_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an eager version of `rand_like`, the only HLO function that runs here; any other one stays inert."""
+    """Return a torch version of `rand_like`, the only HLO function that runs here; any other one raises when run."""
     if function.__name__ == "rand_like":
         return lambda tensor: torch.rand(tensor.shape).to(tensor.dtype)
     return _configured(function.__name__)
@@ -140,7 +140,7 @@ def _collectives() -> dict[str, Any]:
 
 
 class CollectivesConfig:
-    """Configuration with the one field that NxD reads when it makes process groups."""
+    """Configuration of collective operations, with the fields that NxD reads when it makes process groups."""
 
     def __init__(self, replica_groups: Sequence[Sequence[int]] | None = None, *_: Any, **__: Any) -> None:
         self.replica_groups = replica_groups

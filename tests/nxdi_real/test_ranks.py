@@ -1,4 +1,4 @@
-"""Compiled models on two ranks (tp_degree 2): two processes with halves of the weights, as on devices."""
+"""Tests of compiled models on two ranks (tp_degree 2): two processes, each with half of the weights, as on devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Run the trials of `ranks.py` on two ranks; return their results by the trials' names."""
+    """Run `ranks.py` on two ranks; return the results of its checks by the checks' names."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     variables = {
@@ -49,9 +49,8 @@ def test_logits_are_those_of_transformers(results: dict[str, dict[str, Any]], na
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_gives_the_tokens_of_transformers(results: dict[str, dict[str, Any]], name: str) -> None:
-    """A pair on several cores gives the tokens of Transformers.
+    """A draft and a target in one graph, on two cores, give the tokens of Transformers.
 
-    Regression: NxDI gathered a draft's embeddings that it had not scattered, and EAGLE failed on several
-    cores.
+    Regression: NxDI gathered a draft's embeddings that it had not scattered, and EAGLE failed on several cores.
     """
     assert results[name]["equal"]

@@ -29,24 +29,24 @@ PARALLEL = 8
 NUM_TOKENS = (1, 3, 8, 24)
 SESSION_LIMIT_S = 60.0
 BY_HAND_S = 2.0
-"""Time limit in seconds of a request whose client drafts random tokens; its target may wait for a valid proposal."""
+"""Time limit in seconds of a request with random draft tokens; its target may wait that long for valid ones."""
 LATE = ("DEADLINE_EXCEEDED", "HTTP 504", "HTTP 408", "TIMEOUT")
 MORE_FDS, MORE_THREADS, MORE_TASKS = 4, 2, 4
 MORE_MEMORY, MORE_MIB = 0.1, 40.0
-"""Allowed growth of a server's memory beyond its size with all slots used, as a share and in MiB, for the allocator."""
+"""Growth of a server's memory that is allowed to the allocator, as a share of its size in full use, and in MiB."""
 
 
 class Enough(Exception):
-    """Raised by a client that leaves before the end of its answer."""
+    """Raised by a client's callback to leave before the end of an answer."""
 
 
 @dataclass
 class Tally:
-    """Outcomes of all sessions (requests) so far.
+    """Outcomes of all requests so far.
 
     Attributes:
-        ends: number of sessions by server and outcome.
-        wrong: descriptions of wrong answers and unexpected errors.
+        ends: number of requests by server and outcome.
+        wrong: a description of each wrong answer and each unexpected error.
     """
 
     ends: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Resources of an idle server: requests, tasks of the event loop, file descriptors, threads, and memory."""
+    """What an idle server occupies: requests, tasks of its event loop, file descriptors, threads, and memory in MiB.
+
+    `rss_mib` is all resident memory, `own_mib` that without pages of files.
+    """
 
     num_requests: int
     num_tasks: int
@@ -66,7 +69,7 @@ class Left:
 
 
 class Visitor:
-    """Client of all servers; it runs sessions one after another over the same connections, beside other visitors."""
+    """Client of all servers, which sends one request after another over the same connections; several run at once."""
 
     def __init__(
         self, where: Cluster, expected: dict[Question, Answer], tally: Tally, card: pb.GetModelResponse
@@ -77,7 +80,7 @@ class Visitor:
         self._card = card
 
     async def visit(self, numbers: Iterator[int], seed: int) -> None:
-        """Run one session after another, with the next of `numbers` each, until none is left."""
+        """Send a request for each of `numbers` that this client gets; with `seed` the number determines the request."""
         async with AsyncExitStack() as stack:
             ways = await self._where.ways(stack)
             target = await stack.enter_async_context(open_channel(self._where["target"].address))
@@ -144,7 +147,7 @@ def _leaving(after: int) -> Progress:
 
 
 async def drive(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> None:
-    """Run the sessions with these numbers, `PARALLEL` at a time."""
+    """Send the requests with these numbers, PARALLEL of them at a time."""
     left = iter(numbers)
     counted = (_said(trial, number, numbers) for number in left)
     await asyncio.gather(*(visitor.visit(counted, seed) for visitor in visitors))
@@ -157,7 +160,7 @@ def _said(trial: Trial, number: int, numbers: range) -> int:
 
 
 async def left_in(member: Member) -> Left:
-    """Return the resources that an idle server holds at present."""
+    """Return what an idle server occupies now: requests, tasks, file descriptors, threads and memory."""
     num_tasks, one = int((await member.gauges())["specdec_event_loop_tasks"]), member.vitals
     return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib, one.own_mib)
 
@@ -185,7 +188,7 @@ async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
 
 
 async def _after(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> dict[str, Left]:
-    """Run the sessions with these numbers; return the resources of each server once it is idle again."""
+    """Send the requests with these numbers; return what each server occupies once it is idle again."""
     await drive(trial, where, visitors, numbers, seed)
     trial.promise(f"slots free after session {numbers.stop}", is_free := await where.settled(), True, kept=is_free)
     await asyncio.sleep(2)  # connections that have been closed are noticed

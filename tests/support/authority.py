@@ -1,4 +1,4 @@
-"""Certificate authority for tests, which issues certificates for hosts, URIs or any name, and expired ones."""
+"""Certificate authority for tests: issues certificates for host names, IP addresses or URIs, also expired ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAYS = 90
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate and its key, as PEM."""
+    """A certificate and its private key, both in PEM."""
 
     cert: bytes
     key: bytes
@@ -35,11 +35,14 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """The CA's certificate, for its clients to trust."""
+        """Certificate of the CA itself in PEM, for clients to trust."""
         return self._cert.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, names: Sequence[str], *, begins: datetime | None = None, days: float = DAYS) -> Issued:
-        """Issue a certificate for hosts, IP addresses or SPIFFE URIs, valid for `days` from `begins` (or now) on."""
+        """Issue a certificate, with a new key, for host names, IP addresses or SPIFFE URIs.
+
+        It is valid for `days` days from `begins` on, by default from an hour ago.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
         builder = _begun(subject, key, begins or _now(), days).issuer_name(self._name)

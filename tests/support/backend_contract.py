@@ -1,8 +1,9 @@
 """The contract of every slot backend: `BackendContract`, a class of tests from which each backend's tests inherit.
 
-A slot backend runs a model over sequences that each have a slot, a room in its KV cache. The main test draws random
-histories of writes, overwrites and rollbacks: the logits of each span (consecutive tokens of one slot in a pass) must
-equal those of a fresh forward of plain Transformers over the tokens that the slot should hold.
+A slot backend runs a model over several sequences, each of which has a slot, its part of the KV cache. The main test
+draws random histories of writes, overwrites and rollbacks, and checks the logits after each: those of a span
+(consecutive tokens of one slot in a forward pass) must equal those of plain Transformers, without a KV cache, over all
+tokens that the slot should then contain.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ MAX_LENGTH = 24
 
 @dataclass(frozen=True)
 class Move:
-    """One slot's input to a pass: the share of its tokens to keep, and the token ids to append to these."""
+    """Input of one slot to a forward pass: how much of the slot's content to keep, and the token ids to append.
+
+    Attributes:
+        keep: share, 0 to 1, of the tokens in the slot that stay, from the first one on; the others are dropped.
+        token_ids: token ids that follow the kept ones.
+        wanted: share, 0 to 1, of `token_ids` whose logits the pass returns, those of the last ones.
+    """
 
     slot: int
     keep: float  # part of the held tokens that stays; 1 is plain decoding, 0 is reuse by another sequence
@@ -58,7 +65,7 @@ def moves(slot: int) -> st.SearchStrategy[Move]:
 
 
 def passes() -> st.SearchStrategy[list[Move]]:
-    """Draw a pass over one or more slots, in any order."""
+    """Return a Hypothesis strategy for the input of a forward pass: a `Move` for one or more slots, in any order."""
     some_slots = st.permutations(range(NUM_SLOTS)).flatmap(
         lambda slots: st.integers(1, NUM_SLOTS).map(lambda count: slots[:count])
     )
@@ -69,7 +76,7 @@ histories = st.lists(passes(), min_size=1, max_size=5)
 
 
 class Reference:
-    """Plain Transformers without a KV cache: logits come from one forward over all tokens."""
+    """Plain Transformers without a KV cache: each logit comes from one forward pass over the whole sequence."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -82,7 +89,7 @@ class Reference:
         return logits
 
     def generated(self, prompt: Sequence[int], num_new_tokens: int) -> list[int]:
-        """Return the prompt and Transformers' own greedy text after it."""
+        """Return the ids of the prompt and, after them, of `num_new_tokens` that Transformers generates greedily."""
         settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": num_new_tokens}
         generated: list[int] = self._model.generate(torch.tensor([prompt]), **settings)[0].tolist()
         return generated
@@ -96,7 +103,7 @@ def reference(family: str) -> Reference:
 def assert_matches(
     backend: Backend, plain: Reference, history: Sequence[Sequence[Move]], *, tolerance: float = 1e-4
 ) -> None:
-    """Run the passes of a history on a backend; compare every logit with the reference."""
+    """Run a history (passes in their order) on a backend; check that every logit is the reference's to `tolerance`."""
     held: dict[int, tuple[int, ...]] = dict.fromkeys(range(NUM_SLOTS), ())
     for one_pass in history:
         spans = [_span(move, held) for move in one_pass]
@@ -107,7 +114,7 @@ def assert_matches(
 
 
 def _span(move: Move, held: dict[int, tuple[int, ...]]) -> Span:
-    """Turn a move into a valid span, and record in `held` the tokens that the slot has after it."""
+    """Turn a move into a span that fits its slot, and store in `held` which tokens the slot contains after it."""
     token_ids = move.token_ids
     start = min(round(move.keep * len(held[move.slot])), MAX_LENGTH - len(token_ids))
     held[move.slot] = (*held[move.slot][:start], *token_ids)
@@ -137,19 +144,22 @@ FAULTS = {
     "other neighbours": ([0, 1], 1, [1, 2], 1),
     "more slots": ([2, 0], 1, [0, 1, 2], 2),
 }
-"""Slots and number of tokens each of a pass that works, and the same of the pass after it, which fails."""
+"""Pairs of passes, by how they differ: one that works, and the next one, which fails.
+
+Each has the slots of the first pass and its number of tokens per slot, then both of the second pass.
+"""
 HELD = 4
 
 
 SHARED: dict[tuple[object, str], Backend] = {}
-"""Backends that tests share, by test class and model family."""
+"""Loaded backends that several tests use, by test class and model family."""
 
 
 class BackendContract:
-    """Tests of a backend. A subclass implements `load`, and may name further model families of `tiny_model`.
+    """Tests that every slot backend must pass. A subclass implements `load`, and may extend the class attributes.
 
-    `faults` names the entries of FAULTS to test; a subclass whose code other subclasses test with all of them
-    may name only the one that runs most of its code.
+    `families` names the model families of `tiny_model` to test. `faults` names the entries of FAULTS to test: a
+    subclass may name only the one that runs most of its code, if another subclass tests that code with all of them.
     """
 
     families: Collection[str] = ("llama",)
@@ -162,18 +172,18 @@ class BackendContract:
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """Return a new backend for one test; a subclass may return the shared one if loading is slow."""
+        """Return a backend that no other test uses; a subclass may return the shared one if loading is slow."""
         return self.load("llama")
 
     @classmethod
     def shared(cls, family: str) -> Backend:
-        """Return the backend that all examples of a family share; tokens left in its slots must not matter."""
+        """Return the backend that all tests of a family share; tokens that one leaves in the slots must not matter."""
         if (cls, family) not in SHARED:
             SHARED[cls, family] = cls().load(family)
         return SHARED[cls, family]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run each test with a parameter `family` or `fault` once for each that the class names."""
+        """Run each test with a parameter `family` or `fault` once for each entry of `families` or `faults`."""
         for name, values in (("family", self.families), ("fault", self.faults)):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values)
@@ -193,7 +203,10 @@ class BackendContract:
         check()
 
     def test_greedy_text_is_that_of_generate(self, family: str) -> None:
-        """Passes of one and of four tokens over Transformers' greedy text choose its next token at each position."""
+        """The logits over a greedy text of Transformers have their maximum at the text's next token.
+
+        It is checked at every position, with one token per pass and with four.
+        """
         backend, text = self.shared(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
         for width in (1, 4):
             parts = [(start, text[start : start + width]) for start in range(0, MAX_LENGTH, width)]
@@ -201,7 +214,7 @@ class BackendContract:
             assert np.concatenate(logits).argmax(axis=1).tolist()[2:-1] == text[3:]
 
     def test_a_start_off_by_one_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The checks fail for a wrong backend whose continued spans start one position too late."""
+        """The contract's checks fail for a wrong backend, which writes one position too late except at position 0."""
         backend = self.fresh()
         forward = backend.forward
 
@@ -228,9 +241,9 @@ class BackendContract:
         self.assert_close(logits, reference("llama").logits(TOKENS[:6])[5:])
 
     def test_a_pass_that_fails_anywhere_spoils_no_other(self, fault: str) -> None:
-        """A pass that fails at any point leaves the results of other passes right.
+        """After a pass that runs out of memory, at any line of its code, other passes still give the right logits.
 
-        Regression: memory ran out with half of the inputs bound, and the next pass read another user's slot.
+        Regression: memory ran out when half of a pass's inputs were set, and the next pass read another user's slot.
         """
         backend, plain = self.fresh(), reference("llama")
         held = [TOKENS[slot : slot + HELD] for slot in range(NUM_SLOTS)]
@@ -290,7 +303,7 @@ class BackendContract:
 
 
 class Uncompiled:
-    """Stand-in for a compiler: passes have fixed shapes and run as they are."""
+    """Stand-in for a compiler of fixed-shape passes: it returns each function uncompiled, and counts them."""
 
     name, arithmetic, graphs_only = "left as they are", "", False
 
@@ -298,6 +311,6 @@ class Uncompiled:
         self.num_graphs = 0
 
     def make(self, run: Run) -> Run:
-        """Count a graph that would be compiled; return its function as it is."""
+        """Count `run` as one graph; return it as it is, uncompiled."""
         self.num_graphs += 1
         return run

@@ -1,4 +1,4 @@
-"""Small gzipped messages that take much time or memory to parse, before their elements can be counted."""
+"""Messages, small once gzipped, whose parsing takes much time or memory before their elements can be counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def varint(number: int) -> bytes:
 
 
 def field(tag: int, payload: bytes) -> bytes:
-    """Return a length-delimited field of a protobuf message."""
+    """Return a length-delimited field of a protobuf message; `tag` is its field number."""
     return bytes([tag << 3 | 2]) + varint(len(payload)) + payload
 
 
@@ -25,4 +25,4 @@ BOMBS: dict[str, bytes] = {
     "role": field(9, field(1, field(1, b"r" * 500_000))),
     "text": field(1, b"lorem ipsum " * 50_000),
 }
-"""Serialized GenerateRequests that are not compressed yet, by the part of which each has too much."""
+"""Serialized GenerateRequests, not yet gzipped, each with far too many or too long values of one kind, by that kind."""

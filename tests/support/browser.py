@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its debugging pipe, without a driver program: one page and its scripts."""
+"""A headless Chromium with one page, driven through its debugging pipe instead of a driver such as chromedriver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_TIMEOUT_S = 60.0
 
 
 class Page:
-    """A tab of a headless browser, with the addresses that it requested and the errors on its console."""
+    """A tab of a headless browser, with the URLs that it has requested and the errors on its console."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: int) -> None:
         self._reader = reader
@@ -31,7 +31,7 @@ class Page:
         self.complaints: list[str] = []  # errors on its console
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command of the DevTools protocol; return its result."""
+        """Send a command of the DevTools protocol; return its result, and note the events that come before it."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if self._session is not None:
@@ -63,26 +63,26 @@ class Page:
         await self.until("document.readyState === 'complete'")
 
     async def visit(self, url: str) -> None:
-        """Open an address; forget the requests and console errors of earlier pages."""
+        """Load a URL in this tab, and forget the requests and console errors of earlier pages."""
         await self.open("about:blank")
         self.requested.clear()
         self.complaints.clear()
         await self.open(url)
 
     async def run(self, script: str) -> Any:
-        """Return the value of a JavaScript expression."""
+        """Evaluate a JavaScript expression in the page, awaiting a promise; return its value as JSON data."""
         answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     async def until(self, script: str, *, timeout_s: float = 30.0) -> None:
-        """Wait for a JavaScript expression to become true; raise TimeoutError after `timeout_s` seconds."""
+        """Wait until a JavaScript expression is true in the page; raise TimeoutError after `timeout_s` seconds."""
         async with asyncio.timeout(timeout_s):
             while not await self.run(script):  # noqa: ASYNC110 - the browser has no event for it
                 await asyncio.sleep(0.05)
 
     async def screenshot(self, *, width: int, height: int) -> bytes:
-        """Return a PNG of the page."""
+        """Return the page as a PNG of `width` by `height` pixels."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -91,7 +91,7 @@ class Page:
 
 @asynccontextmanager
 async def browser_page(profile: Path) -> AsyncGenerator[Page, None]:
-    """Yield a tab of a new browser with its profile in a directory, which the caller may delete afterwards."""
+    """Start a browser that stores its profile in the directory `profile`; yield its tab, and stop it afterwards."""
     assert CHROMIUM is not None
     commands_out, commands_in = os.pipe()
     answers_out, answers_in = os.pipe()

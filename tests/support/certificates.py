@@ -1,4 +1,4 @@
-"""Certificates of a CA for tests, as files."""
+"""Certificates for tests, issued by a CA of their own and written to files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.authority import Authority, Issued
 
 @dataclass(frozen=True)
 class Pki:
-    """A certificate authority for tests, and the folder of the certificates that it issued."""
+    """A certificate authority for tests, with the folder into which its certificates are written."""
 
     folder: Path
     authority: Authority = field(default_factory=Authority)
@@ -24,7 +24,10 @@ class Pki:
         return path
 
     def pair(self, stem: str, *names: str, expired: bool = False) -> tuple[Path, Path]:
-        """Write a certificate and its key to files with this stem, over existing ones; return both paths."""
+        """Issue a certificate, for localhost if there are no `names`; return the paths of certificate and key.
+
+        The files are `stem`.pem and `stem`.key in the folder; files of these names are overwritten.
+        """
         begins = datetime.now(UTC) - timedelta(days=10) if expired else None
         issued = self.authority.issue(names or ("localhost", "127.0.0.1"), begins=begins, days=9 if expired else 30)
         return self.write(stem, issued)
@@ -36,7 +39,7 @@ class Pki:
         return cert, key
 
     def client(self, *names: str) -> ClientTls:
-        """Return TLS settings of a client that trusts this CA, with a client certificate if `names` are given."""
+        """Return TLS settings that trust this CA; with `names` they have a client certificate for these."""
         return ClientTls(self.ca, *(self.pair("client", *names) if names else ()))
 
 

@@ -1,4 +1,4 @@
-"""Clients of the suites in tests/suites: a question, its answer over gRPC or HTTP, and the answer it should have."""
+"""Clients that the suites in tests/suites use: they ask over gRPC or HTTP, and compare answers with expected ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMPTS = ("It was the best of times", "The wind", "Once upon a time there was",
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, a seed and a length, which determine the tokens of the answer."""
+    """A prompt, a seed and a number of tokens, which together determine the answer's tokens."""
 
     prompt: str
     seed: int
@@ -39,13 +39,14 @@ class Question:
 
 @dataclass
 class Answer:
-    """The part of an answer that came, and how it ended.
+    """The part of an answer that has arrived, and how the answer ended.
 
     Attributes:
         token_ids: token ids of an answer over gRPC; empty over HTTP.
-        fault: status of the error that ended it; None if it is whole.
-        words: further text about the error.
-        arrivals: monotonic seconds at which messages with tokens came.
+        fault: name of the error status, such as HTTP 429, that ended the answer; None if it is complete.
+        words: the error's message.
+        num_accepted_tokens: draft tokens that the target accepted, over gRPC; 0 over HTTP.
+        arrivals: times (`time.monotonic`) at which messages with tokens arrived.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -59,7 +60,7 @@ class Answer:
         return self.fault is None and self.text == expected.text and self.token_ids in (expected.token_ids, [])
 
     def begins(self, expected: Answer) -> bool:
-        """Return whether the expected answer begins with this one."""
+        """Return whether what has arrived, in text and token ids, is the beginning of the expected answer."""
         whole, num_tokens = expected.token_ids, len(self.token_ids)
         return expected.text.startswith(self.text.rstrip("\ufffd")) and whole[:num_tokens] == self.token_ids
 
@@ -69,15 +70,15 @@ class Answer:
 
 
 Progress = Callable[[int], None]
-"""Callback after each message, with the number of tokens so far, or of events over HTTP."""
+"""Callback after each message, with the number of tokens so far (gRPC) or of messages so far (HTTP)."""
 
 
 Ask = Callable[..., Awaitable[Answer]]
-"""Function that sends a `Question`, with an optional callback and deadline, and returns the `Answer`."""
+"""Function that sends a `Question`, and returns its `Answer`; it may take a `Progress` callback and a deadline."""
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:
-    """Ask over gRPC on a new connection; call `told` with the number of tokens as they come."""
+    """Send a question over gRPC, on a new connection; return its answer, and meanwhile report progress to `told`."""
     async with open_channel(address) as channel:
         return await ask_on(channel, question, told, gamma=gamma)
 
@@ -90,7 +91,12 @@ async def ask_on(
     gamma: int | None = None,
     deadline_s: float = 120.0,
 ) -> Answer:
-    """Ask over gRPC on an open channel; call `told` with the number of tokens as they come."""
+    """Send a question over gRPC, on an open channel; return its answer.
+
+    Call `told` with the number of tokens so far after each message. `gamma` is the most draft tokens per pass; None
+    leaves it to the server. No error of the request is raised: its name is the answer's `fault`. If the server was
+    full, the function returns only after the time that the server asked to wait, at most a second.
+    """
     request = CompletionRequest(
         question.prompt,
         sampling=SamplingParams(temperature=TEMPERATURE),
@@ -122,7 +128,11 @@ async def ask_on(
 async def ask_http(
     client: httpx.AsyncClient, question: Question, told: Progress | None = None, *, deadline_s: float = 120.0
 ) -> Answer:
-    """Ask over HTTP by a client whose base URL is the server's; call `told` with the number of tokens as they come."""
+    """Send a question over HTTP; return its answer. The base URL of `client` must be the server's.
+
+    Call `told` with the number of messages so far after each one. No error is raised: it stands in the answer's
+    `fault`.
+    """
     body = {
         "prompt": question.prompt,
         "max_tokens": question.num_tokens,
@@ -163,7 +173,7 @@ async def _read_events(response: httpx.Response, answer: Answer, told: Progress 
 
 
 async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the JSON events of a stream, without [DONE]."""
+    """Yield the JSON of each server-sent event of a response, leaving out the final [DONE]."""
     async for line in response.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
@@ -171,17 +181,17 @@ async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any],
 
 @dataclass
 class Load:
-    """Clients that ask without a break over HTTP, and the outcomes of their requests.
+    """Several clients that send one HTTP request after another without a pause, and counts of how these ended.
 
-    A client that loses its connection asks for the whole answer again.
+    A client that loses its connection goes on with its next question.
 
     Attributes:
-        expected: the questions, with their undisturbed answers.
-        num_same: number of whole answers that are as expected.
-        refused: the server's messages of refused requests.
-        num_cut: number of connections that were lost before the end of an answer.
+        expected: the questions, each with the answer of an undisturbed server.
+        num_same: number of complete answers that are as expected.
+        refused: error messages of requests that the server refused or ended with an error.
+        num_cut: number of answers that ended too early because the connection was lost.
         other: answers that are neither the expected one nor a beginning of it.
-        longest_gap_s: the most seconds between two events of an answer, or between its question and the first.
+        longest_gap_s: most seconds between two events of an answer, or between its request and the first event.
     """
 
     expected: dict[Question, Answer]
@@ -192,7 +202,7 @@ class Load:
     longest_gap_s: float = 0.0
 
     async def during(self, client: httpx.AsyncClient, num_clients: int, work: Coroutine[Any, Any, None]) -> None:
-        """Send requests until `work` is done, then wait for the last answers."""
+        """Let `num_clients` clients send requests until `work` is done, then wait for their last answers."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for number in range(num_clients):
@@ -224,13 +234,13 @@ class Load:
 
 
 def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:
-    """Return questions with answers of these lengths in turn."""
+    """Return questions with the seeds 0, 1, 2 and so on, which ask in turn for these numbers of tokens."""
     seeds = range(num_questions)
     return [Question(PROMPTS[seed % len(PROMPTS)], seed, num_tokens[seed % len(num_tokens)]) for seed in seeds]
 
 
 async def expected_answers(address: str, asked: Sequence[Question]) -> dict[Question, Answer]:
-    """Return a target's undisturbed answers, without draft tokens.
+    """Ask a target one question after the other, without draft tokens; return the answers by question.
 
     Raises:
         RuntimeError: an answer ends with an error.
@@ -242,7 +252,9 @@ async def expected_answers(address: str, asked: Sequence[Question]) -> dict[Ques
 
 
 async def touch(address: str, prompt_length: int, num_slots: int) -> None:
-    """Fill every slot of a server with a prompt of `prompt_length` tokens, so that its memory is in use.
+    """Send `num_slots` requests at once, so that each slot (sequence) of the server's KV cache is written.
+
+    So all of its memory is in use. Each prompt has `prompt_length` tokens.
 
     Raises:
         SpecDecError: a request failed.

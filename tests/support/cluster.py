@@ -1,9 +1,9 @@
-"""The servers of the suites: real processes of the bundled pair, each of which may be killed and restarted.
+"""The servers of the suites in tests/suites: real processes of the bundled models, which can be killed and restarted.
 
     clients -> target <- worker (pool)        gateway -> draft -> target        fused (gRPC and HTTP)
 
-With links, each connection of a draft, a worker, a gateway or a client of the target leads through a proxy that can be
-cut, silenced and slowed.
+With `linked`, the draft server, the worker, the gateway and the target's clients each connect through a proxy of their
+own that can be cut, silenced and slowed down.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NUM_SLOTS = 8
 COMMON = ("--threads", "1", "--batch", str(NUM_SLOTS))
 IMPATIENT = ("--stall_timeout_s", "5")
 PROMPT_LENGTH = 2000
-"""Length of a prompt that fills a slot of the bundled pair."""
+"""Prompt length, in tokens, that fills a sequence's whole part (slot) of the bundled models' KV cache."""
 SETTLE_S = 60.0
-"""Time after which every slot is free and every restored server ready; the idle time-out is 5 s."""
+"""Seconds after which every KV-cache slot is free and every restarted server ready; idle sessions time out after 5."""
 
 
 @dataclass
@@ -45,11 +45,14 @@ class Member:
     """A server of the cluster, whose ports stay the same after a restart.
 
     Attributes:
-        port: port of gRPC; 0 if it has none.
-        http_port: port of HTTP; 0 if it has none.
+        role: value of its flag `--role`.
+        flags: its other flags.
+        logs: folder that gets a log file for each start.
+        port: gRPC port; 0 if the server has none.
+        http_port: port of the HTTP API; 0 if the server has none.
         metrics_port: port of /metrics.
-        probe_port: port of /livez and /readyz; 0 if it has none.
-        ready_line: line of its log that shows that it is ready; None if a health check shows it.
+        probe_port: port of /livez and /readyz; 0 if the server has none.
+        ready_line: text in the log that shows that the server is ready; None if its gRPC health check shows it.
     """
 
     name: str
@@ -83,7 +86,7 @@ class Member:
         return self.server is not None and self.server.process.returncode is None
 
     async def start(self) -> None:
-        """Run the server until `stop`, or until it dies."""
+        """Start the server, and return once it is ready; it runs until `stop`, or until it dies."""
         self._num_lives += 1
         log = self.logs / f"{self.name}.{self._num_lives}.log"
         process = server_process(
@@ -97,20 +100,20 @@ class Member:
         await self._life.aclose()
 
     async def restart(self) -> float:
-        """Restart the server on the same ports; return the seconds that this took."""
+        """Stop the server and start it on the same ports; return the seconds until it was ready."""
         began = time.monotonic()
         await self.stop()
         await self.start()
         return time.monotonic() - began
 
     async def end(self) -> None:
-        """Send SIGTERM, as Kubernetes does, and wait for the server's end."""
+        """Send SIGTERM, as Kubernetes does, and wait until the server's process has ended."""
         assert self.server is not None
         self.send(signal.SIGTERM)
         await self.server.process.wait()
 
     async def is_ready(self) -> bool:
-        """Return whether a Service may send requests to this member; only two failed probes in a row count."""
+        """Return whether /readyz succeeds, tried twice: a Kubernetes Service drops a pod after two failed probes."""
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.probe_port}", timeout=5) as kubelet:
             for _ in range(2):
                 with suppress(httpx.TransportError):
@@ -124,7 +127,7 @@ class Member:
 
     @property
     def branch_slots_mib(self) -> float:
-        """Return the memory in MiB of the slots that only branches use, computed from numbers in the server's log."""
+        """MiB of the KV-cache slots that only alternative draft branches use, computed from figures in the log."""
         assert self.server is not None
         log = self.server.log.read_text()
         sizes = re.findall(r"slots of \d+ tokens, ([\d.]+) MB each", log)
@@ -136,7 +139,7 @@ class Member:
         return vitals(self.pid)
 
     async def gauges(self) -> dict[str, float]:
-        """Return the metrics by name, without labels; if several series have a name, the last one."""
+        """Read /metrics; return the values by metric name; of several series of one metric, the last one's."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         async with httpx.AsyncClient(timeout=60) as client:
             lines = (await client.get(url)).text.splitlines()
@@ -145,13 +148,13 @@ class Member:
         }
 
     async def num_requests(self) -> int:
-        """Return the number of requests that run or wait."""
+        """Return the number of requests that the server runs or has queued, from its metrics."""
         gauges = await self.gauges()
         return int(gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"])
 
 
 class Cluster:
-    """Servers by name, and the links between them."""
+    """Servers by name, proxies by the name of the side that connects (none if not `linked`), and the logs' folder."""
 
     def __init__(self, members: dict[str, Member], links: dict[str, DelayProxy], logs: Path) -> None:
         self.members = members
@@ -162,7 +165,7 @@ class Cluster:
         return self.members[name]
 
     def tracebacks(self) -> list[str]:
-        """Return each unexpected error in the logs: the line before its traceback, and the traceback's last line."""
+        """Return a line per traceback in the servers' logs: log file, the line before, and the exception."""
         found = []
         for log in sorted(self._logs.iterdir()):
             before, *blocks = log.read_text(errors="replace").split("Traceback (most recent call last):\n")
@@ -181,7 +184,10 @@ class Cluster:
         return card
 
     async def ways(self, stack: AsyncExitStack) -> dict[str, Ask]:
-        """Return functions that send a question, by server and API; their connections close with the stack."""
+        """Connect to the servers; return functions that send a question to one of them.
+
+        The keys are the server's name for gRPC, and "NAME over HTTP". The connections close with `stack`.
+        """
         found: dict[str, Ask] = {}
         for name in ("target", "draft", "fused"):
             found[name] = partial(ask_on, await stack.enter_async_context(open_channel(self[name].address)))
@@ -191,16 +197,16 @@ class Cluster:
         return found
 
     async def touch(self) -> dict[str, float]:
-        """Fill every slot once; return the memory of each server in MiB when all of its slots are in use.
+        """Let requests write every KV-cache slot once; return each server's resident memory in MiB after it.
 
-        The memory of slots for branches is computed from the server's log.
+        Slots for alternative draft branches are not written, so their memory is added, as the log has it.
         """
         for name in ("target", "draft", "fused"):
             await touch(self.members[name].address, PROMPT_LENGTH, NUM_SLOTS)
         return {name: member.vitals.rss_mib + member.branch_slots_mib for name, member in self.members.items()}
 
     async def settled(self) -> bool:
-        """Wait until each server is alive, ready and without requests; return False after a time limit."""
+        """Wait until every server is alive, ready and without requests; return False if that takes over SETTLE_S."""
         try:
             async with asyncio.timeout(SETTLE_S):
                 for member in self.members.values():
@@ -212,7 +218,7 @@ class Cluster:
 
 
 async def _is_idle(member: Member) -> bool:
-    """Return whether a server lives, is ready, and has no request."""
+    """Return whether a server is alive and ready, and has no request running or queued."""
     if not member.is_alive:
         return False
     if member.port:
@@ -228,7 +234,10 @@ async def _is_idle(member: Member) -> bool:
 
 @asynccontextmanager
 async def cluster(names: Collection[str], *, linked: bool = False) -> AsyncGenerator[Cluster, None]:
-    """Run the servers of these names, among target, draft, worker, gateway and fused, until the block is left."""
+    """Run the servers of these names until the block is left: target, draft, worker, gateway, fused (both models).
+
+    With `linked`, they connect to each other through proxies, which the cluster has in `links`.
+    """
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-cluster-")))
         members = {

@@ -1,4 +1,4 @@
-"""A gateway (the HTTP server of OpenAI's API) over scripted answers instead of a model, and its codec of words."""
+"""A gateway (the server of OpenAI's HTTP API) that answers with scripted text, and a codec with a token per word."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from specdec.testing import delta as delta
 
 
 class WordCodec:
-    """Codec, in place of a tokenizer, with a token per word; the token's id is the word's length."""
+    """Replacement of a tokenizer: each word is one token, whose id is the word's length.
+
+    With `special`, a token 1 comes first. Decoding gives for each token a word of as many x's, at most nine.
+    """
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         text = prompt if isinstance(prompt, str) else " ".join(each.content for each in prompt.messages)
@@ -45,7 +48,7 @@ def gateway(
     codec: Codec | None = WORDS,
     **settings: Any,
 ) -> Gateway:
-    """Return a gateway with metrics over a completer; `settings` are fields of `HttpConfig`."""
+    """Return a gateway that sends requests to `completer`, with metrics; `settings` are fields of `HttpConfig`."""
     metrics = Metrics(CARD.name)
     observed = SupervisedCompleter(completer, Observer(metrics))
     metrics.watch(observed)

@@ -1,4 +1,4 @@
-"""A client with a draft worker in this process; the worker proposes scripted tokens."""
+"""A client with a draft worker in the same process; a script instead of a model proposes the draft tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = Vocabulary("f", VOCAB_SIZE)
 
 @dataclass
 class Edge:
-    """A client with a draft worker: its completer, worker, draft engine and scripted proposer."""
+    """A client and a draft worker in its process, with the draft engine and the scripted proposer behind the worker."""
 
     completer: FailoverCompleter
     worker: PrivateWorker
@@ -39,7 +39,10 @@ class Edge:
 async def edge(
     port: int, schedule: Schedule = Schedule.ASYNC, *, security: DialSecurity = PLAIN, max_waiting: int = 4
 ) -> AsyncGenerator[Edge, None]:
-    """Yield a client whose worker has attached, unless the target refuses it."""
+    """Run a client and its draft worker for the target on `port`; yield them once the worker is attached or refused.
+
+    `security` is that of the connection; `max_waiting` requests may queue for the draft engine.
+    """
     proposer = ScriptedProposer()
     draft = LoadedDraft(proposer, Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
     connection = ConnectionConfig("127.0.0.1", port, 60.0, security=security)

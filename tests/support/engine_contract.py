@@ -33,7 +33,11 @@ from tests.support.scripted import until
 
 
 def onnx_engine(path: Path, max_length: int, noise: Noise = Noise.SPECDEC) -> TargetEngine:
-    """Return an engine on backend onnx with four slots and a queue of two requests; the caller starts it."""
+    """Return an engine that is not started yet, over the model in `path` on backend onnx.
+
+    It runs four requests at a time, and queues two more. `max_length` is its context in tokens; `noise` is the rule by
+    which a seed gives the random numbers.
+    """
     config = ModelConfig(path, backend="onnx", sequence_length=max_length, num_slots=4, num_threads=1)
     backend, tokenizer = load_backend(config), Tokenizer.load(path)
     limits = EngineLimits(max_waiting=2, eos_token_ids=tokenizer.eos_token_ids, lookup=False, noise=noise)
@@ -58,24 +62,28 @@ MODES: dict[str, dict[str, Any]] = {
     "penalties of the output": {"presence_penalty": 2.0, "frequency_penalty": 2.0},
     "bias": {"temperature": 0.8, "seed": 4, "logit_bias": ((70, 2.0), (100, 3.0))},
 }
-"""Sampling parameters that change the choice in different ways."""
+"""Sampling parameters of test requests, by name: each changes in another way which token is chosen."""
 REGEX = Grammar(GrammarKind.REGEX, "[a-z ]{12,30}")
 TOO_COMPLEX = Grammar(GrammarKind.REGEX, "(([a-z]{0,99}){1,99}){1,99}")
-"""Grammar that exceeds the limits of its matcher after some fifteen tokens."""
+"""Grammar that exceeds the grammar engine's limit of complexity after some fifteen tokens of output."""
 
 
 def wanted(mode: str = "noise", prompt: Sequence[int] = PROMPT, **options: Any) -> GenerationRequest:
-    """Return a request with the sampling parameters of a mode in `MODES`, such as greedy, noise or penalties."""
+    """Return a request with the sampling parameters `MODES[mode]`; `options` are further fields of it.
+
+    It asks for LENGTH tokens unless `options` has another `max_new_tokens`.
+    """
     return GenerationRequest(tuple(prompt), SamplingParams(**MODES[mode]), **{"max_new_tokens": LENGTH, **options})
 
 
 @dataclass(slots=True)
 class Drafting:
-    """Draft worker of a test: after each commit it proposes the next tokens of a known output, some of them wrong.
+    """Stand-in for a draft worker, which knows the output and proposes its next tokens, some of them made wrong.
 
     Attributes:
-        tokens: the known output.
-        wrong: share of its tokens that are wrong.
+        tokens: the output's token ids.
+        wrong: probability that a proposed token is wrong.
+        chance: random numbers that decide which tokens are wrong.
     """
 
     tokens: Sequence[int]
@@ -83,7 +91,7 @@ class Drafting:
     chance: random.Random
 
     def branch(self, session: VerificationSession, start: int) -> Branch:
-        """Return the next proposal, which begins after the session's last token; `start` is the prompt's length."""
+        """Return up to six draft tokens after the session's last token; `start` is the prompt's length in tokens."""
         length = len(session.token_ids)
         believed = self.tokens[length - start : length - start + 6]
         wrong = [token_id if self.chance.random() >= self.wrong else (token_id + 1) % 256 for token_id in believed]
@@ -93,7 +101,10 @@ class Drafting:
 async def completed(
     engine: Any, request: GenerationRequest, drafting: Drafting | None = None
 ) -> tuple[list[int], list[Commit]]:
-    """Run a request; return its tokens and its commits, after a check that positions have no gap."""
+    """Run a request to its end; return its output tokens, and its commits (groups of final tokens).
+
+    With `drafting` it gets draft tokens before its first pass and after each commit. Positions of commits are checked.
+    """
     session = engine.open(request, grammar=await engine.compiled(request))
     start, opened = len(request.prompt_token_ids), 0
     commits: list[Commit] = []
@@ -116,14 +127,15 @@ async def completed(
 
 
 class DraftContract:
-    """Tests of an engine's draft tokens: they never change the output, and are counted.
+    """Tests of an engine's draft tokens: they never change the output, and the accepted ones are counted.
 
-    A subclass overrides the fixture `engine`: four slots, a queue of two requests, a context of MAX_LENGTH.
+    A subclass overrides the fixture `engine` by an engine that runs four requests at a time, queues two more, and has a
+    context of MAX_LENGTH tokens.
     """
 
     MAX_LENGTH = 128
     END: FinishReason | None = FinishReason.LENGTH
-    """Reason in the last commit of an output that is as long as the request allows."""
+    """Finish reason in the last commit of an output that reached the request's limit of tokens."""
 
     @pytest.fixture
     def engine(self) -> Any:
@@ -172,9 +184,9 @@ class DraftContract:
         assert tokens == (await completed(engine, wanted()))[0]
 
     async def test_many_branches_of_one_proposal_are_welcome(self, engine: Any) -> None:
-        """A proposal may have more than 256 branches.
+        """A draft worker may propose a thousand alternative branches of draft tokens in one message.
 
-        Regression: vLLM's core took a proposal of more than 256 branches for malformed, and ended with its
+        Regression: vLLM's engine core took a message of more than 256 branches for malformed, and ended with its
         server.
         """
         tokens, _ = await completed(engine, wanted())
@@ -187,9 +199,9 @@ class DraftContract:
         assert drafted == tokens
 
     async def test_workers_change_while_a_request_runs(self, engine: Any) -> None:
-        """A request's draft worker may change while it runs.
+        """The tokens of a request stay the same if one draft worker after another proposes tokens for it.
 
-        Each worker numbers its draft tokens from 0, and messages of an earlier worker are ignored.
+        Each worker numbers its draft tokens from 0; the numbers of an earlier worker no longer count.
         """
         tokens, _ = await completed(engine, wanted())
         session = engine.open(wanted())
@@ -221,13 +233,13 @@ class DraftContract:
 
 
 class EngineContract(DraftContract):
-    """Tests of an engine over a tiny model; `DraftContract` has what a subclass overrides."""
+    """Tests of a complete engine over a tiny model; `DraftContract` says which fixture a subclass overrides."""
 
     @pytest.mark.parametrize("mode", ["noise", "penalties", "penalties of the output", "bias"])
     async def test_a_resumed_request_goes_on_with_the_same_tokens(self, engine: Any, mode: str) -> None:
-        """A resumed request goes on with the same tokens.
+        """A request resumed with its first output tokens in the prompt goes on with the tokens it would have had.
 
-        Penalties and the minimum length count from the first output token, though a resumed prompt contains it.
+        Penalties and the minimum length still count from the first output token, not from the resumed prompt's end.
         """
         request = wanted(mode, min_new_tokens=20, stop_token_ids=frozenset(range(97, 123)))
         tokens, _ = await completed(engine, request)
@@ -245,9 +257,9 @@ class EngineContract(DraftContract):
         assert drafted == tokens
 
     async def test_a_grammar_that_becomes_too_complex_fails_its_request(self, engine: Any) -> None:
-        """A grammar that becomes too complex fails its request.
+        """A request fails with InvalidRequestError once its output makes its grammar too complex to go on.
 
-        Regression: on vLLM such an output seemed complete, since its grammar allows an end at every token.
+        Regression: on vLLM such an output looked complete, since this grammar allows an end at every token.
         """
         request = wanted("bias", grammar=TOO_COMPLEX, stop_at_eos=True)
         endless = replace(request.sampling, logit_bias=((EOS_TOKEN_ID, -100.0),))

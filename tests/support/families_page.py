@@ -1,4 +1,4 @@
-"""Generator of docs/families.md from the families in the contract suite: `python -m tests.support.families_page`."""
+"""Generator of docs/families.md, from the model families that tests cover: `python -m tests.support.families_page`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ windows.
 
 
 def page() -> str:
-    """Return docs/families.md: a table of model families by backend and dtype."""
+    """Return the text of docs/families.md, with a table of model families by backend and dtype."""
     columns = list(CONTRACTS)
     header = "".join(f" {backend} {dtype} |" for backend, dtype in columns)
     rows = [f"| family |{header}", "|---|" + "---|" * len(columns)]

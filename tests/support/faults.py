@@ -1,4 +1,4 @@
-"""Injection of MemoryError at any line of some modules, and the check that a decoder loses no token."""
+"""Injection of a MemoryError at any line of given modules, and a check that a decoder loses no token by it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specdec.inference.model.decoder import Decoder, Turn, Verdict
 
 
 def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) -> bool:
-    """Run `call` with a MemoryError at one point; return True if the point was reached, and `call` failed there.
+    """Run `call`, raising a MemoryError before one line; return True if that line was reached and the error not caught.
 
     Args:
-        number: number of the point, from 1 on, in the order in which lines run: the error comes before the line.
-        within: prefixes of the names of the modules in which lines count.
+        number: which line, counted from 1 in the order in which lines run, repetitions included.
+        within: prefixes of names of modules; lines of other modules are not counted.
     """
     left = number
 
@@ -44,11 +44,14 @@ def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) ->
 
 
 def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]], within: tuple[str, ...]) -> None:
-    """Check that a step that fails costs no token: the third step fails at each point in turn, and is repeated.
+    """Check that a decoding step that runs out of memory costs no token.
+
+    Four steps are run again and again; in each run the third step fails at another line, and is then repeated. The
+    tokens must be those of a run without a failure.
 
     Args:
-        begun: function that returns the first turns of some sequences.
-        within: as for `strikes`.
+        begun: function that returns the first turns (what each sequence asks of a step) of some new sequences.
+        within: prefixes of names of modules in whose lines the step fails.
     """
     expected = _after_steps(decoder, begun(), 0, within)
     for number in itertools.count(1):
@@ -64,9 +67,10 @@ def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]
 def _after_steps(
     decoder: Decoder, turns: list[Turn], number: int, within: tuple[str, ...]
 ) -> list[Sequence[int]] | None:
-    """Return each sequence's token ids after four steps, the third of which fails at point `number`, or not if 0.
+    """Run four decoding steps; return each sequence's token ids after them, or None if nothing failed as asked.
 
-    None means that the third step has no such point.
+    The third step fails at line `number` (see `strikes`), and is then repeated; with 0 it does not fail. None means
+    that the third step runs fewer lines.
     """
     for step in range(4):
         if step == 2 and number:

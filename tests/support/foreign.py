@@ -1,4 +1,4 @@
-"""Stand-ins for a server of another project: each has a part of OpenAI's API, and faults that the prompt selects."""
+"""Stand-ins for servers of other projects: each has a part of OpenAI's API; words in the prompt make it fail."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 TEXT = ("It", " was", " a", " dark", " night")
-"""Pieces of the server's answer, each sent as one chunk; the seed does not matter."""
+"""Pieces of every answer, each sent as one chunk."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class ForeignServer:
-    """Server that reports no usage, refuses seeds and unknown fields, and lists its model."""
+    """Server that lists one model, reports no token usage, and refuses seeds and `stream_options`.
+
+    A prompt with "too long" or "busy" in it gets an error status. After two chunks of the answer, "dies" closes the
+    connection, "fails" sends an error event, and "slow" waits 30 s. `bodies` has the bodies of all requests so far.
+    """
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -25,7 +29,7 @@ class ForeignServer:
         return f"http://127.0.0.1:{self.port}/v1"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, with any number of requests."""
+        """Answer the requests of one connection until either side closes it."""
         self.num_connections += 1
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
@@ -79,10 +83,10 @@ class ForeignServer:
 
 
 class ScriptedServer(ForeignServer):
-    """Server with answers that a test sets.
+    """Server whose answers a test determines.
 
     Args:
-        script: function from a body to status, content type and text.
+        script: function from a request's body to the answer's status code, content type and text.
     """
 
     def __init__(self, script: Callable[[dict[str, Any]], tuple[int, str, str]]) -> None:
@@ -98,7 +102,7 @@ class ScriptedServer(ForeignServer):
 
 
 class TimedServer(ForeignServer):
-    """Server with `num_tokens` tokens in each answer, the first after 5 ms and the others 10 ms apart."""
+    """Server that streams `num_tokens` tokens in each answer: the first after 5 ms, the others 10 ms apart."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__()
@@ -148,7 +152,7 @@ ServerT = TypeVar("ServerT", bound=ForeignServer)
 
 @asynccontextmanager
 async def serving(foreign: ServerT) -> AsyncGenerator[ServerT, None]:
-    """Serve on a free port until the block is left."""
+    """Run the server `foreign` on a free port until the block is left; yield it with its `port` set."""
     server = await asyncio.start_server(foreign.serve, "127.0.0.1", 0)
     foreign.port = server.sockets[0].getsockname()[1]
     try:

@@ -1,4 +1,4 @@
-"""Grammars over the tiny tokenizer: their compiler, and random outputs that their token masks allow."""
+"""Grammars compiled for the tiny tokenizer of the tests, and random outputs that their token masks allow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPILER = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
 
 
 def grammars() -> Grammars:
-    """Return a grammar compiler as engines have it, which compiles in its own threads."""
+    """Return what an engine compiles grammars with: a compiler that works in threads of its own."""
     return Grammars(COMPILER)
 
 
@@ -35,7 +35,7 @@ def allowed_ids(mask: bytes | None) -> list[int]:
 
 
 def walk(matcher: GrammarMatcher, rng: random.Random, *, limit: int) -> list[int]:
-    """Draw an output from the masks: random allowed tokens, up to the end token or to `limit` tokens."""
+    """Draw a random output that the grammar's token masks allow, up to its end token, or of `limit` tokens."""
     output: list[int] = []
     while len(output) < limit:
         choices = allowed_ids(matcher.masks(output, ())[0])
@@ -51,7 +51,10 @@ def is_whole(output: Sequence[int]) -> bool:
 
 
 def literal_of(kind: str, text: str) -> tuple[Grammar, str]:
-    """Return a grammar of a kind (const, property, regex, choice, lark) that allows one output, and that output."""
+    """Return a grammar that allows exactly one output, made of `text`, and that output.
+
+    `kind` is const or property (JSON schemas), regex, choice, or lark (a Lark grammar).
+    """
     quoted = json.dumps(text, ensure_ascii=False)
     closed = {"type": "object", "properties": {text: {"const": 1}}, "required": [text], "additionalProperties": False}
     return {
@@ -64,7 +67,7 @@ def literal_of(kind: str, text: str) -> tuple[Grammar, str]:
 
 
 def spelled(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar) -> str:
-    """Return the text of the output that takes the first allowed token each time, as far as its end token."""
+    """Return the text of the output that takes the lowest allowed token id at each step, without its end token."""
     matcher, output = compiler.compile(grammar), list[int]()
     while not compiler.eos_token_ids & {*output[-1:]}:
         output.append(allowed_ids(matcher.masks(output, ())[0])[0])
@@ -72,6 +75,6 @@ def spelled(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar) -
 
 
 def taken(compiler: GrammarCompiler, grammar: Grammar, token_ids: Sequence[int]) -> bool:
-    """Return whether the masks allow these tokens one after the other, and then the end."""
+    """Return whether the grammar's token masks allow these tokens one after the other, and then an end token."""
     matcher, output = compiler.compile(grammar), [*token_ids, min(compiler.eos_token_ids)]
     return all(each in allowed_ids(matcher.masks(output[:i], ())[0]) for i, each in enumerate(output))

@@ -1,7 +1,7 @@
 """Random histories of a backend's passes over known texts, and checksums of the logits at all positions.
 
-The passes read given tokens instead of the model's own: whatever a history does, it reads each position after the same
-tokens. So on an exact backend all histories give the same checksums.
+A pass reads the tokens of a given text instead of tokens that the model chooses. So every history reads a position of a
+text after the same tokens, and on a backend whose logits depend on these alone, bit for bit, all checksums are equal.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ import numpy as np
 from specdec.inference.model.slots import Backend, ForkingBackend, Span
 
 DRAFTS = ("none", "true", "lying", "mixed")
-"""Draft tokens of a history: none, the text's own tokens, other tokens, or the text's own up to some other token."""
+"""Draft tokens of a history: none, the text's own tokens, wrong tokens, or right ones up to some wrong token."""
 KINDS = ("alone", *DRAFTS)
-"""Histories of one text after the other, or of several at a time with each kind of draft tokens."""
+"""Kinds of histories: one text after the other ("alone"), or several texts at a time with draft tokens of one kind."""
 LENGTH, NUM_SHARED = 45, 13
-"""Tokens of a text, and how many of them all texts share, in `different`."""
+"""Number of tokens of each text in `different`, and number of first tokens that are the same in all of these texts."""
 WIDEST = 7
-"""Most draft tokens of a span."""
+"""Most draft tokens that one sequence has verified in a pass."""
 
 Checksums: TypeAlias = dict[tuple[int, int], int]
-"""Checksum of a row of logits, by the number of the text and the position in it."""
+"""Checksum of the logits at a position, by the number of the text and the position in it."""
 
 
 def texts_of(vocab_size: int, *, num: int, length: int, num_shared: int, seed: int = 0) -> list[list[int]]:
-    """Return texts of random tokens, of which the first `num_shared` are the same."""
+    """Return `num` texts of `length` random token ids, which all begin with the same `num_shared` ids."""
     rng = np.random.default_rng(seed)
     shared = rng.integers(2, vocab_size, num_shared).tolist()
     return [[*shared, *rng.integers(2, vocab_size, length - num_shared).tolist()] for _ in range(num)]
 
 
 def different(backend: Backend, kinds: Iterable[str] = KINDS) -> dict[str, int]:
-    """Run a history of each kind; return at how many positions the logits differ in any bit from `read_whole`'s."""
+    """Run a history of each kind; return, by kind, at how many positions the logits differ from those of plain reading.
+
+    Plain reading is one pass per text. Logits differ if any bit differs.
+    """
     texts = texts_of(backend.vocab_size, num=4, length=LENGTH, num_shared=NUM_SHARED)
     expected, found = read_whole(backend, texts), {}
     for kind in kinds:
@@ -47,7 +50,7 @@ def different(backend: Backend, kinds: Iterable[str] = KINDS) -> dict[str, int]:
 
 
 def read_whole(backend: Backend, texts: Sequence[Sequence[int]]) -> Checksums:
-    """Return the checksums of texts that are read alone, each in one span."""
+    """Read each text in one pass of its own; return the checksums of the logits at all positions."""
     found: Checksums = {}
     for number, text in enumerate(texts):
         logits = backend.forward([Span(0, 0, text, len(text))])
@@ -56,7 +59,7 @@ def read_whole(backend: Backend, texts: Sequence[Sequence[int]]) -> Checksums:
 
 
 def num_different(one: Mapping[tuple[int, int], int], other: Mapping[tuple[int, int], int]) -> int:
-    """Return how many positions of `other` have another checksum in `one`, which has all of them."""
+    """Return the number of positions in `other` whose checksums differ from those in `one`, which has all of them."""
     return sum(one[place] != checksum for place, checksum in other.items())
 
 
@@ -69,12 +72,14 @@ class _Reader:
 
 @dataclass(slots=True)
 class History:
-    """Random passes over texts: sessions come and go, begin with copied prefixes, and verify draft tokens.
+    """Random passes over texts, as an engine makes them: prompts in parts, then draft tokens that are verified.
+
+    Texts begin at random times, each in a free slot (a sequence's part of the KV cache), often with a copied prefix.
 
     Attributes:
-        num_shared: tokens with which all texts begin, and which may be copied.
-        drafts: one of DRAFTS.
-        beside: most sessions at a time; 1 reads one text after the other.
+        num_shared: number of tokens with which all texts begin; a prefix of at most this length may be copied.
+        drafts: kind of draft tokens, one of DRAFTS.
+        beside: most texts that are read at a time; 1 reads one text after the other.
     """
 
     backend: Backend
@@ -87,7 +92,7 @@ class History:
     _held: dict[int, int] = field(default_factory=dict)  # shared tokens that each slot holds
 
     def checksums(self) -> Checksums:
-        """Run passes until all texts are read; return the checksums of the positions whose logits were wanted."""
+        """Run passes until all texts are read; return the checksums of all logits at verified positions."""
         found: Checksums = {}
         waiting = self.rng.permutation(len(self.texts)).tolist()
         while waiting or self._readers:
@@ -101,7 +106,10 @@ class History:
         return found
 
     def _begin(self, text: int) -> None:
-        """Give a random free slot to a text, with a copied prefix if some slot has one."""
+        """Put text number `text` into a random free slot, often with a copied prefix.
+
+        The prefix is from a slot that has all the tokens with which the texts begin.
+        """
         free = [slot for slot in range(self.backend.num_slots) if slot not in self._readers]
         slot = int(self.rng.choice(free))
         sources = [source for source, held in self._held.items() if held == self.num_shared]
@@ -126,7 +134,10 @@ class History:
         return Span(slot, it.at, token_ids, len(token_ids))
 
     def _seen(self, span: Span, rows: Iterator[Any]) -> Checksums:
-        """Return the checksums of a span's rows up to its first wrong token, where the text's next span begins."""
+        """Return checksums of a span's logits up to the first wrong draft token; the text goes on at that position.
+
+        `rows` iterates over the logits of the whole pass; its next rows are the span's, and all of them are taken.
+        """
         it, found = self._readers[span.slot], Checksums()
         text, start = self.texts[it.text], span.start
         num_true = next((i for i, token in enumerate(span.token_ids) if token != text[start + i]), len(span.token_ids))

@@ -1,4 +1,4 @@
-"""A proxy that answers every request itself, with just enough of HTTP/2 to send an HTTP status."""
+"""A stand-in for a proxy, with just enough HTTP/2 to answer every request with an error status of HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATUS_BY_NAME = b"\x08\x03"  # a literal field named ":status", of three chara
 
 @dataclass
 class Proxy:
-    """Address of a proxy, and the number of requests that it has answered."""
+    """Port of the stand-in proxy, and the number of requests that it has answered."""
 
     port: int = 0
     num_answers: int = 0
@@ -23,7 +23,10 @@ class Proxy:
 
 @asynccontextmanager
 async def answering(status: int, port: int) -> AsyncGenerator[Proxy, None]:
-    """Listen on a port; answer every request with this status."""
+    """Listen on a port until the block is left; answer every request with the HTTP status `status`.
+
+    Yield the stand-in, whose `num_answers` counts the answers.
+    """
     proxy, ends = Proxy(port), asyncio.Queue[asyncio.StreamWriter]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A model hub on this machine, with the part of https://huggingface.co's API that huggingface_hub calls."""
+"""A model hub on this machine: the part of the Hugging Face Hub's API that the package huggingface_hub calls."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TOKEN = "hf_test"
 
 
 class FakeHub:
-    """A model hub whose repositories each have one branch, `main`, with one commit.
+    """A model hub on this machine, whose repositories have one commit each, on the branch `main`.
 
     Attributes:
-        models: directory of each model, by its id.
-        gated: ids of models that need a token.
-        requests: method and path of every request.
+        models: directory of each model, by its id (OWNER/NAME).
+        gated: ids of models that are served only to requests with the access token TOKEN.
+        requests: method and path of every request so far.
     """
 
     def __init__(self, models: dict[str, Path], *, gated: frozenset[str] = frozenset()) -> None:

@@ -1,9 +1,9 @@
-"""A toy language model, the speculative loop over it, and the exact distribution that its output must have.
+"""A toy language model, speculative decoding over it, and the exact distribution that its output must have.
 
-Helpers of the tests of what servers sample. The loop takes every choice from `specdec.inference.sampling`, and lets its
-argument `verify` decide how many draft tokens are accepted, over many seeds; the exact distribution follows from the
-definitions of the truncations (such as top_p), without either. So the two can disagree, as the wrong variants in
-tests/unit/sampling/test_law.py show.
+Used by tests of what servers sample. Speculative decoding runs for many seeds; it takes every choice from
+`specdec.inference.sampling`, and how many draft tokens are accepted from an argument. The exact distribution is
+computed from the definitions of temperature, top_k, top_p and min_p, without that code. So a comparison of the two
+finds mistakes; tests/unit/sampling/test_law.py shows that it does, with wrong variants.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from specdec.inference.sampling.choice import choose_tokens
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Verify: TypeAlias = Callable[[Sequence[int], Sequence[int]], Verdict]
 Choices: TypeAlias = list[list[list[int]]]
-"""[seed index][position][previous token] -> token; nested lists, because the loop reads single entries."""
+"""The chosen token, by [seed index][position][previous token]; nested lists, since single entries are read."""
 
 NoiseKey: TypeAlias = Callable[[int, int], tuple[int, int]]
-"""(seed, position) -> the seed and position that a choice is really made with."""
+"""Function from (seed, position) to the seed and position whose random numbers are used; wrong variants change them."""
 
 
 def both(seed: int, position: int) -> tuple[int, int]:
-    """Return the key of the noise, (seed, position); wrong variants leave one of them out."""
+    """Return (seed, position), as right code takes its random numbers from both; wrong variants leave one out."""
     return seed, position
 
 
@@ -42,7 +42,7 @@ def toy_logits(rng: np.random.Generator, vocab_size: int, spread: float = 1.2) -
 
 
 class Bigrams:
-    """Slot backend over a toy model: logits depend only on the last token, so slots hold nothing."""
+    """Slot backend whose model looks only at the last token, so that it needs no KV cache; its logits are a table."""
 
     slot_bytes = 0
 
@@ -58,7 +58,10 @@ class Bigrams:
 def choice_table(
     logits: FloatArray, sampling: SamplingParams, *, num_seeds: int, num_positions: int, noise_key: NoiseKey = both
 ) -> Choices:
-    """Return the choices of the bigram model with these logits, as `table[seed][position][previous token]`."""
+    """Return the token that is chosen after each previous token, as `table[seed][position][previous token]`.
+
+    Row t of `logits` has the model's logits after token t. The seeds are 0 to `num_seeds` - 1.
+    """
     vocab_size = len(logits)
     seeded = [replace(sampling, seed=seed) for seed in range(num_seeds)]
     rows = [noise_key(seed, position) for seed in range(num_seeds) for position in range(num_positions)]
@@ -73,7 +76,7 @@ def choice_table(
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Outputs of the speculative loop, one per seed and of equal length, with counts of draft and accepted tokens."""
+    """Outputs of speculative decoding, one per seed and of equal length, with counts of draft and accepted tokens."""
 
     outputs: list[list[int]]
     num_draft_tokens: int
@@ -81,7 +84,7 @@ class Generated:
 
 
 def decode(target: Choices) -> list[list[int]]:
-    """Return one output per seed, decoded by the target alone; the previous token of the first is 0."""
+    """Return one output per seed, decoded by the target alone; the first token of each is chosen after token 0."""
     outputs = []
     for by_position in target:
         output = [0]
@@ -92,7 +95,11 @@ def decode(target: Choices) -> list[list[int]]:
 
 
 def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) -> Generated:
-    """Run the speculative loop for each seed: propose up to gamma tokens, and commit what `verify` returns."""
+    """Decode speculatively for each seed, starting after token 0; return the outputs.
+
+    In each round the draft proposes up to `gamma` tokens, and `verify` gets the target's choices and these tokens, and
+    returns the tokens to append.
+    """
     num_positions = len(target[0])
     outputs, num_draft_tokens, num_accepted_tokens = [], 0, 0
     for by_position, draft_by_position in zip(target, draft, strict=True):
@@ -111,7 +118,10 @@ def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) ->
 
 
 def exact_distribution(logits: Sequence[float], sampling: SamplingParams) -> FloatArray:
-    """Return the distribution of one token by the definitions in SamplingParams; no two logits may tie."""
+    """Return the exact probabilities of one sampled token, computed from the definitions in SamplingParams.
+
+    No two logits may be equal.
+    """
     if sampling.greedy:
         return np.asarray(np.arange(len(logits)) == np.argmax(logits), dtype=np.float64)
     weights = [math.exp((logit - max(logits)) / sampling.temperature) for logit in logits]
@@ -127,22 +137,29 @@ def exact_distribution(logits: Sequence[float], sampling: SamplingParams) -> Flo
 
 
 def exact_pair_law(logits: FloatArray, sampling: SamplingParams, position: int) -> FloatArray:
-    """Return the joint distribution of two tokens, from `position` on: float64 [vocab_size, vocab_size]."""
+    """Return the joint probabilities of the tokens at `position` and `position + 1`: float64 [vocab_size, vocab_size].
+
+    Row t of `logits` has the toy model's logits after token t; the output starts after token 0.
+    """
     transition = np.stack([exact_distribution(row.tolist(), sampling) for row in logits])
     marginal: FloatArray = np.linalg.matrix_power(transition, position + 1)[0]
     return np.asarray(marginal[:, None] * transition, dtype=np.float64)
 
 
 def pair_counts(tokens: npt.NDArray[np.int64], vocab_size: int, position: int) -> FloatArray:
-    """Count each pair of tokens at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
+    """Return how often each pair of tokens is at `position` and `position + 1`: float64 [vocab_size, vocab_size].
+
+    Rows of the result are the first token, columns the second; `tokens` is [num_outputs, num_positions].
+    """
     pairs = tokens[:, position] * vocab_size + tokens[:, position + 1]
     return np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size).astype(np.float64)
 
 
 def g_test(counts: npt.NDArray[Any], law: npt.NDArray[Any]) -> float:
-    """Return the p-value of the G-test that `counts` were drawn from `law`; 0 if an impossible token was counted.
+    """Return the p-value of a G-test that `counts` were drawn from the probabilities `law`.
 
-    The smallest cells are pooled until one expects five counts; for fewer, the chi-squared limit is poor.
+    It is 0 if a token of probability 0 was counted. The least probable entries are pooled until each expects at least
+    five counts; with fewer, the chi-squared approximation is poor.
     """
     expected = np.ravel(law) * np.sum(counts)
     order = np.argsort(expected)
@@ -158,7 +175,10 @@ def g_test(counts: npt.NDArray[Any], law: npt.NDArray[Any]) -> float:
 
 
 def law_p_value(outputs: Sequence[Sequence[int]], logits: FloatArray, sampling: SamplingParams) -> float:
-    """Return the smallest p-value over the pairs of adjacent positions, corrected for their number (Bonferroni)."""
+    """Return a p-value for the hypothesis that the outputs were sampled from the toy model's exact distribution.
+
+    It is the smallest one over all pairs of adjacent positions, times the number of pairs (Bonferroni), at most 1.
+    """
     tokens = np.asarray(outputs)
     p_values = [
         g_test(pair_counts(tokens, len(logits), position), exact_pair_law(logits, sampling, position))
@@ -172,10 +192,11 @@ def total_variation(p: FloatArray, q: FloatArray) -> float:
 
 
 def shared_noise_match(p: FloatArray, q: FloatArray) -> float:
-    """Return the probability that samples of p and q, drawn with the same Gumbel noise, are equal.
+    """Return the probability that one sample of p and one of q, drawn with the same Gumbel numbers G_v, are equal.
 
-    exp(-G) is a standard exponential E_v, and v wins on both sides if E_v/p_v and E_v/q_v are both the least: if
-    E_w > E_v * max(p_w/p_v, q_w/q_v) for every other w. Hence the sum over v of 1 / sum over w of that maximum.
+    E_v = exp(-G_v) is a standard exponential, and p's sample is the v with the least E_v/p_v. Token v is the sample of
+    both if E_w > E_v * max(p_w/p_v, q_w/q_v) for every other w, which has probability 1 / sum over w of that maximum.
+    The result is the sum over v.
     """
     common = np.flatnonzero((p > 0.0) & (q > 0.0))
     return sum(1.0 / float(np.maximum(p / p[v], q / q[v]).sum()) for v in common)

@@ -1,4 +1,4 @@
-"""Body and parser of LLMPerf's chat client, as in its sources (ray-project/llmperf, src/llmperf/ray_clients)."""
+"""Request body and stream parser of LLMPerf's chat client, copied from its sources (ray-project/llmperf)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ HEADERS = {"Authorization": "Bearer secret"}
 
 
 def body(prompt: str, max_tokens: int, *, model: str) -> dict[str, Any]:
-    """Return a request's body as LLMPerf sends it, with an empty system message."""
+    """Return the body of a chat request as LLMPerf sends it, with an empty system message."""
     messages = [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
     return {"model": f"/models/{model}", "messages": messages, "stream": True, "max_tokens": max_tokens}
 
 
 def reads(content: bytes) -> tuple[int, int, str]:
-    """Return what LLMPerf reads of a stream: the number of events, of events with text, and the text.
+    """Parse a streamed answer as LLMPerf does; return the number of events, of events with text, and the whole text.
 
     LLMPerf counts every event as a token, but its time to the first token ends at the first event with text. It cuts
-    six bytes, "data: ", off every line without a look at them.
+    six bytes, "data: ", off every line without checking them.
     """
     num_events, num_timed, text = 0, 0, ""
     for line in content.splitlines():

@@ -1,4 +1,4 @@
-"""Grammars of outputs with tool calls or reasoning between special marks, each with a text that it accepts."""
+"""Grammars of outputs with tool calls or reasoning between marks such as <think>, each with a text that it accepts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(ANY))
 
 
 def marked() -> dict[str, tuple[Grammar, str]]:
-    """Return grammars of outputs with special marks, each with a text that it accepts, by a description."""
+    """Return grammars of outputs with tool calls or reasoning between marks, each with a text that it accepts.
+
+    The keys are descriptions such as "schema, no thought".
+    """
     found = {}
     for name, form in FORMATS.items():
         call = f'{form.before}{{"name": "f", "{form.key}": {{"a": 1}}}}{form.after}'

@@ -1,4 +1,4 @@
-"""Tiny random models and tokenizers: every family that the backends support, in a few thousand parameters.
+"""Tiny random models of every model family that the backends support, with thousands of parameters, and tokenizers.
 
 Tests download nothing. Weights are drawn larger than Transformers draws them, so that logits are far apart and greedy
 choices do not depend on rounding.
@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from specdec.inference.backends.onnx.shape import FAMILIES as PACKED_TYPES
 
 TokenizerVariant: TypeAlias = Literal["plain", "permuted"]
-"""plain: bytes and a few merges. permuted: the same tokens under other ids, as from an unrelated tokenizer."""
+"""plain: bytes and a few merges. permuted: the same tokens under other ids, as of an unrelated model."""
 
 BOS_TOKEN, EOS_TOKEN = "<bos>", "<eos>"
 BOS_TOKEN_ID, EOS_TOKEN_ID = 0, 1
@@ -41,7 +41,7 @@ _MULTI_HEAD = {**_GROUPED, "num_key_value_heads": 4}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 WINDOW = 5
-"""Positions that layers with a sliding window see, far fewer than the contract suite's slots hold."""
+"""Positions that a layer with a sliding window sees; few, so that test texts are longer."""
 _SLIDING = {"sliding_window": WINDOW}
 _MIXED = {
     "num_hidden_layers": 3,
@@ -61,7 +61,7 @@ _LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "lo
 
 
 def model_type(family: str) -> str:
-    """Return Transformers' name of a key of `FAMILIES`: "mistral" for "mistral, windows"."""
+    """Return Transformers' `model_type` for a key of `FAMILIES`: "mistral" for "mistral, windows"."""
     return family.partition(",")[0]
 
 
@@ -114,19 +114,19 @@ CONTRACTS: dict[tuple[str, str], Collection[str]] = {
     ("onnx", "float32"): PACKED_FAMILIES,
     ("onnx", "int8"): PACKED_FAMILIES,
 }
-"""Backend and dtype -> families that the contract suite runs, from which docs/families.md is made."""
+"""Model families that the tests of backends run, by backend and dtype; docs/families.md is made from it."""
 
 
 def tiny_model(
     family: str, *, vocab_size: int = DEFAULT_VOCAB_SIZE, seed: int = 0, **overrides: Any
 ) -> PreTrainedModel:
-    """Return a random model in float32, ready to run.
+    """Return a model of a family with random weights, in float32 and in evaluation mode.
 
     Args:
-        family: a name of `FAMILIES`.
-        vocab_size: rows of the embedding.
+        family: a key of `FAMILIES`.
+        vocab_size: number of token ids.
         seed: seed of the weights; equal seeds give equal models.
-        overrides: further fields of the configuration.
+        overrides: further fields of the model's configuration.
     """
     token_ids = {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": EOS_TOKEN_ID}
     text = {**token_ids, "vocab_size": vocab_size, **overrides}
@@ -142,7 +142,10 @@ def tiny_model(
 
 
 def disturbed(model: PreTrainedModel) -> PreTrainedModel:
-    """Change a model's weights in place, by so little that the old model, as its target, accepts some of its tokens."""
+    """Add small random numbers to a model's weights, in place; return the model.
+
+    They are so small that the unchanged model as a target accepts some of the changed model's draft tokens.
+    """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -160,10 +163,10 @@ def save_tiny_model(
     chat_template: str | None = None,
     **overrides: Any,
 ) -> Path:
-    """Write a model and a tokenizer as a server loads them; return the directory.
+    """Write a tiny model and its tokenizer to a directory, as a server loads them; return the directory.
 
     Raises:
-        ValueError: the model's vocabulary has no room for the tokenizer's ids.
+        ValueError: `vocab_size` is smaller than the tokenizer's number of ids.
     """
     if vocab_size < NUM_TOKENIZER_IDS:
         raise ValueError(f"vocab_size {vocab_size} is below the tokenizer's {NUM_TOKENIZER_IDS} ids")
@@ -178,7 +181,9 @@ def save_tiny_model(
 def tiny_tokenizer(variant: TokenizerVariant = "plain", chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer that encodes any text and decodes it back unchanged.
 
-    Without a chat template a server can do without Transformers, and starts in a third of the time.
+    The variant "permuted" has the same tokens as "plain", under other ids.
+
+    Without a chat template, a server does not need to import Transformers, and starts in a third of the time.
     """
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
     if variant == "permuted":
@@ -195,7 +200,7 @@ def tiny_tokenizer(variant: TokenizerVariant = "plain", chat_template: str | Non
 
 
 def marked_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tiny tokenizer with Llama's mark of a tool call, which is a special token."""
+    """Return the tiny tokenizer with the special token <|python_tag|>, which begins tool calls of Llama models."""
     fast = tiny_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     return fast

@@ -1,6 +1,6 @@
-"""A folder with the rules of Mountpoint for Amazon S3: patched functions of `os` and `open` refuse other operations.
+"""Imitation of a bucket mounted by Mountpoint for Amazon S3: patched file functions refuse what Mountpoint refuses.
 
-From its SEMANTICS.md: no rename, links, locks, or changes of times and modes; no overwriting; no deleting unless
+As in its SEMANTICS.md: no renaming, links, locks, or changes of times and modes; no overwriting; no deleting unless
 the mount allows it. A file is written from beginning to end, cannot be written after a sync, and is visible once it is
 closed. Folders are local until a file is in them.
 """
@@ -27,16 +27,22 @@ CHANGING = ("w", "x", "a", "+")
 
 
 class Killed(BaseException):
-    """Raised where a process that publishes a model is killed."""
+    """Raised by a file operation to imitate that the process was killed there, while it published a model."""
 
 
 class Mountpoint:
-    """A folder that behaves as a mounted S3 bucket.
+    """A folder that behaves as an S3 bucket mounted by Mountpoint, once `mount` has patched the file functions.
+
+    Args:
+        root: the folder; it is made if it does not exist.
+        is_read_only: whether the mount refuses all writing.
+        deletes: whether the mount allows deleting files and folders.
 
     Attributes:
         operations: number of writing operations so far.
-        is_dead: whether the process was killed.
-        killed_at: number of the operation at which the process is killed; it writes nothing from then on.
+        is_dead: whether the process counts as killed.
+        killed_at: number of the operation, from 0 on, at which the process is killed; nothing is written from then on.
+            None: it is never killed.
     """
 
     def __init__(self, root: Path, *, is_read_only: bool = False, deletes: bool = False) -> None:
@@ -51,7 +57,7 @@ class Mountpoint:
         self._uploads.mkdir(exist_ok=True)
 
     def mount(self, patch: pytest.MonkeyPatch) -> None:
-        """Patch file functions so that they obey the rules, until `patch` is undone."""
+        """Patch `open` and functions of `os` to keep Mountpoint's rules in this folder, until `patch` is undone."""
         self._open, self._rename, self._fsync = io.open, os.rename, os.fsync
         for name, number in REFUSED.items():
             patch.setattr(os, name, self._refusing(getattr(os, name), number))
@@ -64,12 +70,17 @@ class Mountpoint:
             patch.setattr(module, "open", self._opened)
 
     def restart(self) -> None:
-        """Replace a killed process by a new one; files that the killed process had open are lost."""
+        """Imitate the start of a new process after a killed one; files that the killed one had open are lost."""
         self.is_dead, self.killed_at = False, None
         self._open_uploads.clear()
 
     def step(self) -> None:
-        """Count an operation, or raise `Killed` if it is the one at which the process is killed."""
+        """Count a writing operation.
+
+        Raises:
+            Killed: the process is killed at this operation.
+            OSError: the process was killed earlier.
+        """
         if self.is_dead:
             raise OSError(errno.EIO, "the process was killed")
         if self.operations == self.killed_at:
@@ -103,7 +114,7 @@ class Mountpoint:
         return called
 
     def _descriptor(self, function: Callable[..., int]) -> Callable[..., int]:
-        """Return an `os.open` that refuses to write: writers must use `open`, where each write is checked."""
+        """Return an `os.open` that refuses to write in this folder: writers use `open`, which checks each write."""
 
         def called(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
             if self.holds(path, keywords.get("dir_fd")) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -147,7 +158,7 @@ class Mountpoint:
 
 
 class Upload:
-    """A file that is open for writing; no reader sees it before it is closed."""
+    """A file in the mounted bucket that is open for writing; readers see it only after it is closed."""
 
     def __init__(self, mountpoint: Mountpoint, file: Any, upload: Path, place: Path) -> None:
         self._mountpoint, self._file, self._upload, self._place = mountpoint, file, upload, place

@@ -1,11 +1,11 @@
-"""Stand-in for TorchNeuron's compiler on a CPU: it runs graphs that TorchNeuron compiles, and refuses others.
+"""Stand-in for TorchNeuron's compiler on a CPU: it runs graphs that TorchNeuron would compile, and refuses others.
 
-TorchNeuron is the native PyTorch backend of Neuron SDK 2.33, `torch.compile(backend="neuron")`. The rules here are
-those of its documentation and sources (`neuron_dynamo_backend`). Every artifact has one shape. AOTAutograd keeps
-changes of inputs in the graph. An analysis of Dynamo's graph finds those inputs by assignments `x[...] = y` and by
-methods with names that end in `_`, on an input or on a view of it. The device has no 64-bit floats, no complex numbers,
-no boolean indices, no results of a size that depends on data. A graph that obeys runs eagerly on a CPU. So a passing
-test shows nothing about the device's compile times, memory, speed or rounding.
+TorchNeuron is the native PyTorch backend of Neuron SDK 2.33, `torch.compile(backend="neuron")`. The rules are those of
+its documentation and sources (`neuron_dynamo_backend`): each compiled graph has fixed shapes, and writes to inputs stay
+in the graph that AOTAutograd makes. An analysis of Dynamo's graph must find the inputs that are written to, by
+assignments `x[...] = y` and by methods with names that end in `_`, on an input or a view of it. The device has no
+64-bit floats, no complex numbers, no boolean indices, no results of a size that depends on data. A graph that obeys
+runs eagerly on the CPU. So a passing test shows nothing about the device's compile times, memory, speed or rounding.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _aten = torch.ops.aten
 DECOMPOSED = get_decompositions(
     [_aten._unsafe_index, _aten.split, _aten.split_with_sizes, _aten.unbind, _aten.embedding, _aten.silu]
 )
-"""Decompositions that change which operators a graph has; TorchNeuron has these and more."""
+"""Decompositions of operators that TorchNeuron applies before its checks (a part of its list)."""
 
 VIEWS = frozenset({"view", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze"})
 VIEWS |= {"expand", "expand_as", "narrow", "select", "split", "chunk", "unbind"}
-"""Methods and functions through which TorchNeuron follows a change back to its input."""
+"""Methods and functions that make a view: through them TorchNeuron traces a write back to the input."""
 
 TOO_WIDE = frozenset({torch.float64, torch.complex64, torch.complex128})
 INDEXED = frozenset({"index", "index_put", "index_put_"})
@@ -41,8 +41,8 @@ class Compiled:
     """A graph that the stand-in compiler accepted.
 
     Attributes:
-        operators: how often each ATen operator stands in it.
-        num_changed: inputs that it writes to.
+        operators: number of calls of each ATen operator in it.
+        num_changed: number of inputs that it writes to.
     """
 
     operators: Counter[str]
@@ -50,13 +50,13 @@ class Compiled:
 
 
 class NeuronCompiler:
-    """Backend of `torch.compile`; refusals are RuntimeErrors, which Dynamo wraps.
+    """Backend of `torch.compile`. It refuses a graph by a RuntimeError, which Dynamo wraps into an error of its own.
 
     Args:
-        lower: function that gets every accepted graph, for example to hand it to a real compiler.
+        lower: function that gets every accepted graph, for example to hand it to a real compiler; None calls nothing.
 
     Attributes:
-        graphs: accepted graphs, in the order of compiling.
+        graphs: accepted graphs, in the order of their compilation.
     """
 
     def __init__(self, lower: Callable[[GraphModule], object] | None = None) -> None:
@@ -64,7 +64,7 @@ class NeuronCompiler:
         self._lower = lower
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile Dynamo's graph, as `torch.compile` asks for it."""
+        """Compile a graph from Dynamo, when `torch.compile` calls this backend; return the function that runs it."""
         found = changed_inputs(graph)
 
         def compile_graph(functional: GraphModule, _: Sequence[Any]) -> Any:
@@ -83,7 +83,7 @@ class NeuronCompiler:
 
 
 def changed_inputs(graph: GraphModule) -> set[str]:
-    """Return the inputs of Dynamo's graph that TorchNeuron's analysis finds changed; it overlooks `out=`."""
+    """Return the names of the inputs that TorchNeuron takes for written to; its analysis overlooks writes by `out=`."""
     inputs: dict[Node, str] = {}  # a node that is an input or a view of one -> that input
     changed: set[str] = set()
     for node in graph.graph.nodes:
@@ -111,10 +111,13 @@ def _is_view(node: Node) -> bool:
 
 
 def _checked(graph: GraphModule, found: set[str]) -> Compiled:
-    """Return the operators of a functional graph, and the number of inputs that it changes.
+    """Check a functional graph; return its operators, and the number of inputs that it writes to.
+
+    Args:
+        found: names of the inputs that TorchNeuron's analysis takes for written to.
 
     Raises:
-        RuntimeError: TorchNeuron would refuse the graph, or compile something else.
+        RuntimeError: TorchNeuron would refuse the graph, or compile it wrongly.
     """
     operators: Counter[str] = Counter()
     changed: set[Node] = set()

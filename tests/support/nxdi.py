@@ -1,4 +1,4 @@
-"""The NxDI (AWS's NxD Inference) of a test run, a stand-in or NxDI's own sources: `pytest --nxdi double|real`.
+"""Choice of the NxDI (AWS's NxD Inference) for a test run, by `pytest --nxdi double|real`: a stand-in, or its sources.
 
 A test must pass on both, unless it requires one by the fixture `on_double` or `on_real`. Processes that a test
 starts can run only on NxDI's own sources, which `PYTHON_PATH` lets them import.
@@ -21,18 +21,18 @@ from tests.support.nxdi_parameters import KNOWN
 
 OPTION = "--nxdi"
 PYTHON_PATH = f"{Path(nxdi_real.__file__).parent / 'site'}{os.pathsep}{ROOT}"
-"""PYTHONPATH of other processes, by which they import NxDI's own sources."""
+"""PYTHONPATH with which processes that a test starts can import NxDI's own sources."""
 
 
 @dataclass(frozen=True)
 class Nxdi:
-    """The NxDI that this test run uses: the stand-in ("double"), or its own sources.
+    """The NxDI (AWS's NxD Inference) that this test run uses: the stand-in ("double"), or NxDI's own sources.
 
     Attributes:
         is_real: whether these are NxDI's own sources.
-        calls: (graph, shape of input_ids) of every call of this process, in order.
-        compiled_in: work directory of every compilation of this process.
-        install: function that makes it importable in this process, until the patch is undone.
+        calls: graph and shape of input_ids of every model call in this process, in order.
+        compiled_in: work directory of every compilation in this process, in order.
+        install: function that makes NxDI importable in this process, until the given patch is undone.
     """
 
     is_real: bool
@@ -42,7 +42,7 @@ class Nxdi:
 
     @property
     def application_class(self) -> Any:
-        """The NxDI class that all applications derive, with `compile` and `save_quantized_state_dict`."""
+        """NxDI's base class of all compiled models ("applications"), with `compile` and `save_quantized_state_dict`."""
         if not self.is_real:
             from tests.support.nxdi_double.application import NeuronApplication
 
@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ignore warnings of NxDI's sources at import, which are not this project's."""
+    """Prepare NxDI's own sources if `--nxdi real` is given, and ignore the warnings of their modules."""
     if config.getoption(OPTION) == "real":
         _real()
         for module in ("neuronx_distributed", "neuronx_distributed_inference", "torch"):
@@ -93,20 +93,20 @@ def nxdi(pytestconfig: pytest.Config) -> Nxdi:
 
 @pytest.fixture(scope="session")
 def on_double(nxdi: Nxdi) -> None:
-    """Skip the test if this run uses NxDI's own sources: it is about a Python without NxDI."""
+    """Skip the test if this run uses NxDI's own sources, about which it says nothing."""
     if nxdi.is_real:
         pytest.skip("says nothing about NxDI's sources")
 
 
 @pytest.fixture(scope="session")
 def cpu_mode(nxdi: Nxdi) -> None:
-    """Skip the test on NxDI 0.8, whose text models lack a method that its CPU mode calls."""
+    """Skip the test if this run uses NxDI 0.8's own sources: its CPU mode cannot run text models."""
     if nxdi.is_real and version("neuronx-distributed-inference").startswith("0.8."):
         pytest.skip("the CPU mode of NxDI 0.8 serves no text model")
 
 
 @pytest.fixture(scope="session")
 def on_real(nxdi: Nxdi) -> None:
-    """Skip the test on the double: it needs NxDI's own sources."""
+    """Skip the test if this run uses the stand-in for NxDI: the test needs NxDI's own sources."""
     if not nxdi.is_real:
         pytest.skip("needs NxDI's sources: make test-nxdi NXDI_SOURCES=DIR")

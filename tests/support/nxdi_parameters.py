@@ -1,6 +1,6 @@
-"""Names of the parameters of NeuronConfig in NxDI 0.9, in the order of its source.
+"""Names of the parameters of NeuronConfig in NxDI 0.9 (AWS's NxD Inference), in the order of its source.
 
-They stand in for NxDI's source, which the double lacks, and where tests check configuration files and pages.
+They replace NxDI's source where that is not installed, in the double of NxDI and in tests of configuration files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server inside the test's process, with all of its ports on real sockets; by default it has no model."""
+"""A server inside the test's process that really listens on all of its ports; by default scripted, without a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ from tests.support.completers import CARD, ScriptedCompleter
 async def listening(
     *servicers: Servicer, address: str = "127.0.0.1:0", **settings: Any
 ) -> AsyncGenerator[Server, None]:
-    """Serve gRPC at `address` until the block ends; `settings` are arguments of `Server`."""
+    """Serve the given gRPC services at `address` until the block ends; yield the server.
+
+    `settings` are further arguments of `Server`.
+    """
     server = Server(address, servicers, **{"status_of": to_status, **settings})
     await server.open()
     try:
@@ -45,7 +48,7 @@ async def listening(
 
 
 class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """VerificationService that accepts every draft worker."""
+    """VerificationService (what draft workers call) that answers every draft worker as if it were accepted."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -58,19 +61,19 @@ class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 
 def entry(name: str, role: str, more: str = "") -> str:
-    """Return an auth file's TOML entry for the caller `name` with a role; `more` has further lines."""
+    """Return the entry, in TOML, of an auth file for the caller `name` with this role; `more` has further lines."""
     digest = hashlib.sha256(f"token of {name}".replace(" ", "-").encode()).hexdigest()
     return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = ["{role}"]\n{more}\n'
 
 
 def token_of(name: str) -> str:
-    """Return the access token of the caller `name`, whose hash is in its `entry`."""
+    """Return the access token of the caller `name`; what `entry` returns for the caller has its hash."""
     return f"token-of-{name}"
 
 
 @dataclass(frozen=True)
 class Served:
-    """Port numbers of a test server, by what each port serves."""
+    """Numbers of a test server's ports, by what each port serves; `mtls` is the port for client certificates."""
 
     grpc: int
     http: int
@@ -87,7 +90,12 @@ async def served(
     *,
     host: str = "127.0.0.1",
 ) -> AsyncGenerator[Served, None]:
-    """Serve all ports over a completer, a scripted one by default, and accept any draft worker."""
+    """Run a server with all of its ports until the block is left; yield the port numbers.
+
+    Args:
+        completer: what answers requests; None takes scripted answers.
+        verification: service for draft workers; None accepts every worker.
+    """
     at = Served(free_port(), free_port(), free_port(), free_port(), free_port())
     if security.client_ca is not None:
         security = replace(security, mtls_port=at.mtls)

@@ -7,9 +7,9 @@ _WORDS = _TEXT.split()
 
 
 def _text(number: int) -> str:
-    """Return a text of 1 to 12 words."""
+    """Return a text of 1 to 12 words from several scripts, the same for the same number."""
     return " ".join(_WORDS[(number * 7 + step * (number + 3)) % len(_WORDS)] for step in range(1 + number % 12))
 
 
 PROMPTS = tuple(f"{number} {_text(number)}" for number in range(56))
-"""Texts to ask with: at least 50, all different."""
+"""56 different prompts."""

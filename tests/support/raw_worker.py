@@ -17,27 +17,36 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 
 TIMEOUT_S = 60.0
 OWN_CONNECTION: list[tuple[str, int]] = [("grpc.use_local_subchannel_pool", 1)]
-"""Options of a channel that shares its connection with no other channel of this process."""
+"""Channel options by which a channel shares its connection with no other channel of this process."""
 
 
 def after(prefix_length: int, *token_ids: int) -> pb.Branch:
-    """Return a branch after the first `prefix_length` tokens of the sequence."""
+    """Return a branch of draft tokens that follows the first `prefix_length` tokens of the sequence."""
     return pb.Branch(prefix_length=prefix_length, token_ids=token_ids)
 
 
 def below(parent_node: int, *token_ids: int) -> pb.Branch:
-    """Return a branch after an earlier draft token, which has the number `parent_node`."""
+    """Return a branch of draft tokens that follows an earlier draft token, number `parent_node` of its session."""
     return pb.Branch(parent_node=parent_node, token_ids=token_ids)
 
 
 def proposing(session_id: str, *branches: pb.Branch) -> pb.AssistRequest:
-    """Return the AssistRequest that proposes branches for a session."""
+    """Return the message by which a draft worker proposes branches of draft tokens for a session.
+
+    `session_id` is from the target; a private worker's is `draft_session` of the request in hexadecimal digits.
+    """
     return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
 
 
 @dataclass
 class RawWorker:
-    """Draft worker that has attached for its own client's requests alone, and the channel that it shares with these."""
+    """A client's draft worker, attached to a target, and the channel that it and the client's requests share.
+
+    Attributes:
+        call: the worker's stream (Assist), on which it sends proposals and reads the target's messages.
+        metadata: gRPC metadata of the client's requests.
+        writes: lock that a writer to `call` must hold.
+    """
 
     channel: grpc.aio.Channel
     call: Any
@@ -45,7 +54,10 @@ class RawWorker:
     writes: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def request(self, message: pb.GenerateRequest, *, name: bytes | None = None) -> RawSession:
-        """Return a session for a request that is not sent yet; it has a new session name unless `name` is given."""
+        """Return a session with a copy of this request, which is not sent yet.
+
+        `name` connects request and draft tokens; None makes a new one.
+        """
         session = RawSession(self, pb.GenerateRequest())
         session.name = name or session.name
         session.message.MergeFrom(message)
@@ -53,14 +65,14 @@ class RawWorker:
         return session
 
     async def closed(self) -> str:
-        """Read the next message, which must close a session; return the id of that session."""
+        """Read the target's next message to this worker, which must close a session; return that session's id."""
         response = await self.call.read()
         assert response.WhichOneof("message") == "close"
         return str(response.close.session_id)
 
 
 async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Read a stream to its end; return its status and the server's message."""
+    """Read a stream until it ends; return its gRPC status and the server's message about it."""
     with suppress(grpc.aio.AioRpcError):
         while await call.read() != grpc.aio.EOF:
             pass
@@ -69,7 +81,13 @@ async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
 
 @dataclass
 class RawSession:
-    """A request with a draft worker of its client, and the part of the answer that was read."""
+    """A client's request for which a `RawWorker` drafts, and the part of the answer that was read so far.
+
+    Attributes:
+        name: name by which the target connects request and draft tokens.
+        call: stream of the answer; None until the request is sent.
+        deltas: the answer's messages with new tokens, whose token ids are in `token_ids`.
+    """
 
     worker: RawWorker
     message: pb.GenerateRequest
@@ -80,18 +98,18 @@ class RawSession:
     token_ids: list[int] = field(default_factory=list)
 
     def send(self) -> RawSession:
-        """Send the request."""
+        """Send the request, without waiting for an answer; return this session."""
         stub = rpc.GenerationServiceStub(self.worker.channel)
         self.call = stub.Generate(self.message, timeout=TIMEOUT_S, metadata=self.worker.metadata)
         return self
 
     async def propose(self, *branches: pb.Branch) -> None:
-        """Send draft tokens for this session; it need not have sent its request yet."""
+        """Send branches of draft tokens to the target for this session, even if its request is not sent yet."""
         async with self.worker.writes:  # gRPC takes one message of a stream at a time
             await self.worker.call.write(proposing(self.name.hex(), *branches))
 
     async def delta(self) -> pb.Delta | None:
-        """Return the next Delta; None at the end of the answer.
+        """Read the answer's next Delta (new tokens), record it and return it; None if the answer has ended.
 
         Raises:
             AioRpcError: the target ends the answer with an error.
@@ -106,14 +124,14 @@ class RawSession:
         return None
 
     async def rest(self) -> list[int]:
-        """Read the answer to its end; return all of its tokens."""
+        """Read the answer to its end; return all of its token ids, those read before included."""
         while await self.delta() is not None:
             pass
         return self.token_ids
 
 
 def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
-    """Return the Attach message of a draft worker that fits the target `card`; `fields` replace some of it."""
+    """Return a draft worker's first message, Attach, that fits the target's `card`; `fields` replace fields of it."""
     words = {"tokenizer_fingerprint": card.tokenizer_fingerprint, "vocab_size": card.vocab_size}
     return pb.AssistRequest(attach=pb.Attach(**{"protocol_version": 2, **words, "num_slots": 8, **fields}))
 
@@ -122,10 +140,14 @@ def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
 async def raw_worker(
     address: str, *metadata: tuple[str, str], options: Sequence[tuple[str, int]] = (), ca: bytes = b"", **fields: Any
 ) -> AsyncGenerator[RawWorker, None]:
-    """Attach a draft worker on a new connection; it is private unless `fields` of its Attach say otherwise.
+    """Attach a draft worker on a new connection, and yield it until the block ends.
+
+    It drafts only for its own client's requests, unless `fields` of its Attach message say otherwise.
 
     Args:
-        ca: authority of the target's certificate (PEM); without one the connection is plain.
+        metadata: gRPC metadata of every call.
+        options: further options of the channel.
+        ca: certificate (PEM) of the CA that the target's certificate is from; if empty, the connection has no TLS.
 
     Raises:
         AioRpcError: the target refuses the worker.

@@ -1,4 +1,4 @@
-"""Made-up measurements of a comparison, without servers. A contender is a topology with its gamma, draft and so on."""
+"""Invented results of `specdec compare`, for tests of its reports; no server runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENS = tuple(range(100, 112))
 
 
 def config(directory: Path, **changes: Any) -> ComparisonConfig:
-    """Return a comparison of tiny model directories; `changes` replace fields."""
+    """Return a comparison's configuration with empty model directories in `directory`; `changes` replace fields."""
     fields: dict[str, Any] = {
         "target_model": model_directory(directory, "target"),
         "draft_models": (str(model_directory(directory, "draft")),),
@@ -50,7 +50,7 @@ def config(directory: Path, **changes: Any) -> ComparisonConfig:
 
 
 def model_directory(directory: Path, name: str) -> Path:
-    """Write a directory that the configuration accepts as a model."""
+    """Make a directory whose only file is an empty config.json, which a configuration accepts as a model; return it."""
     path = directory / name
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text("{}")
@@ -58,7 +58,11 @@ def model_directory(directory: Path, name: str) -> Path:
 
 
 def record(contender: Contender, *, rtt_ms: float = 0.0, prompt_index: int = 0, slowdown: float = 1.0) -> RequestRecord:
-    """Return the record of a contender's answer, TOKENS; all but the target alone accept two of three draft tokens."""
+    """Return the record of an invented answer, the tokens TOKENS, of one compared topology.
+
+    A target alone takes a pass per token; with a draft, two of three draft tokens are accepted in each round. All times
+    are multiplied by `slowdown`.
+    """
     if contender.topology is Topology.TARGET:
         shape, round_s = [(1, 0, 0)] * len(TOKENS), PASS_S
     else:
@@ -76,7 +80,10 @@ def _round(shape: tuple[int, int, int], arrived_s: float) -> Round:
 
 
 def samples(config: ComparisonConfig) -> list[Sample]:
-    """Return a sample of each run of each contender under each condition; all are 10 % slower in the second run."""
+    """Return the invented measurements of a comparison: one for each topology, condition and run.
+
+    All topologies are 10 % slower in the second run.
+    """
     prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
     found = []
     for repeat, cell in walk(config):
@@ -89,7 +96,7 @@ def samples(config: ComparisonConfig) -> list[Sample]:
 
 
 def slowed(sample: Sample, *factors: float) -> Sample:
-    """Return a sample whose answers take `factors` times as long, each answer the next factor in turn."""
+    """Return a measurement whose answers take `factors` times as long; the factors are used in turn and repeated."""
     cell = sample.cell
     records = (
         record(cell.contender, rtt_ms=cell.rtt_ms, prompt_index=it.prompt_index, slowdown=factor)
@@ -99,7 +106,7 @@ def slowed(sample: Sample, *factors: float) -> Sample:
 
 
 def changed(config: ComparisonConfig, change: Callable[[Sample], Sample]) -> Findings:
-    """Return a report's findings of `samples(config)`, after `change` of each sample."""
+    """Return what a report finds in the measurements `samples(config)` after `change` was applied to each of them."""
     return findings(config, list(map(change, samples(config))))
 
 

@@ -1,6 +1,6 @@
-"""A decoder and a proposer with a fixed token for each position, and a worker of a draft pool that proposes nothing.
+"""A decoder and a proposer that choose a fixed token for each position, and a draft worker that proposes nothing.
 
-A test can hold up the steps of decoder and proposer, or make them fail.
+A test can make the steps of decoder and proposer wait, or fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT_S = 60.0
 
 
 def token_at(position: int) -> int:
-    """Return the scripted target's token at a position; all positions below 900 have different tokens."""
+    """Return the token that the scripted target chooses at a position; they differ for all positions below 900."""
     return 50 + position
 
 
@@ -30,7 +30,7 @@ def tokens_at(start: int, count: int) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until `condition()` is true; raise AssertionError after 10,000 iterations."""
+    """Wait until `condition()` is true, trying it every millisecond; raise AssertionError after 10,000 times."""
     for _ in range(10_000):
         if condition():
             return
@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Gate:
-    """A gate on the model thread: while it is closed, a step waits in its middle."""
+    """A gate that a test closes and opens; scripted steps, which run on another thread, wait while it is closed."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -55,15 +55,18 @@ class Gate:
         self._open.set()
 
     def fail(self, error: Exception, *, times: int) -> None:
-        """Raise `error` in each of the next `times` steps."""
+        """Make each of the next `times` steps raise `error`."""
         self._errors = [error] * times
 
     def wait_until_reached(self) -> None:
-        """Block until a step waits at the closed gate; never call this on the event loop."""
+        """Block the calling thread, never that of the event loop, until a step has arrived at the closed gate."""
         assert self._reached.wait(TIMEOUT_S)
 
     def go_through(self) -> None:
-        """Wait until the gate is open; scripted decoders and proposers call this in every step."""
+        """Wait until the gate is open, then raise the next error that `fail` set, if any.
+
+        Scripted decoders and proposers call this in every step.
+        """
         self._reached.set()
         assert self._open.wait(TIMEOUT_S)
         if self._errors:
@@ -71,7 +74,7 @@ class Gate:
 
 
 class ScriptedDecoder:
-    """A `Decoder` with scripted tokens and a gate at which its steps wait."""
+    """A `Decoder` (the target's side) that chooses fixed tokens by position, and records its steps."""
 
     vocab_size = VOCAB_SIZE
     prompt_chunk_tokens = 0
@@ -96,12 +99,12 @@ def _verdict(turn: Turn) -> Verdict:
 
 
 def ids_of(extensions: Sequence[Sequence[DraftToken] | None]) -> list[list[int] | None]:
-    """Return the token ids of a proposer's draft tokens, one list per draft; None where it has none."""
+    """Return the token ids of each draft in what `Proposer.extend` returned; None for a draft it could not extend."""
     return [None if tokens is None else [token.token_id for token in tokens] for tokens in extensions]
 
 
 class ScriptedProposer:
-    """A `Proposer` that proposes the scripted target's own token, one per step."""
+    """A `Proposer` (the draft's side) that adds in each step the token which the scripted target will choose."""
 
     num_slots, max_length, num_branches = 2, 40, 0
 
@@ -116,7 +119,10 @@ class ScriptedProposer:
 
 
 class SilentWorker:
-    """A draft worker of a target's pool that takes all sessions and proposes nothing."""
+    """A draft worker in a target's pool that takes every session it is offered, and never proposes a token.
+
+    `sessions` has the ids of its open sessions, `most` their greatest number so far.
+    """
 
     does_rounds, takes_hold, scope = True, False, ""
 

@@ -1,7 +1,7 @@
-"""Engine core of vLLM in the tests' own process, without vLLM: requests, passes and reports are as in a real core.
+"""Imitation of vLLM's engine core in the test's process, without vLLM; requests, passes and reports are as in vLLM.
 
-The core's draft trees, the frames (messages) between it and the engine in front of it, and this engine are the
-project's own. In the place of a model stands a function of the tokens so far. Frames become bytes, but need no socket.
+The draft trees in the core, the messages (frames) between it and this project's engine, and that engine are real. A
+function of the tokens so far replaces the model. Frames are encoded to bytes and decoded, but not sent by a socket.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _names = itertools.count()
 
 
 def choice(token_ids: Sequence[int], sampling: str) -> int:
-    """Return the token that follows these, as if a model with these sampling parameters had chosen it."""
+    """Return a token that depends only on the tokens before it and on a text of the sampling parameters."""
     return crc32(bytes(token_ids) + sampling.encode()) % VOCAB_SIZE
 
 
@@ -49,7 +49,10 @@ def through_bytes(frame: FromCore) -> FromCore:
 
 
 class DirectMailbox(Mailbox):
-    """Mailbox that passes each frame to its core at once, without a socket, after it was turned into bytes and back."""
+    """Mailbox that hands each message to its core at once, encoded and decoded, instead of through a socket.
+
+    `drafts` are the draft trees of the cores, in the order of their ranks.
+    """
 
     def __init__(self, *drafts: Drafts) -> None:
         super().__init__(Path("unused"), "model")
@@ -65,16 +68,16 @@ class DirectMailbox(Mailbox):
 
 
 class ScriptedCore:
-    """Core with its own loop of passes.
+    """Imitation of vLLM's engine core, which runs one pass after another while it has requests.
 
     Args:
-        choose: function from the tokens so far, and the sampling parameters, to the next token.
-        cost: function from the numbers of requests and of rows in a pass to its seconds.
+        choose: function from the tokens so far, and a text of the sampling parameters, to the next token.
+        cost: function from the numbers of requests and of tokens (with draft tokens) in a pass to its seconds.
 
     Attributes:
-        front: engine that gets the core's messages; a test must set it, as `ClientsOfCore` does.
+        front: this project's engine, which gets the core's messages; a test must set it, as `ClientsOfCore` does.
         rank: number of this core at `front`.
-        reports: all reports on passes, in their order.
+        reports: reports on all passes so far, in their order.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class ScriptedCore:
         self._passes: asyncio.Task[None] | None = None
 
     def arrive(self, request: GenerationRequest) -> str:
-        """Add a request, and announce it to `front`; return its name in the core."""
+        """Add a request, announce it to the engine `front`, and start the passes; return its name in the core."""
         name = f"core-{next(_names)}"
         token_ids, self._ends[name] = list(request.prompt_token_ids), asyncio.Event()
         sampling = {key: value for key, value in asdict(request.sampling).items() if key != "noise"}
@@ -110,12 +113,12 @@ class ScriptedCore:
         self.front.receive(self.rank, through_bytes(frame))
 
     def cancel(self) -> None:
-        """End the passes."""
+        """Stop running passes."""
         if self._passes is not None:
             self._passes.cancel()
 
     async def until_done(self, name: str) -> None:
-        """Wait until a request has ended."""
+        """Wait until the request of this name has all of its tokens."""
         await self._ends[name].wait()
 
     async def _run(self) -> None:
@@ -153,9 +156,9 @@ class ScriptedCore:
 
 
 class ClientsOfCore(LendingEngine):
-    """Engine that lends a core's requests to a draft pool; here `open` also sends the request, as vLLM's client would.
+    """Engine that lets a pool of draft workers draft for a core's requests; `open` also sends the request to the core.
 
-    No pool reads the answers.
+    So it plays the part of vLLM's client, too. Nobody reads the answers.
     """
 
     def __init__(self, core: ScriptedCore) -> None:
@@ -164,6 +167,6 @@ class ClientsOfCore(LendingEngine):
         self.vocab_size = VOCAB_SIZE
 
     def open(self, request: GenerationRequest, *, grammar: object = None):  # type: ignore[no-untyped-def]
-        """Let the request arrive in the core; return its session here."""
+        """Send a request to the core; return the session by which the pool drafts for it."""
         name = self._core.arrive(request)
         return super().open(CoreRequest(request.prompt_token_ids, name=name))

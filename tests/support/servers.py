@@ -1,6 +1,6 @@
 """Servers, command lines and requests of the integration tests: real processes, real sockets.
 
-Owns the start of `main.py` and the calls of a GenerationService. Models are tiny (models.py), with one thread each.
+Starts `main.py` in its roles, and calls the gRPC GenerationService of servers. Models are tiny, with one thread each.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from specdec.inference.workers.completion import Completer, CompletionRequest
 from specdec.inference.workers.drafting.private import PrivateWorker
 
 PATIENT = ("--connect_timeout_s", "60")
-"""Flags of a command that connects to a server: on a busy machine a first handshake may take more than the default."""
+"""Flags of a command that connects to a server: it waits up to 60 s, for a first handshake on a busy machine."""
 DRAFTS = ("--drafting", "always")
-"""Flags of a server whose drafts a test counts: it also uses drafts that are slower than none on the test's machine."""
+"""Flags of a server whose draft tokens a test counts: it always drafts, even where that is slower than not drafting."""
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 NO_VARIABLES: Mapping[str, str] = {}
@@ -45,14 +45,17 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 
 
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a draft worker that serves requests itself (`draft --serve`), and has them verified by `target`."""
+    """Start a server with the draft model (`draft --serve`), which lets `target` verify the draft tokens."""
     port = free_port()
     arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1")
     return server_process("draft", "draft", *arguments, *PATIENT, *flags, port=port)
 
 
 def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a fused pair with gamma 4, without adaptive drafting, which would never use a draft that large."""
+    """Start a server with both models, which always drafts 4 tokens per round.
+
+    Adaptive gamma would never draft with a draft model as large as those of the tests.
+    """
     port = free_port()
     fixed = ("--no-adaptive_gamma", "--gamma", "4")
     models = ("--target_model", str(target), "--draft_model", str(draft))
@@ -65,7 +68,7 @@ def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContext
 async def pool_worker(
     model: Path, *addresses: str, flags: tuple[str, ...] = ()
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Start a pool worker, and wait until it has attached to the targets at all addresses."""
+    """Start a draft worker for the pools of the targets at these addresses; yield it once it has attached to all."""
     words = ("--role", "draft", "--model", model, "--threads", "1", *PATIENT, "--attach", ",".join(addresses))
     async with command(*words, *flags) as process, asyncio.timeout(60):
         await until_pooled(process, len(addresses))
@@ -73,7 +76,7 @@ async def pool_worker(
 
 
 async def until_pooled(worker: asyncio.subprocess.Process, num_targets: int = 1) -> None:
-    """Read the messages of a draft worker until it has attached to so many targets."""
+    """Read the log of a draft worker until it has attached to this many targets; fail if the worker ends before."""
     assert worker.stderr is not None
     while num_targets:
         line = await worker.stderr.readline()
@@ -88,7 +91,7 @@ async def load_of(address: str) -> pb.GetLoadResponse:
 
 
 async def until_healthy(port: int) -> None:
-    """Wait until a server's /health succeeds."""
+    """Wait until /health on this port answers with success; raise TimeoutError after 120 s."""
     async with httpx.AsyncClient() as client, asyncio.timeout(120):
         while True:
             with suppress(httpx.TransportError):
@@ -98,7 +101,7 @@ async def until_healthy(port: int) -> None:
 
 
 async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenerator[str, None]:
-    """Send a streaming completion request; yield the text of each event."""
+    """Send a completion request with streaming to the HTTP API on `port`; yield the text of each event."""
     async with (
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
         client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer,
@@ -109,7 +112,7 @@ async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenera
 
 
 async def figure(metrics_port: int, name: str) -> float:
-    """Return a metric's value from a server's metrics port; the metric's only label must be the model's name."""
+    """Return the value of a metric with one series from a server's /metrics; its labels do not matter."""
     async with httpx.AsyncClient() as client:
         figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
     found = re.search(rf"^{name}{{.*}} (.*)$", figures, re.MULTILINE)
@@ -118,13 +121,19 @@ async def figure(metrics_port: int, name: str) -> float:
 
 
 async def vocabulary_share(metrics_port: int) -> float:
-    """Return, from the metrics, the share of the target's token ids that the draft can propose."""
+    """Return the share (0 to 1) of the target's token ids that the draft can propose, from a server's /metrics."""
     return await figure(metrics_port, "specdec_draft_vocabulary_share")
 
 
 @dataclass
 class Completion:
-    """Outcome of one request; its counts of draft tokens leave out prompt lookup."""
+    """Outcome of one request; tokens found by prompt lookup count as `num_lookup_tokens`, not as draft tokens.
+
+    Attributes:
+        num_branch_hits: how often the target chose a token that the draft had only as an alternative to its best guess.
+        num_deltas: number of messages with new tokens.
+        num_cached_tokens: prompt tokens whose keys and values were in the cache already.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -157,7 +166,7 @@ class Completion:
 
 
 async def completed_by(completer: Completer, requests: Sequence[CompletionRequest]) -> list[Completion]:
-    """Send requests to a completer, all at once; return their outcomes in order."""
+    """Send requests to a completer, all at once; return their outcomes in the order of the requests."""
 
     async def one(request: CompletionRequest) -> Completion:
         completion = Completion()
@@ -169,7 +178,7 @@ async def completed_by(completer: Completer, requests: Sequence[CompletionReques
 
 
 async def complete(server: ServerProcess | str, request: CompletionRequest) -> Completion:
-    """Send one request to any GenerationService."""
+    """Send one request by gRPC to a server, given as a process or an address; return its outcome."""
     (completion,) = await complete_all(server, [request])
     return completion
 
@@ -179,7 +188,10 @@ async def interrupted(
     request: CompletionRequest,
     strikes: Mapping[int, Callable[[], Awaitable[None] | None]],
 ) -> Completion:
-    """Complete a request; call `strikes[n]` as soon as the answer has n tokens, before its end."""
+    """Complete a request, and call each function in `strikes` once the answer has as many tokens as its key says.
+
+    Return the outcome; it is an AssertionError if the answer ends before all functions were called.
+    """
     completion, due = Completion(), sorted(strikes)
     async with AsyncExitStack() as stack:
         if isinstance(server, ServerProcess | str):
@@ -197,7 +209,7 @@ async def interrupted(
 
 
 def cut_for(link: DelayProxy, seconds: float) -> Callable[[], None]:
-    """Return a function that cuts a link, and restores it after `seconds`."""
+    """Return a function that cuts the connections through a proxy, and lets them through again after `seconds`."""
 
     def strike() -> None:
         link.cut()
@@ -209,7 +221,10 @@ def cut_for(link: DelayProxy, seconds: float) -> Callable[[], None]:
 async def complete_all(
     server: ServerProcess | str, requests: Sequence[CompletionRequest], *, concurrency: int = 8
 ) -> list[Completion]:
-    """Send requests over one channel, at most `concurrency` in flight; return the results in their order."""
+    """Send requests by gRPC to a server, over one connection; return their outcomes in the order of the requests.
+
+    At most `concurrency` requests are in flight at a time.
+    """
     address = server if isinstance(server, str) else server.address
     places = asyncio.Semaphore(concurrency)
     async with open_channel(address) as channel:
@@ -228,7 +243,7 @@ def with_gamma(requests: Sequence[CompletionRequest], gamma: int) -> list[Comple
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Result of a run of `main.py`."""
+    """Exit code and output of a program that has ended."""
 
     code: int
     stdout: str
@@ -236,7 +251,7 @@ class CommandResult:
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """The JSON objects that --format json has printed, one per line."""
+        """The JSON objects in the standard output, which must have one on each line."""
         return [json.loads(line) for line in self.stdout.splitlines()]
 
     @property
@@ -250,7 +265,7 @@ async def command(
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
     """Run `main.py`, another program of this project, or a module ("-m NAME"); kill it when the block ends.
 
-    The process gets `variables` beside those of ENVIRONMENT.
+    The process gets the environment variables of ENVIRONMENT and `variables`.
     """
     started = program.split() if program.startswith("-m") else [str(ROOT / program)]
     process = await asyncio.create_subprocess_exec(
@@ -275,7 +290,7 @@ async def run_command(
     timeout_s: float = 150.0,
     variables: Mapping[str, str] = NO_VARIABLES,
 ) -> CommandResult:
-    """Run `main.py`, or another program of this project, to its end."""
+    """Run `main.py`, or another program of this project, to its end; raise TimeoutError after `timeout_s` seconds."""
     async with command(*arguments, program=program, variables=variables) as process, asyncio.timeout(timeout_s):
         return await result_of(process)
 
@@ -287,7 +302,7 @@ async def result_of(process: asyncio.subprocess.Process) -> CommandResult:
 
 
 async def until_attached(worker: PrivateWorker) -> None:
-    """Wait until a client's own draft worker (private) has a stream to a target."""
+    """Wait until a client's own draft worker has attached to a target; raise TimeoutError after 60 s."""
     async with asyncio.timeout(60):
         while not any(stream.is_attached for stream, _ in worker._streams.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

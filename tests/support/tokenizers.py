@@ -1,7 +1,7 @@
-"""Foreign tokenizers derived from a byte-level one, and models for them derived from its model.
+"""Tokenizers with other token ids than a given one, and models for them.
 
-A foreign tokenizer has all or some tokens of the original one, in another order; the rows of a model's embedding are
-put into that order. So a draft for a foreign tokenizer computes as the original draft, under other ids.
+Such a tokenizer has all or some tokens of the given one, in another order. The rows of a model's embedding are put into
+that order, so that the model computes the same as before, with other ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Foreign:
-    """A tokenizer derived from another one; `rows` has the original id of each token, in the order of the new ids."""
+    """A tokenizer made from another one; `rows` has, for each of its token ids, the same token's id in that one."""
 
     tokenizer: PreTrainedTokenizerFast
     rows: list[int]
@@ -34,7 +34,10 @@ class Foreign:
         return OurTokenizer(self.tokenizer, frozenset([self.tokenizer.eos_token_id]))
 
     def save(self, directory: Path, model: PreTrainedModel) -> Path:
-        """Reorder the rows of `model` for this tokenizer; write both to a directory."""
+        """Reorder the embedding of `model`, in place, for this tokenizer; write both to a directory.
+
+        The directory is returned.
+        """
         for layer in {model.get_input_embeddings(), model.get_output_embeddings()}:
             layer.weight = torch.nn.Parameter(layer.weight.data[self.rows])
         model.tie_weights()
@@ -50,7 +53,10 @@ class Foreign:
 def foreign(
     first: PreTrainedTokenizerFast, spelling: Spelling = "bytes", *, num_removed: int = 0, seed: int = 0
 ) -> Foreign:
-    """Return `first` with permuted ids, without its last `num_removed` merges, in byte or SentencePiece spelling."""
+    """Return a tokenizer with the tokens of `first` under shuffled ids, without its last `num_removed` merges.
+
+    Its tokens are written as bytes, or as SentencePiece writes them.
+    """
     fields, ours = json.loads(first.backend_tokenizer.to_str()), OurTokenizer(first, frozenset())
     vocabulary: dict[str, int] = fields["model"]["vocab"]
     merges = [tuple(merge) for merge in fields["model"]["merges"]]
@@ -82,7 +88,7 @@ def foreign(
 
 
 def retrained(first: PreTrainedTokenizerFast, texts: list[str], num_ids: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer trained on these texts, with the special tokens of `first`."""
+    """Return a byte-level tokenizer of `num_ids` tokens, trained on these texts, with the special tokens of `first`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = first.backend_tokenizer.pre_tokenizer, first.backend_tokenizer.decoder
     special = [str(each) for each in (first.bos_token, first.eos_token) if each]
@@ -113,11 +119,11 @@ _SENTENCEPIECE: dict[str, Any] = {
         ],
     },
 }
-"""Fields of tokenizer.json as in Llama 2."""
+"""Fields of a tokenizer.json that make a SentencePiece tokenizer of it, as in Llama 2."""
 
 
 def _spelled(data: bytes) -> str | None:
-    """Return a token as SentencePiece writes it; None for several bytes with only a part of a character."""
+    """Return a token's bytes as SentencePiece writes them; None for several bytes that are not valid UTF-8."""
     try:
         return data.decode().replace(" ", SPACE)
     except UnicodeDecodeError:
@@ -129,7 +135,10 @@ def _fast(tokenizer: Tokenizer, first: PreTrainedTokenizerFast) -> PreTrainedTok
 
 
 def unigram(first: PreTrainedTokenizerFast, texts: list[str], num_ids: int) -> PreTrainedTokenizerFast:
-    """Return a SentencePiece unigram tokenizer with fallbacks for bytes, trained on these texts."""
+    """Return a SentencePiece unigram tokenizer that is trained on these texts, with a fallback token for each byte.
+
+    `num_ids` limits the number of trained tokens; the special tokens are those of `first`.
+    """
     special = [str(each) for each in (first.bos_token, first.eos_token) if each]
     trained = Tokenizer(models.Unigram())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()

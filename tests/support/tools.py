@@ -1,4 +1,4 @@
-"""Tools for the tests of chats and of the Responses API, and an agent that calls one."""
+"""Tools (functions that a model can call) for tests of chats and of the Responses API, and an agent that calls one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ class Forecast(BaseModel):
 
 
 def tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETERS, **others: Any) -> dict[str, Any]:
-    """Return a function tool in the format of Chat Completions."""
+    """Return a tool with this name and JSON schema of arguments, in the format of Chat Completions."""
     return {"type": "function", "function": {"name": name, "parameters": parameters, **others}}
 
 
 def response_tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETERS, **others: Any) -> dict[str, Any]:
-    """Return a function tool in the format of the Responses API."""
+    """Return a tool with this name and JSON schema of arguments, in the format of the Responses API."""
     return {"type": "function", **tool(name, parameters, **others)["function"]}
 
 
 async def agent_runs(model: Any, **fields: Any) -> tuple[Any, Any, list[str]]:
-    """Run an agent that calls a tool once, whole and streamed; return both results and the steps of the stream."""
+    """Run an agent of OpenAI's Agents SDK that must call a tool, once whole and once streamed.
+
+    `fields` are further arguments of its Agent. Return the whole run's result, the streamed one's, and the names of the
+    stream's run items. In each run the tool must be called once.
+    """
     from agents import Agent, ModelSettings, RunConfig, Runner, function_tool
 
     called: list[int] = []

@@ -1,4 +1,4 @@
-"""Runner of the suites in tests/suites: checks promises within a time limit, and prints progress and results."""
+"""Runner of the suites in tests/suites: checks a suite's promises within a time limit, and prints a table of them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 from benchmarks.report import print_json, print_table
 
 TO_CLEAN_UP_S = 90.0
-"""Seconds within which the servers must end; after them, the suite's process prints where it hung, and ends."""
+"""Seconds past its limit that a suite has to stop its servers; then it prints where it hangs, and its process ends."""
 QUIET_S = 10.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Least seconds between two lines of progress where the output is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A row of a suite's results: a promise, what was measured, its limit, and whether the promise was kept."""
+    """A line of a suite's results: something promised, what was measured, the limit, and whether it was kept."""
 
     name: str
     measured: str
@@ -32,10 +32,10 @@ class Promise:
 
 
 class Trial:
-    """One run of a suite, which ends with a table of its promises and whether they were kept.
+    """One run of a suite of tests/suites, which ends with a table of promises and whether they were kept.
 
     Attributes:
-        results: figures for the JSON line.
+        results: further figures for the line of JSON that the run prints at its end.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,7 +46,10 @@ class Trial:
         self._spoke = -QUIET_S
 
     def say(self, text: str) -> None:
-        """Print the current step in the line of progress, over the previous one."""
+        """Print the current step as progress.
+
+        It replaces the previous step on a terminal; elsewhere it is left out within QUIET_S after another line.
+        """
         now = time.monotonic()
         line = f"[{now - self._began:4.0f} s] {self.name}: {text}"
         if sys.stderr.isatty():
@@ -56,15 +59,15 @@ class Trial:
             print(line, file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Print a line that the line of progress does not overwrite."""
+        """Print a line that stays: later progress does not overwrite it."""
         print(("\r\x1b[K" if sys.stderr.isatty() else "") + text, file=sys.stderr, flush=True)
 
     def promise(self, name: str, measured: object, limit: object, *, kept: bool) -> None:
-        """Record a promise, what was measured, its limit, and whether it was kept."""
+        """Record for the final table: something promised, what was measured, the limit, and whether it was kept."""
         self._promises.append(Promise(name, str(measured), str(limit), kept))
 
     def conclude(self) -> int:
-        """Print the table of promises and the line of JSON; return 0 if all promises were kept, else 1."""
+        """Print the table of promises and a line of JSON; return the exit code: 0 if all promises were kept, else 1."""
         if sys.stderr.isatty():
             print(file=sys.stderr)
         rows = [[one.name, one.measured, one.limit, "kept" if one.kept else "BROKEN"] for one in self._promises]
@@ -76,7 +79,10 @@ class Trial:
 
 
 def parser_of(doc: str | None, **defaults: tuple[Any, str]) -> argparse.ArgumentParser:
-    """Return a suite's parser: one flag per default, with the default's type and a help text, and --seed."""
+    """Return a suite's parser of its command line, with a flag for each of `defaults` and --seed, random by default.
+
+    Each of `defaults` is the flag's default value, which also sets its type, and its help text.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (default, text) in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (%(default)s)")
@@ -85,7 +91,10 @@ def parser_of(doc: str | None, **defaults: tuple[Any, str]) -> argparse.Argument
 
 
 def run(name: str, body: Callable[[Trial], Awaitable[None]], *, limit_s: float) -> int:
-    """Run a suite to its end, SIGTERM or `limit_s` seconds, even if it hangs; return its exit code."""
+    """Run a suite until it ends, SIGTERM comes or `limit_s` seconds are over; return its exit code.
+
+    A suite that does not end TO_CLEAN_UP_S seconds after the limit is killed, and prints where it hangs.
+    """
     trial = Trial(name)
     faulthandler.dump_traceback_later(limit_s + TO_CLEAN_UP_S, exit=True)
     try:

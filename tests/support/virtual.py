@@ -1,7 +1,7 @@
-"""A target, its pool and draft workers on a virtual clock: the real engine, pool, tree and batching, without waiting.
+"""Simulation of a target and its draft workers on a virtual clock: the engine and its scheduling are the real ones.
 
-A pass takes the seconds that a scenario's cost says, more while a draft worker computes and the two share a core. No
-thread runs, so a scenario gives the same figures on every machine.
+A pass takes the seconds that a scenario's cost says, and more while a draft worker computes if the two share a core. No
+thread runs, and nothing waits in real time, so a scenario gives the same figures on every machine.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ T = TypeVar("T")
 VOCAB_SIZE = 5000
 MAX_LENGTH = 1000
 WRONG = 7
-"""Token that no text contains, and so a wrong draft token."""
+"""Token id that no simulated text contains; as a draft token it is always rejected."""
 WINDOW = 8
 Text = Callable[[int], int]
-"""Function from a position to the text's token there."""
+"""Function from a position to the token id that the simulated target chooses there."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Selector that moves a virtual clock forward where another one would sleep."""
+    """Selector that advances a virtual clock by the time that a real selector would wait for events."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """Event loop whose time only its timers move; it is also what `time.monotonic` says during `run`."""
+    """Event loop with a virtual clock, which advances only when all tasks wait: to the time of the next timer."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -67,7 +67,10 @@ class Clock(asyncio.SelectorEventLoop):
 
 
 class _Thread:
-    """Model thread of an engine: what it runs moves the clock, and other tasks run in this time."""
+    """Model thread of an engine on the virtual clock.
+
+    A function that it runs advances the clock; the caller gets the result once other tasks have had that time, too.
+    """
 
     began = None
 
@@ -85,43 +88,47 @@ class _Thread:
 
 
 def novel(position: int) -> int:
-    """Text in which nothing is ever repeated."""
+    """Return the token at a position of a text in which no token comes twice."""
     return 50 + position
 
 
 def changing(position: int) -> int:
-    """Text that repeats itself for 40 tokens, then does not for 40, and so on."""
+    """Return the token at a position of a text that alternates: 40 tokens are all new, 40 repeat the same ten."""
     return 2000 + position % 10 if position // 40 % 2 else 50 + position
 
 
 def drawn(*key: object) -> float:
-    """Return a number in [0, 1) that depends on the key alone."""
+    """Return a random number in [0, 1) that is always the same for equal keys."""
     return random.Random(repr(key)).random()
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Load and machine of a run.
+    """What is simulated: the load by clients, and the speeds of the target, the draft workers and the network.
+
+    Times are virtual seconds; "the time" is that since the start of the run.
 
     Attributes:
-        cost: function from the numbers of sessions and of rows (tokens) in a pass to its seconds.
+        cost: function from the number of requests and the number of tokens in a pass to its seconds.
         streams: function from the time to the number of clients, each of which sends one request after another.
-        contention: function from the time to the share by which a pass takes longer while a worker computes.
+        contention: function from the time to the share (0.5: by half) by which a pass takes longer while a worker
+            computes.
         alpha: probability that a draft token is right, if all before it are.
-        step_s, link_s: seconds of a draft step, and of a message to a worker or from it.
-        stop_s: seconds that a worker goes on computing after it was asked to stop.
-        num_workers: workers of the pool, or 1 if `is_private`.
+        step_s, link_s: seconds of one step of a draft model, and of a message to a worker or from it.
+        stop_s: seconds for which a worker goes on computing after the target asked it to stop.
+        num_workers: number of draft workers; must be 1 if `is_private`.
         length: fewest and most tokens of an answer.
         text: the target's text.
-        predicted: text that each request sends as its prediction; None for no prediction.
+        predicted: text that each request sends as a prediction of its answer; None for no prediction.
         gamma: most draft tokens of a pass, as the requests set it; None leaves it to the target.
-        slower: function from the time to a factor of the seconds of all passes and draft steps.
+        slower: function from the time to a factor on the seconds of all passes and draft steps.
         shares: whether the target knows that the workers share its cores.
-        first_s: seconds that the first pass with drafts takes in addition, and likewise the first one without.
+        first_s: extra seconds of the first pass with draft tokens, and of the first pass without them.
         noise: relative standard deviation of the seconds of a pass.
         window: most draft tokens that a worker proposes past the committed tokens.
-        seconds: virtual length of the run.
-        is_private: whether the drafts come from the clients' own worker instead of a pool.
+        seconds: length of the run.
+        is_private: True if the draft worker is in the clients' process; False if workers serve the requests of all
+            clients, as a pool.
     """
 
     cost: Callable[[int, int], float]
@@ -146,7 +153,7 @@ class Scenario:
 
 
 class _Decoder:
-    """Target whose passes take virtual time, and whose text follows from positions."""
+    """Simulated target: its passes advance the virtual clock, and its token depends only on the position."""
 
     vocab_size, max_length, prompt_chunk_tokens, keeps_grammars, num_slots = VOCAB_SIZE, MAX_LENGTH, 0, False, 64
 
@@ -177,12 +184,15 @@ class _Decoder:
 
 @dataclass(slots=True)
 class _Chain:
-    """Draft tokens of a session after its first `num_known` tokens, and their numbers at the target.
+    """Draft tokens that a worker has proposed for a session, after the `num_known` tokens that it knows are final.
 
     Attributes:
         request: name of the session's request.
-        num_unread: tokens that the draft model must read before it can extend the chain.
-        waits: whether it waits, in rounds, until the target has verified the chain.
+        in_rounds: True if the worker proposes a whole window and then waits for the target; False if it drafts on.
+        num_unread: tokens that the draft model must read before it can add a draft token.
+        tokens: the draft tokens past the final ones.
+        last_node, num_nodes: number of the last draft token sent, as the target counts them, and how many were sent.
+        waits: True while the worker waits until the target has verified the draft tokens; only if `in_rounds`.
     """
 
     request: str
@@ -212,9 +222,9 @@ class _Chain:
 
 
 class PoolWorker:
-    """Draft worker of the pool: its steps and messages take virtual time; a token is right with probability `alpha`.
+    """Simulated draft worker, which drafts for the requests of all clients, as part of the target's pool.
 
-    So do holds, by which the target asks a worker to stop.
+    Its draft steps and its messages take virtual time. So does a request of the target to stop drafting.
     """
 
     does_rounds, takes_hold, scope, num_slots = True, True, "", 64
@@ -258,7 +268,7 @@ class PoolWorker:
         self._wake.set()
 
     async def run(self) -> None:
-        """Draft until cancelled."""
+        """Draft for all sessions, step by step, until this task is cancelled."""
         while True:
             if self._is_held:
                 number = self._number
@@ -304,7 +314,7 @@ class PoolWorker:
 
 
 class Edge(PoolWorker):
-    """Draft worker in the process of its clients, which reads the commits in their answers."""
+    """Simulated draft worker in its clients' process; it learns of final tokens from their answers."""
 
     scope = "edge 1/"
 
@@ -318,7 +328,13 @@ class Edge(PoolWorker):
 
 @dataclass
 class Outcome:
-    """Tokens of a run by time, the state of drafting at the target, and the draft workers."""
+    """Result of a simulated run.
+
+    Attributes:
+        drafting: the on-off switch of drafting of the target's engine.
+        marks: virtual time and number of tokens of each group of final tokens that a client got, in order.
+        workers: the draft workers; none if they were not simulated.
+    """
 
     drafting: Drafting
     marks: list[tuple[float, int]] = field(default_factory=list)
@@ -333,7 +349,7 @@ class Outcome:
 
 
 class _Town:
-    """One run of a scenario."""
+    """One simulated run: a scenario with its target, draft workers and clients."""
 
     def __init__(self, clock: Clock, scenario: Scenario, mode: str | None, seed: int) -> None:
         self._clock, self._scenario, self._seed = clock, scenario, seed
@@ -397,7 +413,10 @@ class _Town:
 
 
 def outcome_of(scenario: Scenario, mode: str | None, *, seed: int = 0) -> Outcome:
-    """Run a scenario with drafting in a `--drafting` mode, or without any worker if it is None; return its outcome."""
+    """Simulate a scenario in virtual time; return its outcome.
+
+    `mode` is a value of the flag `--drafting`; None simulates a target without draft workers.
+    """
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", clock.time)

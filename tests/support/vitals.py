@@ -1,4 +1,4 @@
-"""A process's memory, file descriptors and threads, as Linux's kernel counts them."""
+"""A process's memory, file descriptors, threads and waits for a core, as the Linux kernel counts them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Memory, file descriptors and threads of a process at one time.
+    """Memory, file descriptors and threads of a process at one time; sizes are in MiB.
 
     Attributes:
         rss_mib: resident memory.
-        peak_mib: most resident memory since `reset_peak`, or since its start.
+        peak_mib: most resident memory since `reset_peak`, or since the process's start.
         own_mib: resident memory without pages of files, which the kernel can drop.
-        num_fds: open descriptors.
+        num_fds: number of open file descriptors.
         num_threads: number of threads.
     """
 
@@ -27,7 +27,7 @@ class Vitals:
 
 
 def vitals(pid: int) -> Vitals:
-    """Return the vitals of the process.
+    """Return the memory, file descriptors and threads of the process `pid` at this moment.
 
     Raises:
         FileNotFoundError: the process has ended.
@@ -40,12 +40,12 @@ def vitals(pid: int) -> Vitals:
 
 
 def reset_peak(pid: int) -> None:
-    """Set `peak_mib` of a process back to its present memory."""
+    """Make `peak_mib` of the process `pid` count from its present memory on."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def waited_s(pid: int) -> dict[int, float]:
-    """Return the seconds that each thread was ready to run without a core, by thread id; `pid` is the first thread's.
+    """Return the seconds that each thread of the process `pid` has waited for a core while it could run, by thread id.
 
     Raises:
         FileNotFoundError: the process has ended.

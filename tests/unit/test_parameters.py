@@ -167,6 +167,8 @@ def test_a_device_refuses_what_is_added_later(
 ) -> None:
     """A decoder that chooses tokens on the device refuses every parameter that it does not know.
 
+    `later` is a request with a new parameter `field`, which has this `value`.
+
     Regression: the decoder listed the parameters to refuse, so it would have ignored a new one without an error.
     """
     words = re.escape(f"{field} {value}: ") + ".*chooses tokens on the device"
@@ -240,7 +242,10 @@ def test_the_librarys_parameters_are_those_of_requests() -> None:
     ],
 )
 def test_the_librarys_settings_are_flags(shown: Any, kind: type[Any], models: set[str]) -> None:
-    """`ModelSettings` and `ClientSettings` have every flag of their configuration class, with the type of its value."""
+    """`ModelSettings` and `ClientSettings` have every flag of their configuration class, with the type of its value.
+
+    `shown` is one of these two, `kind` its configuration class, and `models` are the flags that it leaves out.
+    """
     flags = {each.setting.key: each.kind for each in declared(kind) if each.setting.key not in models}
     flags |= {"batch": int} if kind is ConnectionConfig else {}
     written = {Path: str | Path, Mapping: Mapping[str, Any], Emulation: str}

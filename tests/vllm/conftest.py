@@ -1,4 +1,4 @@
-"""Fixtures of tests that run the real vLLM, in a separate environment: `make test-vllm`."""
+"""Fixtures of tests that run the real vLLM, which `make test-vllm` installs into an environment of its own."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ INTERPRETED = {
     "VLLM_COMPUTE_NANS_IN_LOGITS": "0",  # vLLM's kernel for it calls CUDA's library
     "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "support" / "triton_cpu"), os.environ.get("PYTHONPATH", "")]),
 }
-"""Environment in which vLLM takes its runner V2 without a GPU: Triton's kernels are interpreted on the CPU."""
+"""Environment variables by which vLLM uses its model runner V2 on a CPU, with Triton's kernels interpreted."""
 
 LAW = Noise.VLLM if os.environ.get(VARIABLE) == "1" else Noise.SPECDEC
-"""Rule by which the runner that vLLM takes in this environment draws random numbers from seed and position."""
+"""How vLLM's model runner, V1 or V2 by the environment, draws random numbers from a request's seed and position."""
 MAX_LENGTH = 128
 FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4", "--max-model-len", str(MAX_LENGTH)),
     *("--block-size", "32", "--num-gpu-blocks-override", "9", "--max-num-batched-tokens", "64"),
 )
-"""Flags of vLLM with so little memory that requests are preempted, and so short passes that prompts take several."""
+"""Flags of vLLM for so little KV cache that requests are preempted, and such short passes that prompts take several."""
 WORKER_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
-"""Variable of vLLM that is "0" for an engine core that runs its only worker in its own process, as on one GPU.
+"""vLLM's environment variable that, set to "0", lets an engine core run its only worker in its own process.
 
-On a CPU its default is a process for the worker. Core and worker then wait for each other in loops that take a whole
-processor each, and go on for a second after the last request.
+So it is on one GPU. On a CPU the default is a process for the worker; core and worker then wait for each other in loops
+that take a whole processor each, and go on for a second after the last request.
 """
 os.environ.setdefault(WORKER_PROCESS, "0")
 
@@ -52,7 +52,8 @@ class Pair:
     """Directories of a target, of a draft that is often right, and of LoRA adapters of the target.
 
     Attributes:
-        merged: the target with the adapter's weights added to its own.
+        adapter: an adapter that changes the target's texts.
+        merged: the target with the weights of `adapter` added to its own.
         broken: an adapter of the last layer that makes every logit infinite or NaN, and leaves cached values finite.
     """
 
@@ -64,7 +65,7 @@ class Pair:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return vLLM's flags for the target, its adapter `other`, and the adapter `broken`."""
+        """Flags of vLLM for serving the target with its adapters, under the names `other` and `broken`."""
         broken = json.dumps({"name": "broken", "path": str(self.broken)})
         room = ("--max-num-batched-tokens", "68")  # of a pass: 1 + gamma for each request, or vLLM refuses adapters
         return (*FLAGS, *room, "--enable-lora", "--lora-modules", f"other={self.adapter}", broken)
@@ -72,7 +73,7 @@ class Pair:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Write a tiny target and draft whose attention heads have a size that vLLM supports on a CPU."""
+    """Save a tiny target, draft and adapters, with attention heads of a size that vLLM supports on a CPU."""
     from tests.support.models import disturbed, save_tiny_model, tiny_model, tiny_tokenizer
 
     root = tmp_path_factory.mktemp("pair")
@@ -91,10 +92,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def save_adapter(folder: Path, model: Any, prefix: str = "", *, scale: float = 0.5) -> None:
-    """Write an adapter of a model in the format of the library peft, and add its weights to the model's own.
+    """Save a random LoRA adapter of a model in the format of the library peft, and add its weights to the model.
 
     Args:
-        prefix: beginning of the layers' names, if the model is a part of a larger one.
+        prefix: beginning of the layers' names, if `model` is a part of a larger one.
+        scale: factor on the adapter's weights; NaN makes it unusable.
     """
     import torch
     from safetensors.torch import save_file
@@ -118,7 +120,7 @@ def save_adapter(folder: Path, model: Any, prefix: str = "", *, scale: float = 0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
-    """Run vLLM under this project's engine, in child processes; yield the engine."""
+    """Run vLLM under this project's engine for the tests, in child processes; yield the engine."""
     from specdec.inference.serving.vllm_target import vllm_engine
 
     async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2)) as (running, _):

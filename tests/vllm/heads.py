@@ -1,7 +1,7 @@
-"""Random targets with flat logits, and random draft heads for vLLM: EAGLE, EAGLE-3 with half the tokens, and MTP.
+"""Random targets with nearly equal logits, and random draft heads for vLLM: EAGLE, EAGLE-3 and MTP.
 
-Where logits are flat, tokens follow from the sampler's random numbers alone (its noise), so that a head's drafts are
-accepted if they are drawn with the noise of the target.
+With nearly equal logits, tokens follow from the sampler's random numbers alone. So the tokens of a random head are
+accepted if they are drawn with the random numbers of the target.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from pathlib import Path
 from typing import Any
 
 NUM_DRAFT_TOKENS = 128
-"""Vocabulary of the EAGLE-3 head: every second token of the target's vocabulary."""
+"""Number of token ids that the EAGLE-3 head knows: every second one of the target's."""
 AUX_LAYERS = [0, 1]
-"""Layers of the target whose states the EAGLE-3 head reads."""
+"""Numbers of the target's layers whose hidden states the EAGLE-3 head reads."""
 
 
 FLATNESS = 0.05
-"""Factor of the random output weights of target and head: so small that logits are flat."""
+"""Factor on the random output weights of target and head, so small that logits are nearly equal."""
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32}
-"""Sizes that vLLM's attention supports on a CPU."""
+"""Sizes of a tiny model that vLLM's attention supports on a CPU."""
 
 
 def save_flat_target(folder: Path, family: str = "llama", **sizes: int) -> Path:
-    """Write the target and its tokenizer; return its folder."""
+    """Save a target with nearly equal logits, and its tokenizer; return the folder.
+
+    `family` and `sizes` are those of `tiny_model`.
+    """
     import torch
 
     from tests.support.models import tiny_model, tiny_tokenizer
@@ -38,7 +41,7 @@ def save_flat_target(folder: Path, family: str = "llama", **sizes: int) -> Path:
 
 
 def save_head(folder: Path, method: str) -> Path:
-    """Write a head of one layer for the method "eagle" or "eagle3"; return its folder."""
+    """Save a random draft head of one layer, `method` "eagle" or "eagle3"; return the folder."""
     import torch
     from safetensors.torch import save_file
 
@@ -73,7 +76,7 @@ def save_head(folder: Path, method: str) -> Path:
 
 
 def add_mtp_layer(target: Path, folder: Path) -> Path:
-    """Write a copy of a Qwen2 target as MiMo, which is Qwen2 with a layer that predicts a further token; return it."""
+    """Save a copy of a Qwen2 target as MiMo, which is Qwen2 and an MTP layer for one more token; return the folder."""
     import torch
     from safetensors.torch import load_file, save_file
 

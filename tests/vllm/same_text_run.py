@@ -1,9 +1,9 @@
-"""Program for tests of the plug-in `vllm_same_text`: prints texts of one vLLM engine on runner V2, as JSON on a line.
+"""Program that prints the texts of one vLLM engine on model runner V2, for tests of the plug-in `vllm_same_text`.
 
 Its argument is a JSON object: `model`, `speculative` (vLLM's speculative configuration, or null), `names` of modes,
-`prompts` (their number), `num_tokens`, `options` of vLLM, `variants` (the plug-in's rule for drawing and accepting
-tokens, or wrong ones, to run the modes with), `is_async`, and `mixed` (all modes in one batch). Its last line is the
-result.
+`prompts` (their number), `num_tokens`, `options` of vLLM, `variants` (ways to draw and accept tokens, the plug-in's or
+wrong ones, each of which runs all modes), `is_async`, and `mixed` (all modes in one batch). The last line that it
+prints is the result, as JSON.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ MODES: Mapping[str, dict[str, Any]] = {
         "json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     },
 }
-"""Sampling parameters of each mode; the seed grows by one with each prompt."""
+"""Sampling parameters by mode; the seed of a mode's n-th prompt, from 0 on, is larger by n."""
 AS_INSTALLED = "as installed"
-"""Variant of the rule: what vLLM has after its start, with the plug-ins that it has found itself."""
+"""Name of the variant that leaves vLLM as it is after its start, with the plug-ins that it has found itself."""
 PROMPTS = ("The quick brown fox", "1, 2, 3, 4, 5, 6,", "Once upon a time", "a b c d e f g h")
 COUNTS = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
     "vllm:spec_decode_num_accepted_tokens": "accepted",
     "vllm:num_preemptions": "preempted",
 }
-"""Name of vLLM's counter -> its name in the results."""
+"""Names of vLLM's counters, each with its name in the results."""
 
 
 def sampling(mode: str, number: int, num_tokens: int) -> Any:
@@ -72,9 +72,16 @@ def unseeded(num_tokens: int) -> Any:
 
 
 def generated(llm: Any, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return for each mode its `texts`, pairs of token ids and of the tokens with log-probabilities, and its `COUNTS`.
+    """Answer the prompts in all modes, such as "greedy"; return by mode its texts and counts of draft tokens.
 
-    If `mixed`, all modes are one batch, and each mode has the counts of the batch.
+    Args:
+        llm: vLLM's engine.
+        asked: argument of this program. If its "mixed" is true, the requests of all modes are one batch, and each mode
+            has the counts of the batch.
+
+    Returns:
+        By mode, "texts", "drafted", "accepted" and "preempted". Each text is a pair: its token ids, and for each
+        position the sorted ids of the tokens whose log-probabilities were given.
     """
     jobs = [(mode, number) for mode in asked["names"] for number in range(asked["prompts"])]
     batches = [jobs] if asked["mixed"] else [[job for job in jobs if job[0] == mode] for mode in asked["names"]]
@@ -102,7 +109,7 @@ def counts(llm: Any) -> dict[str, int]:
 
 
 def force_async() -> None:
-    """Turn async scheduling on, which vLLM's CPU platform turns off."""
+    """Keep vLLM's CPU platform from turning async scheduling off, and turn it on."""
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config.__func__
@@ -115,17 +122,20 @@ def force_async() -> None:
 
 
 def one_off(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrong rule: it chooses the token of a position with the noise (random numbers) of the next position."""
+    """Return a wrong version of the plug-in's verification, `rule`: it uses the random numbers of the next position."""
     return lambda *given, **named: rule(*given[:4], given[4] + 1, *given[5:], **named)
 
 
 def early(draft: Callable[..., Any]) -> Callable[..., Any]:
-    """Return wrong drafts, drawn with the noise of the next position: no text changes, but fewer are accepted."""
+    """Return a wrong version of the plug-in's drafting, `draft`: it uses the random numbers of the next position.
+
+    So texts stay, but fewer draft tokens are accepted.
+    """
     return lambda self, hidden, at, *given, **named: draft(self, hidden, at + 1, *given, **named)
 
 
 def believing(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrong rule: draft tokens are accepted without verification."""
+    """Return a wrong version of the plug-in's verification, `rule`: it accepts every draft token."""
 
     def believe(*given: Any, **named: Any) -> Any:
         import torch
@@ -141,7 +151,10 @@ def believing(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def variant(name: str) -> Iterator[None]:
-    """Put a wrong variant of the rule into vLLM while the block runs; "as installed" leaves what is there."""
+    """Let vLLM draw and accept tokens by the variant `name` while the block runs.
+
+    All variants but "as installed", which leaves vLLM as it is, are wrong in some way.
+    """
     import triton.language as tl
     from vllm.v1.worker.gpu.sample import gumbel
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler, rejection_sampler_utils, speculator
@@ -169,7 +182,7 @@ def variant(name: str) -> Iterator[None]:
 
 
 def stock_draft(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's own sampled drafting with `sample` as its draw; it keeps logits for vLLM's accepting by ratio."""
+    """Return vLLM's own drafting with `sample` in place of `gumbel_sample`; it keeps the logits for acceptance."""
 
     def draw(self: Any, hidden: Any, at: Any, slots: Any, temperature: Any, seeds: Any, step: Any, cache: Any) -> Any:
         logits, kept = self.compute_draft_logits(hidden, 0), {"logits_cache": cache, "logits_cache_col": step}

@@ -1,4 +1,4 @@
-"""For tests: `vllm serve` with this project's configuration file, and beside it a draft pool with draft workers."""
+"""For tests: `vllm serve` with this project's configuration file, and beside it a pool that draft workers attach to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_S = 900.0
 NUM_TOKENS = 60
 TOKEN = "0123456789abcdef0123456789abcdef"
 LETTERS = list(range(66, 92))
-"""Ids of tokens that are one letter each."""
+"""Ids of 26 tokens that are one letter each."""
 OWN_FIELDS: dict[str, dict[str, Any]] = {
     "minimum length": {"min_tokens": 12, "stop_token_ids": list(range(100)), "ignore_eos": False},
     "allowed tokens": {"allowed_token_ids": LETTERS},
@@ -38,13 +38,13 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
     "stop string": {"stop": ["n"]},
     "log-probabilities": {"logprobs": 2},
 }
-"""Request fields of vLLM's own features, by feature; speculation must work beside them."""
+"""Request fields for features of vLLM, by feature; with speculation they must work as without."""
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return the request fields of one of `MODES`, as a stock client sends them.
+    """Return the request fields of one of `MODES`, as a client of stock vLLM sends them.
 
-    Some of these vLLM itself would refuse with speculation.
+    With its own speculation, vLLM would refuse some of these fields.
     """
     fields = dict(MODES[mode])
     if "logit_bias" in fields:
@@ -57,11 +57,11 @@ def body_of(mode: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Site:
-    """A vLLM server, the draft pool beside it, and its draft workers.
+    """A vLLM server, the draft pool beside it (a process), and the draft workers of the pool.
 
     Attributes:
         folder: folder of the configuration and of keys; all servers with the same folder have one pool.
-        config: flags of `specdec vllm-config`; None for vLLM without this project's file.
+        config: flags of `specdec vllm-config`; None for vLLM without this project's configuration file.
     """
 
     folder: Path
@@ -94,7 +94,7 @@ class Site:
                 await asyncio.sleep(0.5)
 
     async def _file(self) -> tuple[str, ...]:
-        """Write this project's configuration file for vLLM; return the flag that names it, or none."""
+        """Write this project's configuration file for vLLM; return vLLM's flag for it, or () if `config` is None."""
         if self.config is None:
             return ()
         file = self.folder / f"specdec-{self.http_port}.yaml"
@@ -119,7 +119,7 @@ class Site:
             await self.vllm.wait()
 
     async def start_pool(self) -> None:
-        """Start the pool, the process that hands draft tokens to vLLM, and wait until it has found vLLM."""
+        """Start the pool, which hands draft workers' tokens to vLLM, and wait until it has found vLLM."""
         where = ("--port", str(self.pool_port), "--mailbox", str(self.folder / "box"), "--ready_json")
         drafting = ("--drafting", "always")
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
@@ -129,24 +129,24 @@ class Site:
             assert json.loads(await self.pool.stdout.readline())["ready"]
 
     async def start_draft(self) -> None:
-        """Start a draft worker, and wait until it has attached: requests meanwhile would take its processor."""
+        """Start a draft worker, and wait until it has attached, since requests would slow its start down."""
         security = ("--tls_ca", str(self.folder / "tls" / "ca.pem"), "--token_file", str(self.folder / "token"))
         where = ("--model", str(self.pair.draft), "--attach", f"127.0.0.1:{self.pool_port}", "--threads", "1")
         self.drafts.append(await self.role("draft", *where, *security, stderr=asyncio.subprocess.PIPE))
         await until_pooled(self.drafts[-1])
 
     def raw_worker(self) -> AbstractAsyncContextManager[RawWorker]:
-        """Attach a draft worker to the pool; the test writes the worker's messages itself."""
+        """Attach a draft worker to the pool; the test itself writes its messages, until the block ends."""
         ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
         return raw_worker(f"127.0.0.1:{self.pool_port}", token, ca=ca, is_private=False)
 
     async def ask(self, fields: Mapping[str, Any], model: str = "target") -> list[Any]:
-        """Send a request; return (token ids, text, finish reason) of each choice."""
+        """Send a request with these fields; return (token ids, text, finish reason) of each choice."""
         answer = await self._create(fields, model)
         return [(choice.token_ids, choice.text, choice.finish_reason) for choice in answer.choices]
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncGenerator[list[int], None]:
-        """Yield the token ids in each event of an answer."""
+        """Send a streamed request with these fields; yield the token ids in each event of the answer."""
         async for event in await self._create(fields, "target", stream=True):
             yield event.choices[0].token_ids or []
 
@@ -156,7 +156,10 @@ class Site:
         return await self.client().completions.create(**asked, extra_body=extra)
 
     async def answers(self, disturb: Callable[[], Any] | None = None) -> dict[str, list[Any]]:
-        """Return the answers to requests of all modes and features, four at a time; call `disturb` after the first."""
+        """Send requests of all modes and features, four at a time; return their answers by mode or feature.
+
+        `disturb` is called after the first answer.
+        """
         wanted_ = {mode: body_of(mode) for mode in MODES}
         wanted_ |= {name: {"temperature": 0.8, "seed": 7, **fields} for name, fields in OWN_FIELDS.items()}
         room, got = asyncio.Semaphore(4), {}
@@ -187,7 +190,7 @@ class Site:
         return [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)]
 
     async def until_helped(self, right: Mapping[str, list[Any]]) -> None:
-        """Repeat requests until draft tokens are accepted; fail if an answer differs from `right`."""
+        """Repeat the requests until a draft token is accepted; fail if answers differ from `right`."""
         before = await self.num_accepted()
         async with asyncio.timeout(START_S):
             while await self.num_accepted() == before:
@@ -195,7 +198,7 @@ class Site:
 
 
 def _registered(folder: Path) -> Path:
-    """Write metadata as an installation of `vllm_same_text` has, by which vLLM finds the plug-in; return the folder."""
+    """Write the metadata of an installed `vllm_same_text`, by which vLLM finds the plug-in; return the folder."""
     info = folder / "vllm_same_text-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-same-text\nVersion: 0\n")
@@ -205,7 +208,10 @@ def _registered(folder: Path) -> Path:
 
 @asynccontextmanager
 async def sites(*all_: Site) -> AsyncGenerator[None, None]:
-    """Write the token and auth file that these servers share; end their processes when the block ends."""
+    """Write the access token and auth file of these servers, which the block may start; end them when it ends.
+
+    All must have the same folder.
+    """
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     folder = all_[0].folder
     (folder / "token").write_text(TOKEN)

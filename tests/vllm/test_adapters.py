@@ -1,4 +1,4 @@
-"""LoRA adapters on vLLM: each gives its own tokens, and drafts of the plain model are accepted by all of them."""
+"""Tests of LoRA adapters on vLLM: each has its own tokens, and draft tokens of the plain model help requests to all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
 async def test_an_adapter_has_the_tokens_of_merged_weights(vllm: Any, onnx: TargetEngine, pair: Pair) -> None:
     """Requests to an adapter get the tokens of a model with the adapter's weights added to its own.
 
-    Requests with and without the adapter run together and share no prefix. Drafts of the plain model help both.
+    Requests with and without the adapter run together and share no prefix. The plain model drafts for both.
     """
     async with running(onnx_engine(pair.merged, MAX_LENGTH, LAW)) as merged:
         for mode in ("greedy", "noise", "penalties"):
@@ -58,8 +58,7 @@ async def test_an_adapter_has_the_tokens_of_merged_weights(vllm: Any, onnx: Targ
 async def test_a_request_without_finite_logits_fails_and_the_others_go_on(vllm: Any, onnx: TargetEngine) -> None:
     """A request with logits that are not finite fails, and the others go on.
 
-    Regression: from a row of NaN vLLM chose the first token greedily, without an error, and the request went
-    on with it.
+    Regression: from a row of NaN, vLLM chose the first token greedily, without an error, and the request went on.
     """
     request = wanted("noise")
     tokens, _ = await completed(onnx, request)

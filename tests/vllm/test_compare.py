@@ -1,4 +1,4 @@
-"""`specdec compare` over the real vLLM: a target alone, and a fused server, whose draft model vLLM runs itself."""
+"""Test of `specdec compare` over the real vLLM: a target alone, and one whose draft model vLLM runs itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 
 
 async def test_a_fused_server_over_vllm_has_the_targets_tokens(pair: Pair, tmp_path: Path) -> None:
-    """Both topologies answer every prompt with the same tokens, and some of the fused server's drafts are accepted."""
+    """Both servers answer every prompt with the same tokens; of the second, some draft tokens are accepted."""
     prompts = tmp_path / "structured.txt"
     prompts.write_text("1 2 3 and\nin the wing\n")
     models = ("--target_model", str(pair.target), "--draft_models", str(pair.draft), "--gamma", "3")

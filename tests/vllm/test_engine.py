@@ -1,4 +1,4 @@
-"""The engine over the real vLLM keeps the contract of all engines, and gives the tokens of the engine over ONNX."""
+"""Tests that this project's engine over the real vLLM keeps the contract of all engines, and gives ONNX's tokens."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.vllm.test_servers import command_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WRONG = 5
-"""Token id that no text contains, and so a wrong draft token."""
+"""Token id that no text contains; as a draft token it is always rejected."""
 LONG = tuple((PROMPT * 4)[:100])
-"""Prompt that takes two passes to read."""
+"""Prompt of 100 tokens, which vLLM reads in two passes."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -46,7 +46,7 @@ async def onnx(pair: Pair) -> AsyncGenerator[TargetEngine, None]:
 
 
 async def test_the_first_grammar_runs_beside_a_stream(vllm: Any, onnx: TargetEngine) -> None:
-    """The first request with a grammar gets its tokens beside a running stream, while a thread loads the compiler."""
+    """The first request with a grammar, whose compiler a thread must load, gets its tokens beside a running stream."""
     schema = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"enum": [1, 25]}}}')
     requests = [wanted(max_new_tokens=60), wanted(grammar=schema, stop_at_eos=True)]
     tokens = [(await completed(onnx, request))[0] for request in requests]
@@ -93,7 +93,8 @@ async def test_a_grammar_holds_where_one_token_of_a_prompt_is_new(
 ) -> None:
     """A request with a grammar gets the same tokens if all of its prompt but one token is in the prefix cache.
 
-    Regression: vLLM pads such a request with draft tokens -1, which no grammar takes, and its core ended.
+    Regression: vLLM pads the draft tokens of such a request with -1, which no grammar accepts, and its engine core
+    ended.
     """
     prompt = tuple(random.Random(num_cached).choices(range(97, 123), k=num_cached + 1))
     request = wanted(prompt=prompt, grammar=REGEX, stop_at_eos=True, cache_salt="grammar")
@@ -113,9 +114,10 @@ async def test_log_probabilities_are_those_of_our_own_engine(vllm: Any, onnx: Ta
 
 
 async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any, onnx: TargetEngine) -> None:
-    """A request that repeats one token gets the same tokens, some of them looked up, and no other draft tokens.
+    """A request whose text repeats one token gets the same tokens, with drafts by prompt lookup and by nothing else.
 
-    A core that other work slowed down may hold draft tokens for too dear, until it forgets what they cost.
+    It is repeated, since an engine core that other work slowed down may take drafts for too dear, until it measures
+    their cost anew.
     """
     request = wanted("greedy", max_new_tokens=60)
     request = replace(request, sampling=replace(request.sampling, logit_bias=((97, 100.0),)))
@@ -131,7 +133,7 @@ async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any,
 
 
 async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: Any, onnx: TargetEngine) -> None:
-    """Requests that vLLM preempts for lack of KV blocks, and computes again, get the same tokens.
+    """Requests that vLLM preempts for lack of KV-cache blocks, and computes again, get the same tokens.
 
     Four requests of 100 tokens need more blocks than there are.
     """
@@ -145,7 +147,7 @@ async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: 
 
 
 def counted(name: str) -> float:
-    """Return the sum of one of vLLM's own counters, from this project's metrics port."""
+    """Return the sum of one of vLLM's own counters over its series, as this project's metrics show them."""
     metrics = [metric for metric in VllmMetrics(CollectorRegistry()).collect() if metric.name == name]
     return sum(sample.value for metric in metrics for sample in metric.samples if sample.name == f"{name}_total")
 
@@ -163,7 +165,10 @@ async def test_prefixes_are_shared_within_one_salt_alone(vllm: Any) -> None:
 
 
 class Useless:
-    """Draft worker whose tokens are wrong, and which takes the core's processor unless it is told to stop."""
+    """Draft worker whose tokens are all wrong, and which slows the engine core down unless it is told to stop.
+
+    `loads` are the processes that do so; they stand still while the worker must not draft.
+    """
 
     id, num_slots, does_rounds, takes_hold, scope = "useless", 8, False, True, ""
 
@@ -188,7 +193,7 @@ class Useless:
 
 @contextmanager
 def loads_beside_the_core() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run processes that take a share of the processor on which the engine core stays meanwhile."""
+    """Run processes that compete with the engine core for one processor while the block runs; yield them."""
     (core,) = (each for each in members(os.getpgrp()) if b"EngineCore" in command_of(each))
     usable = os.sched_getaffinity(core)
     loads = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
@@ -205,9 +210,9 @@ def loads_beside_the_core() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @pytest.mark.release  # it depends on measured times
 async def test_a_worker_that_only_costs_is_held_and_changes_nothing(vllm: Any, onnx: TargetEngine) -> None:
-    """With `--drafting measured` a worker that only costs time is told to stop (held), and changes no token.
+    """With `--drafting measured`, a draft worker that only costs time is told to stop, and changes no token.
 
-    This test is the last one, since drafting stays off after it.
+    This test is the last one, since the engine does not draft after it.
     """
     requests = [wanted(mode, prompt=PROMPT[number:12], max_new_tokens=50) for number, mode in enumerate([*MODES][:4])]
     tokens = [(await completed(onnx, request))[0] for request in requests]

@@ -1,4 +1,4 @@
-"""Images at a vLLM server with this project's configuration: answers do not change, and draft workers see no image."""
+"""Tests of images at a vLLM server with this project's configuration: answers stay, draft workers see no image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.vllm.serve_site import Site, sites
 pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 
 PLACE, PLACE_ID = "<image>", NUM_TOKENIZER_IDS
-"""Token id that stands for a part of an image in a prompt."""
+"""Text and id of the token that stands for a part of an image in a prompt."""
 SIDE, PATCH, WIDTH = 28, 14, 64
 NUM_PLACES = (SIDE // PATCH) ** 2
 SALT = "a secret"
@@ -33,7 +33,7 @@ WAYS: Sequence[dict[str, Any]] = ({"temperature": 0.0}, {"temperature": 0.8, "se
 
 
 def save_seeing(target: Path, draft: Path) -> None:
-    """Write a tiny model that reads images, and a draft of its text model."""
+    """Save a tiny model that reads images, and a draft: a changed copy of its language model."""
     from safetensors.torch import load_file, save_file
     from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, PaliGemmaProcessor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -76,13 +76,13 @@ PICTURES = [picture(colour) for colour in ("red", "blue")]
 
 
 async def answers(site: Site, ways: Sequence[dict[str, Any]] = WAYS) -> list[list[int]]:
-    """Return the token ids of answers about each picture, and about none, for each set of request fields in `ways`."""
+    """Return the token ids of answers about each picture, and about none, with each set of request fields in `ways`."""
     wanted = [(picture, way) for picture in (*PICTURES, None) for way in ways]
     return await asyncio.gather(*(seen(site, *each) for each in wanted))
 
 
 async def seen(site: Site, picture: bytes | None, way: dict[str, Any]) -> list[int]:
-    """Return the token ids of the answer about a picture, or without one if None; `way` has further request fields."""
+    """Return the token ids of the answer about a picture, or without one if it is None; `way` has request fields."""
     content: list[Any] = [{"type": "text", "text": "a plain question of a few words"}]
     if picture is not None:
         url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
@@ -97,7 +97,7 @@ async def seen(site: Site, picture: bytes | None, way: dict[str, Any]) -> list[i
 
 
 async def record(worker: RawWorker, messages: list[pb.AssistResponse]) -> None:
-    """Append each message that a worker gets to `messages`, until its stream ends."""
+    """Append each message that the target sends to a draft worker to `messages`, until the stream ends."""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (message := await worker.call.read()) != grpc.aio.EOF:
             messages.append(message)
@@ -106,9 +106,9 @@ async def record(worker: RawWorker, messages: list[pb.AssistResponse]) -> None:
 async def test_answers_about_images_are_those_of_vllm_without_our_file(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy answers about images are stock vLLM's, and no draft worker changes any answer.
+    """Greedy answers about images are those of stock vLLM, and draft workers change no answer.
 
-    A worker gets an image's places in the prompt as token ids, and neither the image nor a salt.
+    A worker gets the positions of an image in the prompt as token ids, but neither the image nor a cache salt.
     """
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support" / "no_torchvision"))
     seeing = replace(pair, target=tmp_path / "target", draft=tmp_path / "draft")

@@ -1,4 +1,4 @@
-"""Refusals of vLLM's flags before anything is started: one line, which names the option."""
+"""Tests of wrong vLLM flags, which are refused before anything is started, in one line that names the flag."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def test_vllms_metrics_have_the_name_that_ours_have(pair: Pair) -> None:
 
 
 def test_no_stream_goes_on_by_another_law() -> None:
-    """A server refuses to go on with a stream of another server whose tokens are drawn by another rule.
+    """A server refuses to continue another server's stream whose tokens are drawn by another rule than its own.
 
-    There are three: runner V1 with either kind of random numbers (noise), and runner V2 with vLLM's kind.
+    There are three: vLLM's runner V1 with this project's random numbers or with vLLM's, and runner V2 with vLLM's.
     """
     from specdec.inference.serving.vllm_target import laws
 

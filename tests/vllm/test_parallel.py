@@ -1,4 +1,4 @@
-"""vLLM over several workers or engine cores: one engine of this project, one port, and the tokens of one core."""
+"""Test of vLLM with several workers or engine cores: it stays one engine with one port, and gives one core's tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.release
 async def test_two_workers_or_two_cores_have_the_tokens_of_one(pair: Pair, flag: str) -> None:
     """Two vLLM workers, or two engine cores, give the same tokens as one.
 
-    Each of two cores serves a part of the requests; a draft worker's tokens are sent to their request's core.
+    With two cores, each serves a part of the requests, and a draft worker's tokens reach the core of their request.
     """
     from specdec.inference.serving.vllm_target import vllm_engine
 

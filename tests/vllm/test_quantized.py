@@ -1,4 +1,4 @@
-"""A quantized model on vLLM: it gives its own tokens, and neither draft tokens nor a resumed answer change them."""
+"""Test of a quantized model on vLLM: neither draft tokens nor a resumed answer change its tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = {
         }
     },
 }
-"""Quantization: weights of 8 bits with a scale per output, and inputs of 8 bits with a scale per token."""
+"""Quantization in compressed-tensors' terms: 8-bit weights with a scale per output, 8-bit inputs with one per token."""
 
 
 def save_quantized(folder: Path) -> Path:

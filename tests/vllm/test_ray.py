@@ -1,4 +1,4 @@
-"""`Child` of deploy/ray, the process by which a Ray supervisor controls a target, with the real vLLM, without Ray."""
+"""Test of `Child` in deploy/ray, by which a Ray supervisor controls a target's process; real vLLM, no Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.release]
 
 
 async def test_a_hung_server_is_killed_with_its_engine(pair: Pair) -> None:
-    """A server that hangs is killed together with its engine.
+    """When a supervisor kills a server that hangs, its vLLM engine ends, too.
 
     Regression: the supervisor's child had started the server, so killing the child left server and engine.
     """

@@ -1,4 +1,4 @@
-"""Starts that fail in vLLM's engine core or in its worker: the error is one line with the reason and the flag."""
+"""Tests of starts that fail in vLLM's engine core or worker: the error is one line with the reason and the flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.vllm.conftest import FLAGS, WORKER_PROCESS, Pair
 
 
 async def refused(model: Path, *flags: str) -> str:
-    """Start vLLM for this model with flags; it must fail. Return the error, which is one line."""
+    """Start an engine over vLLM with this model and flags, which must fail; return the error, which must be a line."""
     from specdec.inference.serving.vllm_target import vllm_engine
 
     with pytest.raises(ConfigError) as caught:
@@ -30,7 +30,7 @@ async def refused(model: Path, *flags: str) -> str:
 async def test_a_broken_file_is_named(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_worker: str
 ) -> None:
-    """The reason for a failed start in vLLM's core or worker reaches the user.
+    """If vLLM's engine core or worker cannot read a file of the model, the target's error names the reason.
 
     Regression: the error only said that the engine core had failed, and referred to lines above.
     """

@@ -1,4 +1,4 @@
-"""Answers kept as drafts by the engine core of the real vLLM (`specdec target --engine vllm --replay SIZE`)."""
+"""Test of answers that vLLM's engine core keeps as drafts (`specdec target --engine vllm --replay SIZE`)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.release
 
 
 def counts(commits: Sequence[Commit]) -> tuple[int, int]:
-    """Return how many draft tokens passes verified, and how many tokens of kept answers they accepted."""
+    """Return the number of verified draft tokens, and that of accepted tokens that came from kept answers."""
     return sum(each.num_draft_tokens for each in commits), sum(each.own.num_lookup_accepted for each in commits)
 
 
 async def test_an_answer_is_a_draft_of_the_next_equal_one_in_its_account_and_salt(pair: Pair) -> None:
-    """An equal request of the same account and cache salt gets the kept answer as its draft, and the same tokens.
+    """If a request is repeated with the same account and cache salt, its first answer is the draft of the second.
 
-    A request of another account or with another salt gets no draft tokens.
+    The tokens are the same. A request of another account or with another salt gets no draft tokens.
     """
     from specdec.inference.serving.vllm_target import vllm_engine
 

@@ -1,4 +1,4 @@
-"""The GPU report with the real vLLM on a CPU: one of its steps runs, and another says why it cannot."""
+"""Test of the GPU report (scripts/device_report) with the real vLLM on a CPU."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.release]
     ],
 )
 def test_a_step_has_figures_of_both_or_the_reason(title: str, parts: Sequence[str], tmp_path: Path) -> None:
-    """A step of the report has figures of both servers, or the reason why it has none.
+    """A step of the report has figures of both compared servers, or the reason why it has none.
 
-    The models are the bundled pair with wider heads, as without `--pair`.
+    The models are the bundled ones with wider attention heads, as the report uses without `--pair`.
     """
     args = parser().parse_args(["--streams", "1", "--tokens", "8", "--output", str(tmp_path)])
     (step,) = (step for step in steps(args) if step.title == title)

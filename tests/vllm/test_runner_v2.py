@@ -1,4 +1,4 @@
-"""vLLM's runner V2 on a CPU, with interpreted Triton kernels: an engine, and before a release other files' tests."""
+"""Tests of this project's engine on vLLM's model runner V2 on a CPU, where Triton's kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ SMOKE = ("noise", "penalties of the output")
 
 
 async def right_tokens(pair: Pair, requests: Mapping[str, GenerationRequest]) -> dict[str, list[int]]:
-    """Return the tokens that this project's own engine gives for requests with stock vLLM's random numbers (noise)."""
+    """Return, by name, the tokens that this project's own engine gives to requests with vLLM's random numbers."""
     async with running(onnx_engine(pair.target, MAX_LENGTH, Noise.VLLM)) as onnx:
         return {name: (await completed(onnx, request))[0] for name, request in requests.items()}
 
 
 @asynccontextmanager
 async def engine_on_v2(pair: Pair, monkeypatch: pytest.MonkeyPatch, **model: Any) -> AsyncGenerator[Any, None]:
-    """Run an engine on runner V2, in Triton's interpreter; this process itself needs none.
+    """Run an engine on vLLM's model runner V2, whose processes interpret Triton's kernels; this process does not.
 
     Args:
-        model: fields of `VllmModel`.
+        model: further fields of `VllmModel`.
     """
     from vllm.sampling_params import SamplingParams
 
@@ -70,7 +70,7 @@ async def engine_on_v2(pair: Pair, monkeypatch: pytest.MonkeyPatch, **model: Any
 
 
 async def test_an_engine_has_the_tokens_of_vllms_law(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without drafts, with some wrong drafts and after a resume, tokens are those of `right_tokens`."""
+    """Tokens are those of `right_tokens`: without drafts, with partly wrong drafts, and after a resume."""
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in SMOKE}
     right = await right_tokens(pair, requests)
     async with engine_on_v2(pair, monkeypatch) as engine:
@@ -90,7 +90,10 @@ FUSED: dict[str, Any] = {"gamma": 3, "flags": (*FLAGS, "--num-gpu-blocks-overrid
 
 @pytest.mark.release
 async def test_a_draft_model_in_vllm_changes_no_text(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With vLLM's own speculation by a draft model, tokens are those without: all modes, in batches and resumed."""
+    """With vLLM's own speculation by a draft model, tokens are those without, and some drafts are accepted.
+
+    This holds for all modes of sampling, in batches, and for resumed requests.
+    """
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in MODES}
     requests["grammar"] = wanted(grammar=REGEX, stop_at_eos=True)
     right = await right_tokens(pair, requests)
@@ -112,7 +115,7 @@ async def test_a_draft_model_in_vllm_changes_no_text(pair: Pair, monkeypatch: py
 async def test_a_head_in_vllm_changes_no_text(
     method: str, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head of random weights changes no token; some of its drafts, drawn with the same noise, are accepted."""
+    """A random EAGLE head changes no token; some of its drafts are accepted, drawn with the target's random numbers."""
     flat, head = replace(pair, target=save_flat_target(tmp_path / "target")), save_head(tmp_path / method, method)
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in ("greedy", "noise", "penalties", "bias")}
     right = await right_tokens(flat, requests)
@@ -126,7 +129,7 @@ async def test_a_head_in_vllm_changes_no_text(
 async def test_a_layer_for_further_tokens_changes_no_text(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A random MTP layer (MiMo's, for one more token) changes no token; some of its drafts are accepted."""
+    """A random MTP layer (as in MiMo, for one more token) changes no token; some of its drafts are accepted."""
     flat = replace(pair, target=save_flat_target(tmp_path / "target", "qwen2", hidden_size=128))
     requests = {mode: wanted(mode, max_new_tokens=28) for mode in ("greedy", "noise", "penalties", "bias")}
     right = await right_tokens(flat, requests)
@@ -139,9 +142,9 @@ async def test_a_layer_for_further_tokens_changes_no_text(
 
 @pytest.mark.release
 async def test_a_resumed_grammar_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream with a grammar that moves to another server at any token gets the rest of its text.
+    """A request with a grammar that is resumed after any number of its tokens gets the rest of its text.
 
-    There the grammar's matcher first takes the output so far. A minimum length counts on in the same way.
+    The grammar first reads the output so far. A minimum length counts on from there, too.
     """
     request = wanted(grammar=REGEX, stop_at_eos=True)
     tokens = (await right_tokens(pair, {"": request}))[""]

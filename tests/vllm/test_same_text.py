@@ -1,6 +1,7 @@
-"""The plug-in `vllm_same_text`: an engine of vLLM gives with speculation the same texts as without.
+"""Tests of the plug-in `vllm_same_text`: an engine of vLLM gives with speculation the same texts as without.
 
-Engines are vLLM's own, each in a process of its own (`same_text_run.py`), on runner V2 in Triton's interpreter.
+Engines are vLLM's own, each in a process of its own (`same_text_run.py`), on model runner V2 with Triton's kernels
+interpreted.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NUM_DRAFTS = 3
 
 @pytest.fixture(scope="session")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the plug-in's distribution into a folder of its own; return the folder."""
+    """Install the plug-in from its sources into a new folder, with pip; return the folder."""
     root = tmp_path_factory.mktemp("plugin")
     shutil.copytree(ROOT / "vllm_same_text", root / "source", ignore=shutil.ignore_patterns("__pycache__"))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(root / "site"), str(root / "source")]
@@ -51,7 +52,10 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Texts of one engine with one variant of the plug-in's rule, and vLLM's counts, both by mode."""
+    """Result of one run of `same_text_run.py`, by mode of sampling.
+
+    Each mode has its "texts", and counts of tokens and requests: "drafted", "accepted" and "preempted".
+    """
 
     modes: Mapping[str, Mapping[str, Any]]
 
@@ -63,17 +67,23 @@ class Run:
         return sum(int(each[count]) for each in self.modes.values())
 
     def share(self, mode: str) -> float:
-        """Return the share of a mode's draft tokens that were accepted."""
+        """Return the share (0 to 1) of a mode's draft tokens that were accepted."""
         return float(self.modes[mode]["accepted"] / self.modes[mode]["drafted"])
 
 
 async def run(pair: Pair, plugin: Path, *, env: Mapping[str, str] | None = None, **asked: Any) -> Run:
-    """Run `same_text_run.py` with a tiny target and the plug-in as installed; return the result."""
+    """Run `same_text_run.py` with the tiny target and the arguments `asked`; return the result with the plug-in.
+
+    `env` has further environment variables.
+    """
     return (await runs(pair, plugin, env=env, **asked))[AS_INSTALLED]
 
 
 async def runs(pair: Pair, plugin: Path, *, env: Mapping[str, str] | None = None, **asked: Any) -> dict[str, Run]:
-    """Run `same_text_run.py` with a tiny target; return the result of each variant of the rule."""
+    """Run `same_text_run.py` with the tiny target and the arguments `asked`; return the result of each variant.
+
+    `env` has further environment variables.
+    """
     site = {"PYTHONPATH": os.pathsep.join([str(plugin), INTERPRETED["PYTHONPATH"]]), "VLLM_PLUGINS": "same_text"}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(ROOT / "tests" / "vllm" / "same_text_run.py")),
@@ -87,13 +97,13 @@ async def runs(pair: Pair, plugin: Path, *, env: Mapping[str, str] | None = None
 
 
 def drafting(pair: Pair, **fields: Any) -> dict[str, Any]:
-    """Return vLLM's speculative configuration with the pair's draft model."""
+    """Return a speculative configuration of vLLM with the pair's draft model; `fields` change it."""
     return {"method": "draft_model", "model": str(pair.draft), "num_speculative_tokens": NUM_DRAFTS} | fields
 
 
 @pytest.mark.release
 async def test_a_seeded_text_is_that_without_speculation(pair: Pair, plugin: Path) -> None:
-    """The installed plug-in is found by vLLM itself; draft tokens are accepted, and change no token."""
+    """The installed plug-in is found by vLLM itself; with a draft model, drafts are accepted, and no text changes."""
     plain, drafted = await asyncio.gather(
         run(pair, plugin, **SMALL), run(pair, plugin, speculative=drafting(pair), **SMALL)
     )
@@ -144,7 +154,7 @@ def test_a_vllm_with_other_names_is_refused(
 
 
 def configured(**changes: Any) -> Any:
-    """Return the parts of a vLLM configuration that the plug-in reads, valid but for `changes`."""
+    """Return the parts of a vLLM configuration that the plug-in reads; it is valid unless `changes` break it."""
     fields = {"method": "eagle3", "rejection_sample_method": "standard", "draft_sample_method": "greedy"}
     fields |= {"use_local_argmax_reduction": False} | {name: changes[name] for name in fields if name in changes}
     config = {"use_v2_model_runner": True, "watermark_config": None, "speculative_config": SimpleNamespace(**fields)}
@@ -183,7 +193,7 @@ def test_settings_without_effect_are_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the plug-in in this process, whose vLLM has runner V1; undo what it replaces after the test."""
+    """Register the plug-in in this process, whose vLLM has model runner V1; undo its changes after the test."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -239,7 +249,7 @@ def test_it_stands_back_where_this_project_schedules(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("registered")
 def test_a_registered_process_has_the_whole_rule() -> None:
-    """The plug-in replaces both the verification and the drawing of drafts, and each only once."""
+    """The registered plug-in replaces both vLLM's verification and its drawing of draft tokens, each only once."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
@@ -268,7 +278,7 @@ def test_the_distribution_brings_its_entry_point_and_nothing_else(plugin: Path) 
 
 
 def test_the_path_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verification and drafts run on a device that has no values to read: `.tolist()` or `.item()` would fail."""
+    """Verification and drafting run on torch's device "meta", where reading a value (`.tolist()`, `.item()`) fails."""
     import torch
     from vllm.v1.worker.gpu.sample import gumbel
 
@@ -290,7 +300,7 @@ def test_the_path_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("read", ["tolist", "item"])
 def test_a_planted_wait_for_the_device_is_noticed(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above notices code that reads a value from the device, and so would wait for it."""
+    """The test above would notice code that reads a value from the device, and so waits for it."""
     import torch
     from vllm.v1.worker.gpu.sample import gumbel
 
@@ -302,7 +312,7 @@ def test_a_planted_wait_for_the_device_is_noticed(read: str, monkeypatch: pytest
 
 
 def test_draft_tokens_are_written_without_a_wait() -> None:
-    """Draft tokens of workers go to the device in one copy, and nothing is read back."""
+    """Writing draft workers' tokens to the device reads nothing from it, and so does not wait for it."""
     import torch
 
     from specdec.inference.vllm.runner_v2 import write_drafts
@@ -317,9 +327,10 @@ def test_draft_tokens_are_written_without_a_wait() -> None:
 def test_exactly_the_equal_drafts_before_the_first_other_one_count(
     num_rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request's count is one more than the drafts before the first that differs from the target's own choice.
+    """A request's number of new tokens is one more than its draft tokens before the first wrong one.
 
-    So it is for two requests with any numbers of drafts. A draft token -1 differs from every choice.
+    A draft token is wrong if it differs from the target's own choice, as -1 always does. The test has two requests with
+    several numbers of drafts.
     """
     import torch
     from vllm.v1.worker.gpu.sample import gumbel
@@ -371,12 +382,12 @@ WAYS: Mapping[str, dict[str, Any]] = {
     },
     "one batch of all modes": {"mixed": True, "options": {"max_num_seqs": 12, "max_num_batched_tokens": 64}},
 }
-"""Ways to run the engine with the pair's draft model."""
+"""Ways to run an engine with the pair's draft model, by name: settings of the plug-in, of scheduling and of memory."""
 
 
 @pytest.fixture(scope="module")
 def wholes() -> dict[int, Any]:
-    """Return a cache of the texts without speculation, by the number of prompts, so that each is computed once."""
+    """Return a dictionary for the texts without speculation, by number of prompts, so that each is computed once."""
     return {}
 
 
@@ -403,9 +414,10 @@ async def test_every_way_gives_the_same_text(way: str, pair: Pair, plugin: Path,
 async def test_a_random_head_changes_no_text(
     method: str, is_async: bool, pair: Pair, plugin: Path, tmp_path: Path
 ) -> None:
-    """A head of random weights changes no text; its drafts are accepted only with the noise of their own position.
+    """A random draft head changes no text; many of its drafts are accepted only if their position's numbers draw them.
 
-    The EAGLE-3 head knows half of the target's tokens.
+    Drafts that are drawn with another position's random numbers are hardly ever accepted. The EAGLE-3 head knows half
+    of the target's tokens.
     """
     target, head = save_flat_target(tmp_path / "target"), save_head(tmp_path / method, method)
     speculative = {"method": method, "model": str(head), "num_speculative_tokens": NUM_DRAFTS}
@@ -419,7 +431,7 @@ async def test_a_random_head_changes_no_text(
 
 @pytest.mark.release
 async def test_two_servers_prove_it_over_http(pair: Pair, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two servers that find the plug-in themselves, one with speculation, give equal texts by the command `prove`."""
+    """The plug-in's command `prove` finds equal texts at two servers with the plug-in, one of which speculates."""
     site = os.pathsep.join([str(plugin), INTERPRETED["PYTHONPATH"]])
     for name, value in {**INTERPRETED, "PYTHONPATH": site, "VLLM_PLUGINS": "same_text"}.items():
         monkeypatch.setenv(name, value)
@@ -438,7 +450,7 @@ async def test_two_servers_prove_it_over_http(pair: Pair, plugin: Path, monkeypa
 
 @pytest.mark.release
 async def test_wrong_rules_are_noticed(pair: Pair, plugin: Path) -> None:
-    """Each wrong variant of the rule changes a text, and the right rule in the same engine changes none."""
+    """Each wrong way to draw or accept tokens changes a text; in the same engine, the plug-in's own changes none."""
     wrong = ["salt removed", "ratio with shared noise", "one position off", "drafts believed"]
     names = [mode for mode in MODES if not {"regex", "json"} & MODES[mode].keys()]
     asked: dict[str, Any] = {"names": names, "prompts": 4}

@@ -1,4 +1,4 @@
-"""`vllm serve` with this project's configuration and a draft pool beside it gives the texts of plain `vllm serve`.
+"""Tests that `vllm serve` with this project's configuration and a draft pool gives the texts of plain `vllm serve`.
 
 The tests run in this order: some of them end the pool, and the last ones vLLM.
 """
@@ -28,7 +28,7 @@ from tests.vllm.serve_site import LETTERS, NUM_TOKENS, TOKEN, Site, body_of, sit
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
 NUM_LATE = 60
-"""Number of commits after which the late worker of a test sends proposals."""
+"""Number of commits to which the late draft worker of a test reacts."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -41,7 +41,7 @@ async def site(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncGen
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def right(site: Site) -> dict[str, list[Any]]:
-    """Return the answers of vLLM's server before a pool is there."""
+    """Return the answers of vLLM's server while there is no draft pool."""
     return await site.answers()
 
 
@@ -87,9 +87,9 @@ async def test_a_pool_answers_no_client(site: Site) -> None:
 
 
 async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right: dict[str, list[Any]]) -> None:
-    """A worker that proposes a token id beyond the vocabulary is detached, and changes no answer.
+    """A draft worker that proposes a token id beyond the vocabulary is detached, and changes no answer.
 
-    The worker never gets requests' cache salts, which keep the cached prefixes of different users apart.
+    It never gets the requests' cache salts, which keep the cached prefixes of different users apart.
     """
     async with site.raw_worker() as worker:
         lying = asyncio.create_task(_lie(worker))
@@ -100,7 +100,7 @@ async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right:
 
 
 async def _lie(worker: RawWorker) -> bytes:
-    """Propose an invalid token for each opened session until the stream ends; return all bytes that the worker got."""
+    """Propose an invalid token for each session the worker gets, until the stream ends; return the bytes it got."""
     sent = b""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (message := await worker.call.read()) != grpc.aio.EOF:
@@ -111,7 +111,7 @@ async def _lie(worker: RawWorker) -> bytes:
 
 
 async def test_a_late_worker_changes_nothing(site: Site, right: dict[str, list[Any]]) -> None:
-    """A worker that attaches in the middle of an answer, and proposes tokens too late, changes no answer."""
+    """A draft worker that attaches in the middle of an answer, and proposes tokens too late, changes no answer."""
     ((tokens, *_),) = right["noise"]
     answer = site.stream(body_of("noise"))
     got = await anext(answer)
@@ -127,7 +127,7 @@ async def test_a_late_worker_changes_nothing(site: Site, right: dict[str, list[A
 
 
 async def _answer_late(worker: RawWorker, tokens: Sequence[int]) -> None:
-    """Propose `tokens` twice after each of NUM_LATE commits: too late by a pass or two, and after the request's end."""
+    """Propose tokens of the answer twice after each of NUM_LATE commits: some passes too late, and after its end."""
 
     async def propose(name: str, end: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)

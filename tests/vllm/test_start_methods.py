@@ -1,4 +1,4 @@
-"""Targets on the real vLLM whose engine core starts by spawn, as on a CPU, or by fork, as it may elsewhere."""
+"""Tests of targets whose vLLM engine core starts by spawn, as on a CPU, or by fork, as it may elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.vllm.test_servers import command_of
 pytestmark = [pytest.mark.timeout(2400), pytest.mark.release]
 
 LIMIT_S = 900.0
-"""Longest wait in seconds for a step, which is an import of vLLM or two; a quiet machine needs ten."""
+"""Most seconds that a step may take, which is an import of vLLM or two; a quiet machine needs ten."""
 
 MAIN = """
 import os, sys
@@ -31,12 +31,12 @@ def checked(config):
 CpuPlatform.check_and_update_config = staticmethod(checked)
 sys.exit(main(sys.argv[1:]))
 """
-"""Program that runs a role with vLLM's start method given first; on a CPU vLLM itself would choose spawn."""
+"""Program that runs a role of this project with the start method in its first argument."""
 
 
 @asynccontextmanager
 async def target(pair: Pair, method: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Start a target in a session of its own; after the block, end what is left of its processes."""
+    """Start a target in a process group of its own; when the block ends, kill what is left of the group."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -59,7 +59,7 @@ async def target(pair: Pair, method: str) -> AsyncGenerator[asyncio.subprocess.P
 
 
 async def until_empty(group: int) -> None:
-    """Wait until no process of the group is left."""
+    """Wait until no process of the process group is left."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             if not members(group):
@@ -68,7 +68,7 @@ async def until_empty(group: int) -> None:
 
 
 def has_core(group: int) -> bool:
-    """Return whether a process of the group is an engine core, or is about to become one."""
+    """Return whether the process group has a vLLM engine core, or a process that is about to become one."""
     for each in members(group):
         with suppress(OSError):  # it has ended meanwhile
             if any(part in command_of(each) for part in (b"EngineCore", b"spawn_main")):
@@ -78,7 +78,7 @@ def has_core(group: int) -> bool:
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 async def test_sigterm_ends_a_ready_target_with_code_0(pair: Pair, method: str) -> None:
-    """SIGTERM of a ready target ends it with code 0 and leaves no process.
+    """SIGTERM ends a ready target with exit code 0, and leaves no process.
 
     Regression: with fork, the core shared the pipe by which the event loop hears of signals. vLLM ends its core by
     SIGTERM, which the target took for a second one: it ended at once with code 143.
@@ -96,10 +96,10 @@ async def test_sigterm_ends_a_ready_target_with_code_0(pair: Pair, method: str) 
 async def test_a_target_that_ends_while_it_starts_leaves_no_core(
     pair: Pair, method: str, number: signal.Signals
 ) -> None:
-    """A target that is killed, or ended by SIGTERM, while its core loads the model leaves no process.
+    """A target that is killed, or gets SIGTERM, while its engine core loads the model leaves no process.
 
-    Regression: with fork, the core held the mailbox's listener open itself. So its call was answered, and it stayed for
-    ever with its memory.
+    Regression: with fork, the core itself had the listening socket that it called to reach the target. So its call was
+    answered, and it stayed for ever with its memory.
     """
     async with target(pair, method) as process:
         async with asyncio.timeout(LIMIT_S):

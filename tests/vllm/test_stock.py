@@ -1,4 +1,4 @@
-"""On vLLM's runner V2, this project's servers give the texts of a stock vLLM server for the same seeds."""
+"""Test that this project's target on vLLM's model runner V2 gives the texts of stock vLLM for the same seeds."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ WAYS: Sequence[tuple[int, dict[str, Any]]] = (
     (8, {"temperature": 1.0, "logit_bias": {5: 3.0, 100: 4.0, 70: -5.0}}),
     (9, {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5}),
 )
-"""Seeds and sampling parameters, in vLLM's form."""
+"""Seed and sampling parameters of each request, as vLLM's API takes them."""
 
 
 def requests() -> list[CompletionRequest]:
-    """Return one request per combination of sampling parameters, each with its own prompt."""
+    """Return a request for each of `WAYS`, each with another prompt."""
     ends: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     ours = [{**way, "logit_bias": tuple(way.get("logit_bias", {}).items())} for _, way in WAYS]
     return [
@@ -54,7 +54,7 @@ def requests() -> list[CompletionRequest]:
 
 @asynccontextmanager
 async def stock_server(pair: Pair, *flags: str) -> AsyncGenerator[int, None]:
-    """Run a vLLM server without this project's configuration, with more flags; yield its port."""
+    """Run a stock vLLM server, without this project's configuration, with further flags; yield its port at once."""
     port = free_port()
     module = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target), "--served-model-name", "stock")
     where = ("--host", "127.0.0.1", "--port", str(port))
@@ -70,7 +70,7 @@ async def stock_server(pair: Pair, *flags: str) -> AsyncGenerator[int, None]:
 
 
 async def stock_answers(port: int) -> list[list[int]]:
-    """Return the token ids of a stock vLLM server's answers to `requests`."""
+    """Send the requests of `WAYS` to a stock vLLM server; return the answers' token ids."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=START_S) as client:
 
         async def one(seed: int, way: dict[str, Any], prompt: Sequence[int]) -> list[int]:
@@ -85,7 +85,7 @@ async def stock_answers(port: int) -> list[list[int]]:
 
 
 def our_server(pair: Pair) -> AbstractAsyncContextManager[ServerProcess]:
-    """Run this project's target over vLLM."""
+    """Run a target of this project with vLLM as its engine."""
     port = free_port()
     ours = (
         "--engine",
@@ -100,9 +100,9 @@ def our_server(pair: Pair) -> AbstractAsyncContextManager[ServerProcess]:
 
 
 async def lie(worker: RawWorker, right: Sequence[Sequence[int]]) -> None:
-    """Propose two right tokens and four random ones after each commit of every request, until the stream ends.
+    """Propose, as a draft worker, two right tokens and four random ones after each commit, until the stream ends.
 
-    Proposals without a right token would soon not be verified any more.
+    Without right tokens, the target would soon verify no more proposals.
     """
     chance, texts = random.Random(3), dict[str, list[int]]()
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -120,7 +120,7 @@ async def lie(worker: RawWorker, right: Sequence[Sequence[int]]) -> None:
 
 
 async def test_the_texts_are_those_of_stock_vllm(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target gives the tokens of stock vLLM: without drafts, with many wrong drafts and with good ones."""
+    """A target gives the tokens of stock vLLM: without draft tokens, with many wrong ones, and with good ones."""
     for name, value in INTERPRETED.items():
         monkeypatch.setenv(name, value)
     async with stock_server(pair) as port, our_server(pair) as target:

@@ -1,4 +1,4 @@
-"""Wrong variants of this project's code in vLLM each fail a check of `test_engine.py`; an engine starts in a minute."""
+"""Tests that wrong variants of this project's code in vLLM each fail a check of its tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRA_ARGS = runner_v1.extra_args
 
 
 class NoiseOneOff(Worker):
-    """Wrong worker: it chooses the token of a position with the noise (random numbers) of the position before."""
+    """Wrong vLLM worker: it chooses a position's token with the random numbers of the position before."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         turn_of = runner_v1.turn_of
@@ -42,7 +42,7 @@ class NoiseOneOff(Worker):
 
 
 class Believing(Worker):
-    """Wrong worker: draft tokens are accepted without verification."""
+    """Wrong vLLM worker: it accepts every draft token."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         chosen = runner_v1.chosen
@@ -56,7 +56,7 @@ class Believing(Worker):
 
 
 class OneOffOnV2(Worker):
-    """Wrong worker on runner V2: in a pass with drafts it chooses a position's token with the noise of the next."""
+    """Wrong vLLM worker on model runner V2: in passes with draft tokens it uses the next position's random numbers."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         from vllm.v1.worker.gpu.spec_decode import rejection_sampler
@@ -66,7 +66,7 @@ class OneOffOnV2(Worker):
 
 
 class BelievingOnV2(Worker):
-    """Wrong worker on runner V2: draft tokens are accepted without verification."""
+    """Wrong vLLM worker on model runner V2: it accepts every draft token."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         from vllm.v1.worker.gpu.spec_decode import rejection_sampler
@@ -76,19 +76,25 @@ class BelievingOnV2(Worker):
 
 
 def restarted_on_v2(request: GenerationRequest, *others: Any) -> dict[str, Any]:
-    """Wrong fields for the worker beside a request: a resumed output counts as new, so that penalties differ."""
+    """Return wrong fields for vLLM's worker: the output so far of a resumed request counts as its prompt.
+
+    So its penalties differ.
+    """
     return carried(request, *others) | {"output_start": len(request.prompt_token_ids)}
 
 
 def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
-    """Wrong `extra_args` of a request: a resumed output counts as new, so that penalties differ."""
+    """Return wrong `extra_args` of a request: the output so far of a resumed request counts as its prompt.
+
+    So its penalties differ.
+    """
     ours = EXTRA_ARGS(request, *others)
     ours[KEY]["output_start"] = len(request.prompt_token_ids)
     return ours
 
 
 async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
-    """Run the checks on an engine; return the names of those whose tokens differ from `right`, which has theirs."""
+    """Run five checks on an engine; return the names of those that fail, as tokens differ from those in `right`."""
     tokens, request = right[PENALTIES], wanted(PENALTIES)
     got = {
         "noise": (await completed(engine, wanted("noise")))[0] == right["noise"],

@@ -1,7 +1,7 @@
 """Packages of other projects by name and version, fetched into build/world once: tokenizers, templates, clients.
 
-They are other people's files, for tests alone: nothing here is shipped. A test that needs one is skipped where the
-registry cannot be reached.
+They are for tests alone; this project ships none of them. A test that needs one is skipped where the registry cannot be
+reached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TIMEOUT_S = 900
 
 @cache
 def tokenizer_directory(name: str) -> Path:
-    """Return a directory with tokenizer.json and tokenizer_config.json of a model family."""
+    """Return a directory with the files tokenizer.json and tokenizer_config.json of the model family `name`."""
     directory = BUILD / "tokenizers" / name
     if not (directory / "tokenizer.json").is_file():
         directory.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def tokenizer_directory(name: str) -> Path:
 
 @cache
 def templates() -> dict[str, str]:
-    """Return chat templates by the names of their models, from the sources of a package."""
+    """Return the texts of chat templates, by the names of their models; they come from the sources of a package."""
     directory = BUILD / "templates"
     archive = directory / f"{_TEMPLATES}.tar.gz"
     if not archive.is_file():
@@ -78,7 +78,7 @@ def javascript() -> Path:
 
 @cache
 def python() -> Path:
-    """Return a folder with Python clients that the tests' environment lacks; they need no further packages."""
+    """Return a folder from which to import Python clients that the tests' environment lacks; they need nothing more."""
     directory = BUILD / "python"
     stamp = directory / "installed"
     if not stamp.is_file() or stamp.read_text() != " ".join(_PYTHON):
@@ -89,7 +89,7 @@ def python() -> Path:
 
 
 def _run(what: str, *words: str) -> None:
-    """Run a program that fetches something; skip the test if that fails."""
+    """Run a program that fetches `what`; skip the test if the program fails."""
     try:
         subprocess.run(words, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as exc:

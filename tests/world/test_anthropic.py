@@ -1,6 +1,6 @@
-"""Anthropic's own client in whole loops: ask, call a tool, send the client's messages back, ask again.
+"""Tests of Anthropic's own client in whole loops: ask, call a tool, send the client's messages back, ask again.
 
-It runs against a fused server of the bundled pair, which never learned tools: the grammar forces the calls.
+The server has the models in this repository, which never learned tools: a grammar forces the calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.world, pytest.mark.asyncio(loop_scope="module")]
 
 USER: Any = {"role": "user", "content": "Will it rain?"}
 FIELDS: Any = {"model": "target", "max_tokens": 48, "extra_body": {"temperature": 0}}
-"""Fields of a request beside the client's own arguments, which have no temperature, as the newest models take none."""
+"""Common fields of the requests; temperature is in `extra_body`, as the client's own arguments lack it."""
 TOOLS: Any = [{"name": "weather", "description": "How the weather will be.", "input_schema": WEATHER}]
 ONE_CALL: Any = {"tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
 CACHED: Any = {"type": "ephemeral"}
@@ -42,7 +42,7 @@ async def client() -> AsyncGenerator[Any, None]:
 
 
 async def answered(client: Any, stream: bool, **fields: Any) -> Any:
-    """Return an answer: whole, or if `stream`, as the client's helper makes it of the stream."""
+    """Return an answer as the client's Message: whole, or put together from a stream by the client's helper."""
     if not stream:
         return await client.messages.create(**FIELDS | fields)
     async with client.messages.stream(**FIELDS | fields) as events:
@@ -66,7 +66,10 @@ async def test_a_text(client: Any, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 async def test_a_loop_with_a_tool(client: Any, stream: bool, choice: Any) -> None:
-    """A loop works: a call, its result, the next answer; messages go back as objects and as dictionaries."""
+    """A tool call, its result and the next answer work in one conversation.
+
+    The client's messages may be sent back as objects or as dictionaries.
+    """
     choice = {**choice, "disable_parallel_tool_use": True}
     message = await answered(client, stream, messages=[USER], tools=TOOLS, tool_choice=choice)
     (call,) = message.content
@@ -103,7 +106,7 @@ async def test_events_come_in_anthropics_order(client: Any) -> None:
 
 
 async def test_the_clients_own_loop_over_tools(client: Any) -> None:
-    """The client's own loop works: it calls a Python function, sends the result back, and ends if no call comes."""
+    """The client's tool runner works: it calls a Python function, sends the result back, and ends if no call comes."""
     anthropic: Any = importlib.import_module("anthropic")
     called: list[int] = []
 

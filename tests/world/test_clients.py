@@ -1,7 +1,7 @@
-"""Clients that must be fetched from npm and PyPI, in whole loops: ask, call a tool, send the result back, ask again.
+"""Tests of clients fetched from npm and PyPI, in whole loops: ask, call a tool, send the result back, ask again.
 
-They run against a fused server of the bundled pair, which never learned tools: the grammar forces the calls. Tests of
-clients that are in the tests' own environment are in tests/unit/gateway/test_sent_back.py.
+The server has the models in this repository, which never learned tools: a grammar forces the calls. Tests of clients
+that are in the tests' own environment are in tests/unit/gateway/test_sent_back.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def url() -> AsyncGenerator[str, None]:
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 async def test_instructor(url: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instructor makes a typed answer. It runs in its own process, since Python must search its folder for imports."""
+    """The library Instructor gets an answer as a Pydantic model; it runs in another process, which can import it."""
     script = (
         "import sys, instructor, openai, pydantic\n"
         "class Forecast(pydantic.BaseModel):\n"
@@ -66,7 +66,7 @@ async def test_javascript(url: str, name: str) -> None:
 
 
 async def printed_by(*words: str) -> Any:
-    """Run a program, which must succeed; return the JSON in its last line."""
+    """Run a program, which must succeed; return the JSON in the last line that it prints."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe)
     async with asyncio.timeout(240):

@@ -1,4 +1,4 @@
-"""Real models' tokenizers: streams, grammars, tool calls, reasoning, stop strings, and maps between families."""
+"""Tests with real models' tokenizers: streams, grammars, tool calls, reasoning, stop strings, and pairs of families."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAIRS = [
         )
     ),
 ]
-"""Pairs of tokenizers: a draft's and its target's."""
+"""Pairs of model families: whose tokenizer the draft has, and whose the target has."""
 TEXTS = (
     "1, 2, 3, and on",
     "  Zürich 👍🏽, 東京\n\n\n\tx = [1,  2]\r\n",
@@ -59,18 +59,18 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Real:
-    """A real tokenizer with its compiler of grammars."""
+    """A real model's tokenizer, with a compiler of grammars for it."""
 
     tokenizer: Tokenizer
     compiler: GrammarCompiler
     words: GrammarWords
 
     def letters(self, text: str) -> list[int]:
-        """Return a text's token ids, none of which is a special token or a marker."""
+        """Return a text's token ids; special tokens and markers in it are spelled as ordinary text."""
         return self.words(text.encode())
 
     def own(self, text: str) -> list[int]:
-        """Return the ids of a text as the model would write it, with its own tokens for markers such as <tool_call>."""
+        """Return a text's token ids as the model would write it: markers such as <tool_call> are its special tokens."""
         markers = self.tokenizer.markers
         parts = re.split("|".join(map(re.escape, markers)).join("()"), text) if markers else [text]
         return [each for part in parts if part for each in ([markers[part]] if part in markers else self.letters(part))]
@@ -95,9 +95,9 @@ def test_a_stream_is_the_decoded_text(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("kind", ["const", "property", "regex", "choice", "lark"])
 def test_literals_are_text(name: str, kind: str) -> None:
-    """A literal in a grammar is text, even if it is the name of one of the tokenizer's special tokens.
+    """A literal in a grammar is spelled as ordinary text, even if it is the name of a special token.
 
-    Regression: `json_schema` cut such literals there.
+    Regression: `json_schema` ended such literals before that name.
     """
     tokenizer, compiler = real(name).tokenizer, real(name).compiler
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -112,7 +112,7 @@ def test_literals_are_text(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_right_texts_are_taken(name: str) -> None:
-    """An output of each kind of grammar is accepted as the tokenizer spells it; special tokens are no text in it."""
+    """Each kind of grammar accepts its output as the tokenizer spells it; a special token does not count as text."""
     each = real(name)
     text = json.dumps(VALUE, ensure_ascii=False, separators=(",", ":"))
     right = {
@@ -140,7 +140,7 @@ def test_markers_are_taken_as_tokens_and_as_letters(name: str, grammar: Grammar,
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("form", FORMATS)
 def test_calls_and_reasoning_are_read_from_tokens(name: str, form: str) -> None:
-    """A stream of tokens gives reasoning, content and calls, whether markers are tokens, special or not, or letters."""
+    """A stream of tokens is divided into reasoning, content and calls, whether marks are special tokens or letters."""
     each, format_ = real(name), FORMATS[form]
     call = f'{{"name": "f", "{format_.key}": {{"city": "Zürich 👍"}}}}'
     text = f"{BEGIN}\nhm <b>\n{END}\n\n{format_.before}{call}{format_.after}"
@@ -189,12 +189,12 @@ FORMS = {
     "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
     "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
 }
-"""Models whose templates write calls in a form that is read here; all others have another form, or none."""
+"""Models whose templates write tool calls in a format that this project reads, with the format's name."""
 
 
 @pytest.mark.release
 def test_templates_show_their_form_of_calls() -> None:
-    """For 25 real templates, a form of calls is found exactly where the template's own call is read back."""
+    """Of real models' chat templates, exactly those of `FORMS` are found to write tool calls in a format read here."""
     directory = tokenizer_directory("qwen3")
     base = Tokenizer.load(directory)
     found = {name: base.with_template(each, directory).call_format() for name, each in templates().items()}

@@ -490,7 +490,7 @@ class ComparisonConfig:
 
     @property
     def baseline_name(self) -> str:
-        """Readable name of the baseline, with whose speed all others are compared: of the target or an endpoint."""
+        """Readable name of the baseline: that of the first endpoint, or "the target alone" if servers are started."""
         return self.baseline.endpoint or "the target alone"
 
     @property

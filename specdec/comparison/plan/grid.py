@@ -15,6 +15,7 @@ class Cell:
 
     Attributes:
         kind: prompt kind.
+        rtt_ms: round trip time between edge (where draft workers are) and target, in milliseconds.
         concurrency: requests in flight at once; 0 in an open loop.
         request_rate: mean requests per second of an open loop; None if each client waits for its answer.
     """

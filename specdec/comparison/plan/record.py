@@ -16,8 +16,10 @@ class Round:
     Attributes:
         arrived_s: seconds since the request was sent.
         num_tokens: number of these tokens.
-        num_draft_tokens: draft tokens that the pass verified.
-        own: numbers of those draft tokens that the target itself proposed, by lookup or from a grammar.
+        num_draft_tokens, num_accepted_tokens: draft tokens that the pass verified, and how many of them were accepted.
+        timings: parts of the time of the pass in microseconds, as the server reports them; 0 where not known.
+        counts: bytes of messages and other counts of the draft worker for the pass; 0 where not known.
+        own: how many of both the target itself had proposed, by lookup or from a grammar.
         is_held: whether drafting was off for the pass, because of a setting or because passes without drafts were
             faster.
     """

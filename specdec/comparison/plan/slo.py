@@ -20,7 +20,11 @@ class Slo:
     limits: tuple[tuple[str, float], ...] = ()
 
     def is_met(self, figures: Mapping[str, float | None]) -> bool:
-        """Return whether an answer's figures are within all limits. A figure that an answer lacks counts as within."""
+        """Return whether the latencies of an answer are within all limits; one that is None counts as within.
+
+        Args:
+            figures: latencies in seconds, by their names in results, such as "ttft_s".
+        """
         return all((figures[name] or 0.0) <= limit for name, limit in self.limits)
 
     def __str__(self) -> str:

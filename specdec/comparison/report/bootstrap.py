@@ -21,7 +21,13 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Geometric mean of ratios, and its confidence interval, from 0 to infinity for fewer than `MIN_PAIRS` pairs."""
+    """Ratio of one measurement's values to another's, as a geometric mean, with its confidence interval.
+
+    Attributes:
+        estimate: the ratio.
+        low, high: ends of the interval; 0 and infinity if `num_pairs` is below `MIN_PAIRS`.
+        num_pairs: number of pairs of values; for values that have no pairs, the degrees of freedom plus 1.
+    """
 
     estimate: float
     low: float
@@ -44,7 +50,9 @@ class Ratio:
 
 
 def paired_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio:
-    """Return the ratio of `after` to `before`, two measurements that were interleaved.
+    """Return the geometric mean of the ratios after / before of all pairs of values, with its interval.
+
+    The two measurements were interleaved, so drift (heat, other processes) affects both values of a pair alike.
 
     Args:
         before, after: values above 0; those at one index are a pair, of the same prompt and the same run.
@@ -56,10 +64,14 @@ def paired_ratio(before: Sequence[float], after: Sequence[float]) -> Ratio:
 def stratified_ratio(
     before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], *, confidence: float = CONFIDENCE
 ) -> Ratio:
-    """Return the ratio of two measurements that were not interleaved; the runs of each are resampled separately.
+    """Return the ratio after / before of two measurements that were not interleaved, with its interval.
+
+    It is the geometric mean over prompts; for each prompt it is the geometric mean of the values after over that of the
+    values before. For the interval, the runs of each measurement are resampled separately.
 
     Args:
         before, after: values above 0, by prompt; only prompts that both have count, and there must be at least one.
+        confidence: probability that the interval contains the ratio.
     """
     both = sorted(before.keys() & after.keys())
     old, new = ([np.log(np.asarray(side[key], dtype=float)) for key in both] for side in (before, after))
@@ -108,6 +120,10 @@ def _widening(count: int, tail: float) -> float:
 
     Small samples are narrower than their distribution ("expanded percentile interval", Hesterberg, arXiv 1411.5279).
     The quantile is Cornish and Fisher's series.
+
+    Args:
+        count: number n of values, at least 2.
+        tail: probability of each of the two sides outside of the interval.
     """
     z, freedom = NormalDist().inv_cdf(1 - tail), count - 1
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -40,6 +40,7 @@ class Hit(IntEnum):
 
 
 Hits = tuple[Hit, ...]
+"""For each token of an answer, its source before the target computes it."""
 Answer = tuple[int, tuple[int, ...]]
 """Index of a prompt, and the tokens of its answer."""
 

@@ -29,7 +29,7 @@ SYNC, ASYNC = (Contender(Topology.DISTRIBUTED, schedule=schedule) for schedule i
 
 
 class Look(NamedTuple):
-    """Colour, mark and dashes of a line, and hatch of a bar, by which charts show one way to serve."""
+    """Colour, mark and dashes (`line`) of lines, and hatch of bars, for one way to serve, as matplotlib takes them."""
 
     colour: str
     mark: str
@@ -115,7 +115,7 @@ def panels(
     A panel has no title if the one above has the same.
 
     Args:
-        draw: function that fills one panel.
+        draw: function that fills the panel of a row and a column.
         size: width and height of a panel, in inches.
         names: names of the y axis by row, and of the x axis by column.
     """
@@ -152,7 +152,7 @@ def median_line(axes: Axes, at: Sequence[float], spreads: Sequence[Spread], **st
 
 
 def bound_line(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour: str, mark: str) -> None:
-    """Draw the theoretical limit of speed at the measured points as a dashed line, and name it in the legend."""
+    """Draw the theoretical limits of speed `bounds` at the x values `at` as a dashed line, named in the legend."""
     axes.plot(at, bounds, color=colour, linestyle="--", linewidth=1.2, marker=mark, markerfacecolor="white")
     name_bound(axes)
 
@@ -163,7 +163,7 @@ def name_bound(axes: Axes) -> None:
 
 
 def powers_of_two(axes: Axes, values: Sequence[float]) -> None:
-    """Make the x axis logarithmic, with ticks only at these values."""
+    """Make the x axis logarithmic to base 2, with ticks only at these values."""
     axes.set_xscale("log", base=2)
     name_values(axes, values)
 

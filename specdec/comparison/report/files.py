@@ -41,7 +41,7 @@ def in_full(config: ComparisonConfig, name: str, figures: Figures, write: Callab
     temporary directory cannot take the files either, the figures are printed on stdout as JSON.
 
     Args:
-        name: name of the JSON file with the figures.
+        name, figures: name and content of the JSON file.
         write: function that writes the other files, except for config.toml, into a directory.
 
     Returns:

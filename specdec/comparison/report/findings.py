@@ -110,7 +110,7 @@ class Findings:
         return next((service for service in self.services if service.cell == cell), None)
 
     def over_target(self, service: Service, figure: str) -> Ratio | None:
-        """Return the ratio of a latency to the baseline's under the same conditions.
+        """Return the mean ratio of a latency to the baseline's under the same conditions; see `Service.over`.
 
         The baseline is the target alone, or the first endpoint if there are only endpoints. None for the baseline
         itself, and if no request was answered by both.

@@ -52,7 +52,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Picture that has been drawn into a file."""
+    """Picture that has been drawn into a file.
+
+    Attributes:
+        finding: its findings in words, for readers who do not see it.
+    """
 
     file: Path
     title: str

@@ -47,7 +47,10 @@ def figures_of(stats: RequestStats) -> Figures:
 
 
 def values_of(answers: Sequence[RequestStats]) -> dict[str, list[float]]:
-    """Return the values of every figure, and the gaps between messages, which may have several tokens."""
+    """Return the values of every figure of some answers, by the names of the figures; unknown values are left out.
+
+    Among them, as message_gap_s, are the seconds between messages, each of which may have several tokens.
+    """
     figures = [figures_of(stats) for stats in answers]
     values = {name: [it[name] for it in figures] for name in figures_of(RequestStats())}
     known = {name: [value for value in column if value is not None] for name, column in values.items()}
@@ -98,9 +101,14 @@ class Service:
         return len(self.requests) - self.num_failed
 
     def over(self, alone: Service, figure: str) -> Ratio | None:
-        """Return the ratio of one of this service's figures to that of the service `alone`.
+        """Return the mean ratio of a figure here to the same figure of the service `alone`, with its interval.
 
-        Compared are requests with the same prompt in the same run. None if there is no such pair.
+        The ratio is above 1 if the figure is larger here. It is the geometric mean over pairs of requests with the same
+        prompt in the same run; None if there is no pair.
+
+        Args:
+            alone: service of the baseline under the same conditions.
+            figure: name of the figure, such as "ttft_s".
         """
         here, there = (_by_turn(service.requests, figure) for service in (self, alone))
         both = sorted(here.keys() & there.keys())

@@ -36,8 +36,11 @@ class CellSummary:
     A time is the median over the cell's requests.
 
     Attributes:
-        tokens_per_s: output tokens of all requests / time spent on them.
+        tokens_per_s: output tokens of all requests / time spent on them, in each run.
+        tpot_s: time per token after the first of an answer; None if no answer has two.
+        acceptance_rate: accepted over verified draft tokens; None if none was verified.
         alpha: probability that a draft token is accepted, given that all before it in its round were.
+        mean_acceptance_length: tokens per pass that verified draft tokens; None if no pass did.
         wire_bytes_per_token: bytes between draft worker and target, both ways, per output token; None if unknown.
         speedup: tokens/s over those of the baseline in the same run; None without a baseline.
         costs: measured times from which the limit below is computed, pooled over the round trip times.

@@ -57,7 +57,10 @@ class Client(Protocol):
         """
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
-        """Return the answer to a prompt with its tokens; no tokens if the server does not report log-probabilities."""
+        """Return the text of the answer to a prompt, and a step for each of its tokens.
+
+        There are no steps if the server does not report log-probabilities.
+        """
 
 
 def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:

@@ -88,7 +88,14 @@ class GrpcClient:
         return record_of([(at_s - sent_s, event) for at_s, event in events], prompt_index, sent_s)
 
     def _events(self, arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, TextEvent]]:
-        """Return the events of a whole answer; raise UnavailableError if events are unreadable, missing or too many."""
+        """Return the events of a whole answer, each with its time of arrival.
+
+        Args:
+            arrived: for each message of the answer its time of arrival, in monotonic seconds, and its bytes.
+
+        Raises:
+            UnavailableError: events are unreadable, missing or too many.
+        """
         try:
             events = [(at_s, event_from_message(pb.GenerateResponse.FromString(data))) for at_s, data in arrived]
         except DecodeError as exc:
@@ -100,7 +107,7 @@ class GrpcClient:
         return events
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
-        """Return the answer to a prompt with its tokens' log-probabilities; both are empty after a failure."""
+        """Return the text of the answer to a prompt, and a step for each token; both are empty after a failure."""
         request = replace(request_of(prompt, self._workload, self._contender), logprobs=NUM_BEST)
         text, steps, offset = "", [], 0
         try:

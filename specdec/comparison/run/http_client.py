@@ -125,6 +125,10 @@ class _Arrived:
     def take(self, data: str, arrived_s: float) -> None:
         """Add the data of one server-sent event to the answer.
 
+        Args:
+            data: data of the event.
+            arrived_s: when it arrived, in seconds since the start of the request.
+
         Raises:
             HttpError: the event reports a failure, or is not a chunk.
         """
@@ -245,7 +249,7 @@ class HttpClient:
         return RequestRecord(prompt_index, began_s, 0, (), (), code, message, failed_s=time.monotonic() - began_s)
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
-        """Return the answer to a prompt with its tokens' log-probabilities; both are empty after a failure."""
+        """Return the text of the answer to a prompt, and a step for each token; both are empty after a failure."""
         body = {**self._body(prompt, len(_DIALECTS) - 1), "stream": False, "logprobs": NUM_BEST}
         try:
             (choice,) = (await self._json("POST", "completions", self._workload.deadline_s, body))["choices"]
@@ -309,7 +313,10 @@ class HttpClient:
 
 
 async def _read(content: aiohttp.StreamReader, answer: _Arrived) -> None:
-    """Read an answer up to its last event, and the rest of the stream if it ends at once, so that HTTP can reuse it."""
+    """Read an answer up to its last event into `answer`, and then the rest of the stream if it ends soon.
+
+    A connection can be reused only if its stream was read to the end.
+    """
     events = EventReader()
     async for part in content.iter_any():
         arrived_s = time.monotonic() - answer.sent_s

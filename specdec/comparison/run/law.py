@@ -53,9 +53,11 @@ _DRAWS = 400_000  # from a chi-squared law, for probabilities down to some 1e-5
 
 
 class Row:
-    """Counts of the ranks of tokens that followed the same beginning of an answer, or a token of the same rank.
+    """Counts of the ranks of tokens with the same text before them.
 
-    A token's rank is its place among the most probable tokens at its position; lower ranks are one class.
+    Where enough answers begin alike, these are the tokens after that beginning. Elsewhere they are all tokens that
+    follow a token of the same rank. A token's rank is its place among the most probable tokens at its position; lower
+    ranks are one class.
 
     Attributes:
         excess: [NUM_CLASSES] of float64, observed less expected counts.
@@ -106,8 +108,9 @@ class Counts:
     """Tokens of answers, with what the test has to know of each.
 
     Attributes:
-        tokens: for each token the texts before it, the rank of the token before, its own rank, and the probabilities
-            of the most probable tokens at its position.
+        tokens: for each token the name of its prompt followed by the texts of the tokens before it, the rank of the
+            token before, its own rank, and the probabilities of the most probable tokens at its position, the largest
+            first.
     """
 
     tokens: list[tuple[tuple[Any, ...], int, int, list[float]]] = field(default_factory=list)
@@ -117,6 +120,7 @@ class Counts:
 
         Args:
             name: anything that stands for the answer's prompt.
+            answer: answer of the completions API to a request with `logprobs`.
         """
         begun: tuple[Any, ...] = (name,)
         before: int | None = None
@@ -140,7 +144,16 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Arguments of the command `law`; ConfigError is raised if one is out of range."""
+    """Arguments of the command `law`; ConfigError is raised if one is out of range.
+
+    Attributes:
+        url: base URL of the server, with or without /v1.
+        model: name of the model; None for the first one that the server names.
+        num_requests: number of answers; None for as many as the test needs to find `shift`.
+        alpha: probability of a false alarm.
+        shift: change of a probability that the test is to find; see `SHIFT`.
+        concurrency: requests in flight.
+    """
 
     url: str
     model: str | None
@@ -169,6 +182,9 @@ def _merging(expected: FloatArray) -> FloatArray:
     """Return a 0-1 matrix [num_merged, NUM_CLASSES] that merges neighbouring classes of ranks.
 
     Each merged class has an expected count of at least `MIN_EXPECTED`, unless it is the only one.
+
+    Args:
+        expected: [NUM_CLASSES], expected count of each class.
     """
     rows: list[FloatArray] = []
     for rank, unit in enumerate(np.eye(NUM_CLASSES)):
@@ -180,9 +196,9 @@ def _merging(expected: FloatArray) -> FloatArray:
 
 
 def p_value(counts: Counts) -> float:
-    """Return the probability that a server whose texts follow its reported probabilities deviates at least so much.
+    """Return the probability of counts that deviate at least as much, if texts follow the reported probabilities.
 
-    It is estimated, down to 1e-5.
+    It is estimated by random draws, down to some 1e-5. If there are too few tokens to test, it is 1.
     """
     statistic, freedom = _chi_squared(counts.rows().values())
     if not freedom:

@@ -1,4 +1,4 @@
-"""Locust user of GenerationService, on gevent: sends ready-made messages and keeps the answers unread.
+"""Locust user of GenerationService, on gevent: sends serialized requests, and keeps answers as the bytes received.
 
 compare_architectures.py runs it headless with a plan (see comparison/run/load.py). To run it with Locust's page:
 
@@ -40,8 +40,16 @@ class Load:
     """Requests that Locust's users are to send, and the records of those that have been sent.
 
     Args:
-        plan: address, deadline and requests, as comparison/run/load.py writes them.
+        plan: `address` (HOST:PORT), `deadline_s`, and `requests`: for each the number of its prompt, and its serialized
+            message in base64. comparison/run/load.py writes it.
         results_file: file into which `write` writes the records.
+
+    Attributes:
+        records: for each request that has ended, the arguments of `record_of_messages` in load.py; here the messages
+            are bytes, which `write` encodes in base64.
+        errors: failures of users to connect.
+        begun: CPU time and clock (see `_clocks`) when the first request was sent.
+        waiting: those of the requests of `plan` that are still to be sent.
     """
 
     def __init__(self, plan: dict[str, Any], results_file: Path) -> None:

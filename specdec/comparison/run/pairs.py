@@ -61,7 +61,7 @@ def pairs(samples: Sequence[Sample], *, equal_weights: bool = False) -> Iterator
 
 
 def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
-    """Return (model, sample, record) of the answers that can be compared.
+    """Return (model, sample, record) of the answers that can be compared; the model is a model_id, or `OURS`.
 
     These are the answers of servers that the comparison has started, and of models that several ways to serve have.
     """

@@ -65,6 +65,9 @@ class Deployment:
     async def serve(self, server: ServerPlan, start: Start, is_ready: asyncio.Event) -> None:
         """Run a server until this task is cancelled; set `is_ready` once it is ready.
 
+        Args:
+            start: time limit for the start, which all servers of the comparison share.
+
         Raises:
             UnavailableError: the server ended, or its start made no progress for too long.
         """

@@ -171,7 +171,8 @@ class Searcher:
     async def take(self, measurement: Measurement, contender: Contender) -> None:
         """Search for the most streams of a contender (a way to serve) at each round trip time, and add them to `found`.
 
-        If its draft and target are on one machine, the longest round trip time is enough.
+        If its draft and target are on one machine, the longest round trip time is enough. What the time does not allow
+        is left out.
         """
         rtts_ms = self._config.network.rtts_ms
         first = self.found[-1].streams if self.found else FIRST

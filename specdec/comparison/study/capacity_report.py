@@ -91,10 +91,10 @@ def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
 
 
 def predicted(found: Capacities) -> float | None:
-    """Return the predicted gain of a draft on another device over a draft on the target's device, 1 + gamma t_d / t_v.
+    """Return the predicted gain of a draft on another device: its streams over those with one on the target's device.
 
-    arXiv 2606.25091 predicts this gain: gamma draft steps of t_d each over a verification of t_v. None if serving with
-    both models in one server (fused) was not measured.
+    arXiv 2606.25091 predicts 1 + gamma t_d / t_v: gamma draft steps of t_d each over a verification of t_v. None if
+    serving with both models in one server (fused) was not measured.
     """
     best = next((it.best for it in found.found if it.contender.topology is Topology.FUSED), None)
     return None if best is None else 1 + best.draft_share

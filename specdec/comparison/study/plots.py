@@ -51,6 +51,9 @@ def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
     """Draw a panel per condition, and in it a line per topology with its schedule, at its best settings.
 
     A dotted line marks a load at which the speed-up of a topology crosses 1.
+
+    Args:
+        names: keys of `_NUMBERS` that have a panel: names of conditions, and "gamma".
     """
     rows = [names[start : start + MOST_COLUMNS] for start in range(0, len(names), MOST_COLUMNS)]
     places = range(min(len(names), MOST_COLUMNS))
@@ -60,7 +63,12 @@ def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
 
 
 def _place(evidence: Evidence, axes: Axes, row: list[str], column: int) -> None:
-    """Draw one panel of the picture's grid; hide it where the grid's last row has fewer panels."""
+    """Draw one panel of the picture, or hide it: the last row may have fewer conditions than there are columns.
+
+    Args:
+        row: names of the conditions that one row of the picture shows, one in each panel.
+        column: number of the panel in this row, from 0.
+    """
     if column < len(row):
         _panel(axes, evidence, row[column])
     else:

@@ -80,7 +80,7 @@ def require_supported_model(model: PreTrainedModel) -> None:
 
 
 def layer_windows(config: Config) -> list[int | None]:
-    """Return each layer's sliding window in tokens; None for a layer that attends to all earlier tokens."""
+    """Return for each layer how many last tokens, its own among them, a token attends to; None if it is all of them."""
     config = config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
@@ -106,7 +106,10 @@ def has_experts(config: Config) -> bool:
 
 
 def rope_settings(config: Config) -> Iterator[dict[str, Any]]:
-    """Yield all rotary settings, nested ones too: `rope_scaling` in Transformers 4, `rope_parameters` in 5."""
+    """Yield all rotary settings, nested ones too: `rope_scaling` in Transformers 4, `rope_parameters` in 5.
+
+    An empty dictionary stands for the one that the configuration lacks.
+    """
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(config, name, None) or {}
         yield rope
@@ -124,7 +127,12 @@ def forward_arguments(model: PreTrainedModel) -> Collection[str]:
 
 
 def reasons(config: Config, max_length: int, *, windows: bool) -> Iterator[str]:
-    """Yield the reasons for which `require_supported_config` refuses a model."""
+    """Yield the reasons for which `require_supported_config` refuses a model, each as the end of a message.
+
+    Args:
+        max_length: positions of a sequence in the KV cache.
+        windows: True if the backend applies sliding windows; if not, a window below `max_length` is a reason too.
+    """
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder"
     config = config.get_text_config()

@@ -61,7 +61,12 @@ def require_fitting(path: Path, model_config: PretrainedConfig) -> None:
 
 
 def _absent(model: PreTrainedModel, wanted: Mapping[str, Any], stored: Collection[str]) -> Iterator[str]:
-    """Yield names of weights that are not stored, and are tied to no weight that is, unless the model may lack them."""
+    """Yield names of weights that are not stored, and are tied to no weight that is, unless the model may lack them.
+
+    Args:
+        wanted: the model's weights by name; tied ones are one object under several names.
+        stored: names of the weights in the checkpoint's files.
+    """
     tied = defaultdict[int, bool](bool)
     for name, weight in wanted.items():
         tied[id(weight)] |= name in stored

@@ -52,7 +52,10 @@ TORCH_COST = "on a CPU its passes take 1.3 times (110M parameters) to 4 times (1
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of a weight by dtype."""
 AUTO = "auto"
-"""Name of the fastest backend: onnx for int8, and on a CPU where it runs the model; torch elsewhere."""
+"""Value of `ModelConfig.backend` that asks for the fastest backend.
+
+That is onnx for int8, and on a CPU for models that it can run; torch for all else.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +239,10 @@ def has_fixed_slots(config: ModelConfig) -> bool:
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
-    """Compile models ahead of time.
+    """Compile models ahead of time, by the compiler of the target's backend; of the draft's if there is no target.
+
+    Args:
+        target, draft: the models; one of them may be None.
 
     Raises:
         ConfigError: their backend compiles nothing, or a model cannot be used.
@@ -249,7 +255,10 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def tool(role: str) -> Callable[..., Iterator[Any]]:
-    """Return the function, listed in TOOLS, that does the work of a role of the command line, such as rescale_fp8."""
+    """Return the function, listed in TOOLS, that does the work of a role of the command line, such as rescale_fp8.
+
+    What it takes, and what it yields for each line of the output, differs by role.
+    """
     run: Callable[..., Iterator[Any]] = _function(TOOLS[role])
     return run
 

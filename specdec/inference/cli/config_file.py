@@ -126,7 +126,14 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str]:
-    """Yield the words with which a user would give the flag of `action` this value; none for a switch that is off."""
+    """Yield the words with which a user would give a flag this value on the command line.
+
+    A switch that is off becomes --no-KEY if it has such a form, else no word.
+
+    Args:
+        action: argparse's action of the flag.
+        key: name of the flag in the file, without the hyphens before it.
+    """
     if action.nargs == 0:
         if value:
             yield f"--{key}"

@@ -19,6 +19,9 @@ def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
     """Add the flags of a configuration, and of all configurations within it, to a parser, section by section.
 
     A flag that two of them declare is added once, in the section of the last one.
+
+    Args:
+        kind: class of the configuration, a dataclass.
     """
     flags: dict[str, Declared] = {}
     for flag in declared(kind):

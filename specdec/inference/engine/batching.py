@@ -113,6 +113,11 @@ class Batching:
         The time of a pass that read no prompt shows the cost of its draft tokens. A pass that also read prompts shows
         the cost of the prompts, by its difference to a measured pass over as many sessions and draft tokens without
         prompts; if there is no such pass, the cost of the prompts is not recorded.
+
+        Args:
+            work: turns of the pass, one per session.
+            verdicts: their results.
+            seconds: time of the pass, with the drafting by a draft model in the same process.
         """
         num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
         unread = [turn.num_unread for turn in work if turn.num_unread > 1]

@@ -86,6 +86,10 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
     def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> SessionT:
         """Queue a request; its session decodes without draft tokens until `begin_help` is called.
 
+        Args:
+            request: the request.
+            grammar: what `compiled` returned for the request.
+
         Raises:
             InvalidRequestError: the request does not fit the model.
             CapacityError: slots and queue are full.

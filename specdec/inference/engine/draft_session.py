@@ -268,7 +268,8 @@ class DraftSession:
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
         """Append a step's tokens to `path`; if there are none, mark the path as exhausted.
 
-        If the session dropped `path` during the step, the tokens only count as wasted.
+        Tokens beyond the length that the path should have by now are left out. If the session dropped `path` during the
+        step, the tokens only count as wasted.
         """
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
@@ -326,8 +327,8 @@ class DraftSession:
     def take_unsent(self, first_node: int) -> list[Branch]:
         """Return the tokens to send now, as `Branch`es, and mark them as sent, with numbers from `first_node` on.
 
-        The chain's tokens come first: if two tokens follow the same one, the target verifies the one that arrived
-        first.
+        They are all unsent tokens of the chain, and those of branches that are long enough. The chain's tokens come
+        first: if two tokens follow the same one, the target verifies the one that arrived first.
         """
         branches = []
         for path in (self._path, *self._branches):
@@ -369,7 +370,7 @@ class DraftSession:
         return self.chain
 
     async def has_unsent(self) -> None:
-        """Wait until `take_unsent` has tokens to return.
+        """Wait until there are enough unsent tokens for a message, which `take_unsent` then returns.
 
         Raises:
             Exception: the error with which the engine ended this session.

@@ -91,19 +91,6 @@ class Drafting:
             self.switch(is_on=False)
 
     @property
-    def lost_s(self) -> float:
-        """Return the seconds that drafting has cost so far, while it was slower than decoding without it."""
-        return self.rule.lost_s
-
-    def figures(self) -> list[tuple[int, float, float | None]]:
-        """Return the measured figures by number of sessions.
-
-        Each is (number of sessions, speed with drafts over speed without, seconds of a pass without drafts); the last
-        is None if it is not known.
-        """
-        return [(number, gain, self.rule.quiet.period(number)) for number, gain in self.rule.gains().items()]
-
-    @property
     def is_quiet(self) -> bool:
         """Return whether no draft worker may be computing at present."""
         return self._workers is None or not self._workers.computes
@@ -121,6 +108,8 @@ class Drafting:
 
     def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
         """Record a measured pass, and decide anew whether drafting is on; do nothing if the mode is not MEASURED.
+
+        If some worker does not stop when asked to, drafting is turned on without regard to the pass.
 
         Args:
             each: the pass; its `seconds` are its period, the time from its start to the start of the next pass.

@@ -35,7 +35,7 @@ class Grammars:
         num_places: most requests that one thread works for or has in its queue.
 
     Attributes:
-        source: function that returns a grammar in the format of the compiler's library.
+        source: function from a `Grammar` to its text in the format of the compiler's library.
     """
 
     def __init__(self, compiler: GrammarCompiler, num_places: int = MAX_WAITING) -> None:

@@ -113,6 +113,10 @@ class StepGuard(Generic[SessionT, WorkT]):
         A session must end if the step was the one that it took alone after an earlier failure, or if it would get other
         tokens when computed again.
 
+        Args:
+            sessions: sessions of the step; those that have no slot any more are left out.
+            exc: the step's error.
+
         Returns:
             The sessions that must end, each with its error.
         """

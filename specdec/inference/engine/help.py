@@ -181,8 +181,8 @@ class Help:
         """Pass the worker's branches on to the engine.
 
         Raises:
-            InvalidRequestError: a branch names a parent that never existed, or an unknown token id; or there are no
-                branches, though the worker runs ahead.
+            InvalidRequestError: a branch names a parent (the token that it follows) which never existed, or an unknown
+                token id. Or `branches` is empty, which means something only in synchronous rounds.
         """
         if not branches and self.session.runs_ahead:
             raise InvalidRequestError("empty proposal: a worker that runs ahead must send draft tokens")

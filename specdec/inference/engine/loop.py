@@ -92,7 +92,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         """Take note of a step after its results were delivered; does nothing unless a subclass overrides it.
 
         Args:
-            done: per session of the step, its work and result; empty if the step failed.
+            done: (session, its work, its result) for each session of the step; empty if the step failed.
         """
 
     def _rest(self) -> None:
@@ -221,7 +221,10 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._take_failure({session: place.slot for session, place in entered}, exc)
 
     async def _step(self, scheduled: Sequence[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT, ResultT]]:
-        """Run one step on the model thread; return its work with the results, or an empty list if it failed."""
+        """Run one step on the model thread for sessions, each with its work.
+
+        Returns a list of (session, its work, its result); an empty one if the step failed.
+        """
         work = [work for _, work in scheduled]
         slots = {session: session.slot for session, _ in scheduled}
         started = time.monotonic()

@@ -35,7 +35,7 @@ class DraftPool:
     """Assignment of draft workers to the sessions of an engine, by free capacity; a `TokenSource` over that engine.
 
     Args:
-        engine: engine that decodes and verifies.
+        engine: engine that decodes and verifies; also an attribute.
         max_worker_slots: most sessions of one worker.
         idle_timeout_s: seconds that a session may wait for a proposal, in synchronous rounds, before it loses its
             worker.
@@ -48,7 +48,7 @@ class DraftPool:
         max_worker_slots: int = DEFAULT_WORKER_SLOTS,
         idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._idle_timeout_s = idle_timeout_s
         self._max_worker_slots = max_worker_slots
         self._workers: dict[Worker, Helper] = {}
@@ -60,29 +60,24 @@ class DraftPool:
         self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
         self.seed_invariant = engine.seed_invariant
 
-    @property
-    def pass_us(self) -> int:
-        """Return the recent time of a pass of the engine over one session, in microseconds; 0 while unknown."""
-        return self._engine.pass_us
-
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yield a request's events, as `TokenSource.generate` does, while a draft worker proposes tokens for it.
 
         A request with gamma 0, that is without draft tokens, gets no worker.
         """
-        grammar = await self._engine.compiled(request)
-        session: VerificationSession = self._engine.open(request, grammar=grammar)
+        grammar = await self.engine.compiled(request)
+        session: VerificationSession = self.engine.open(request, grammar=grammar)
         try:
             if request.gamma != 0:
                 self._begin(session)
-            async with aclosing(self._engine.answer(session)) as events:
+            async with aclosing(self.engine.answer(session)) as events:
                 async for event in events:
                     if isinstance(event, Commit) and (help_ := self._helped.get(session.id)) is not None:
                         help_.count(event)
                     yield event
         finally:
             self._leave(session)
-            self._engine.close(session)
+            self.engine.close(session)
 
     def attach(self, worker: Worker) -> None:
         """Add a draft worker to the pool.
@@ -94,7 +89,7 @@ class DraftPool:
             raise CapacityError(f"{MAX_WORKERS} draft workers are attached already", retry_after_s=60.0)
         helper = self._workers[worker] = Helper(worker)
         self._computing.add(worker)
-        if not self._engine.drafting.is_on:
+        if not self.engine.drafting.is_on:
             worker.hold(self._num_holds, is_on=True)
         if worker.scope:
             self._private.attach(helper)
@@ -131,16 +126,9 @@ class DraftPool:
             worker.hold(self._num_holds, is_on=not is_on)
         self._lend()
 
-    def begin_off(self) -> None:
-        """Turn drafting off until a pass is measured, since a draft worker shares the target's CPU cores.
-
-        This does nothing if a pass was measured already, or if drafting is not decided by measurement.
-        """
-        self._engine.drafting.begin_off()
-
     def held(self, worker: Worker, number: int) -> None:
         """Take note that a worker has stopped, as `hold` asked it to; `number` tells which call it answers."""
-        if number == self._num_holds and not self._engine.drafting.is_on:
+        if number == self._num_holds and not self.engine.drafting.is_on:
             self._computing.discard(worker)
 
     def propose(self, worker: Worker, help_id: str, branches: Sequence[Branch]) -> None:
@@ -183,7 +171,7 @@ class DraftPool:
 
     def _begin(self, session: VerificationSession) -> None:
         """Assign a new session to the private worker of its client if there is one, else to a worker of the pool."""
-        help_ = Help(session, self._engine, idle_timeout_s=self._idle_timeout_s, lend=self._lend)
+        help_ = Help(session, self.engine, idle_timeout_s=self._idle_timeout_s, lend=self._lend)
         self._helped[session.id] = help_
         self._private.begin(help_)
         self._lend()
@@ -202,7 +190,7 @@ class DraftPool:
         The session that has been without a worker for longest is first, and gets the worker that can take most further
         sessions. While drafting is off, no session gets a worker.
         """
-        if not self._engine.drafting.is_on:
+        if not self.engine.drafting.is_on:
             return
         alone = [each for each in self._helped.values() if each.helper is None and not self._private.awaits(each)]
         for help_ in sorted(alone, key=lambda each: each.alone_since):

@@ -69,7 +69,7 @@ class PrivateMatch:
             self._grow(help_, helper, early.branches)
 
     def leave(self, help_: Help) -> None:
-        """Forget a session that ends."""
+        """Match no further messages of a private worker with this session, which ends."""
         name = help_.session.request.draft_session
         if self._named.get(name) is help_:
             del self._named[name]
@@ -153,7 +153,7 @@ def _keep(helper: Helper, name: str, branches: Sequence[Branch] = (), *, is_decl
 
 
 def _sweep(helper: Helper) -> None:
-    """Drop messages about requests that have not arrived for `EARLY_S` seconds.
+    """Drop a worker's messages that came `EARLY_S` seconds ago, or earlier, and whose requests have not arrived since.
 
     A timer calls this function again when the next messages of the worker become so old.
     """

@@ -156,6 +156,8 @@ async def events_of(
     """Yield the events of all choices of a body as they come; closing the iterator cancels the choices that still run.
 
     Args:
+        requests: request for each choice; the number of an event's choice is the place of its request here.
+        body: body that they were made of, by which errors name the field at fault.
         deadline_s: seconds that the choices may take.
         ping_s: seconds without an event after which an empty one is yielded; 0: none is.
 
@@ -180,10 +182,10 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return the error with the name under which the client knows the field at fault.
+    """Return an error about the field "grammar" with the name of the body's field that the grammar was made from.
 
-    Only an error in the grammar differs: it gets the name of the body's field that the grammar was made from, and for
-    tools the path of the first fault in their JSON schemas.
+    If tools have a fault in their JSON schemas, the message names the path of the first one instead. An error about
+    another field is returned unchanged.
     """
     if error.field != "grammar":
         return error

@@ -60,7 +60,7 @@ class Turn:
         token_ids: the committed tokens, up to the last one that this pass writes: all of them, unless the turn reads a
             part of a longer prompt. Not changed while the pass runs.
         sampling: how tokens are chosen.
-        proposal: draft tokens to verify after `token_ids`; empty for plain decoding.
+        proposal: draft tokens to verify after `token_ids`; empty if there are none.
         gamma: number of draft tokens that a decoder with a draft model of its own may add if the proposal is empty.
         drafts: False if a decoder with a draft model of its own must add none of its tokens to this turn.
         chooses: False for a part of a prompt that ends before its last token: no token is chosen.

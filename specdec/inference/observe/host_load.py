@@ -112,9 +112,10 @@ class LoadMeter:
         return HostLoad(self._before, load_average(), len(self._cores), others)
 
     def _read_times(self) -> tuple[float, float, float] | None:
-        """Return CPU seconds of all processes on these cores and of this process with its children, and the time.
+        """Return three numbers of seconds, of which only differences between two calls mean anything.
 
-        Children count once they have ended. None if the system has no /proc/stat.
+        They are the CPU time of all processes on these cores, the CPU time of this process and of its children that
+        have ended, and the real time. None if the system has no /proc/stat.
         """
         try:
             rows = [line.split() for line in _CPU_TIMES.read_text().splitlines()]

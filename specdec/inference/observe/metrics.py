@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
@@ -60,7 +61,10 @@ class Load(Protocol):
 
 
 class Replaceable(Protocol):
-    """Files that a process reads again when they change; stale while the changed files cannot be used."""
+    """Files that a process reads again when they change.
+
+    `is_stale` is True while their newest version cannot be used, so that the process goes on with an earlier one.
+    """
 
     @property
     def is_stale(self) -> bool: ...
@@ -75,7 +79,7 @@ class Certificate(Replaceable, Protocol):
 
 @runtime_checkable
 class SlotLoad(Load, Protocol):
-    """Load of an engine with a fixed number of KV slots."""
+    """Load of an engine with a fixed number of slots, each of which holds one request's keys and values."""
 
     @property
     def num_slots(self) -> int: ...
@@ -98,68 +102,86 @@ class Upstream(Protocol):
     num_tokens: int
 
 
-class _Upstreams(Collector):
-    """Metrics of the servers that requests are passed on to, read at every scrape; a server that is gone has none."""
+class _AtScrape(Collector):
+    """Metrics that are read at every scrape of Prometheus; `collect` yields them."""
 
-    def __init__(self, model_name: str, servers: Callable[[], Iterable[Upstream]]) -> None:
-        self._model_name = model_name
-        self._servers = servers
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self.collect = collect
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield requests, failures, seconds and tokens by server, for Prometheus."""
-        labels = (*_MODEL, "server")
-        requests = CounterMetricFamily("specdec_upstream_requests", "Requests ended, by server.", labels=labels)
-        failures = CounterMetricFamily("specdec_upstream_failures", "Those that the server failed.", labels=labels)
-        seconds = CounterMetricFamily("specdec_upstream_seconds", "Time of these requests there.", labels=labels)
-        tokens = CounterMetricFamily("specdec_upstream_tokens", "Output tokens, by server.", labels=labels)
-        for each in self._servers():
-            place = (self._model_name, each.address)
-            requests.add_metric(place, each.num_ended)
-            failures.add_metric(place, each.num_failed)
-            seconds.add_metric(place, each.busy_s)
-            tokens.add_metric(place, each.num_tokens)
-        yield from (requests, failures, seconds, tokens)
+
+def _of_upstreams(model_name: str, servers: Callable[[], Iterable[Upstream]]) -> Iterator[Metric]:
+    """Yield requests, failures, seconds and tokens of the servers that requests are passed on to.
+
+    `servers` returns the present ones; a server that is gone has no metrics.
+    """
+    labels = (*_MODEL, "server")
+    requests = CounterMetricFamily("specdec_upstream_requests", "Requests ended, by server.", labels=labels)
+    failures = CounterMetricFamily("specdec_upstream_failures", "Those that the server failed.", labels=labels)
+    seconds = CounterMetricFamily("specdec_upstream_seconds", "Time of these requests there.", labels=labels)
+    tokens = CounterMetricFamily("specdec_upstream_tokens", "Output tokens, by server.", labels=labels)
+    for each in servers():
+        place = (model_name, each.address)
+        requests.add_metric(place, each.num_ended)
+        failures.add_metric(place, each.num_failed)
+        seconds.add_metric(place, each.busy_s)
+        tokens.add_metric(place, each.num_tokens)
+    yield from (requests, failures, seconds, tokens)
+
+
+class DraftingRule(Protocol):
+    """What is measured to decide whether drafting pays: see `specdec.inference.scheduling.counterfactual`.
+
+    `figures` returns tuples of a number of concurrent requests, the speed with drafts divided by the speed without for
+    that many, and the seconds of a pass without drafts, None if unknown.
+
+    Attributes:
+        lost_s: seconds that drafting has cost, in tries and in passes before it was found to be slower.
+    """
+
+    lost_s: float
+
+    def figures(self) -> Iterable[tuple[int, float, float | None]]: ...
 
 
 class Drafting(Protocol):
-    """Switch that is off while drafting would slow requests down, with its measurements.
+    """Switch that is off while drafting would slow requests down: see `specdec.inference.engine.drafting.Drafting`.
 
-    `specdec.inference.engine.drafting.Drafting` describes the attributes.
+    Attributes:
+        is_on: True if draft models may compute.
+        num_switches: number of changes of `is_on`.
     """
 
     is_on: bool
     num_switches: int
 
     @property
-    def lost_s(self) -> float: ...
-
-    def figures(self) -> Iterable[tuple[int, float, float | None]]: ...
+    def rule(self) -> DraftingRule: ...
 
 
-class _Drafting(Collector):
-    """Metrics of the switch that turns drafting on and off, read at every scrape."""
+def _of_drafting(name: str, drafting: Drafting) -> Iterator[Metric]:
+    """Yield whether drafting is on, its gain by number of requests, its switches, and the seconds that tries cost.
 
-    def __init__(self, model_name: str, drafting: Drafting) -> None:
-        self._model_name, self._drafting = model_name, drafting
+    The gain is the speed with drafts divided by the speed without.
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield for Prometheus whether drafting is on, its gain by number of requests, switches and lost seconds."""
-        drafting, labels, name = self._drafting, (*_MODEL, "streams"), self._model_name
-        on = GaugeMetricFamily("specdec_drafting_on", "1 while draft models may compute.", labels=_MODEL)
-        on.add_metric((name,), drafting.is_on)
-        gain = GaugeMetricFamily("specdec_drafting_gain", "Speed with drafts over without.", labels=labels)
-        quiet = GaugeMetricFamily("specdec_drafting_quiet_seconds", "Pass without drafts.", labels=labels)
-        for num_sessions, value, quiet_s in drafting.figures():
-            gain.add_metric((name, str(num_sessions)), value)
-            if quiet_s is not None:
-                quiet.add_metric((name, str(num_sessions)), quiet_s)
-        switches = CounterMetricFamily(
-            "specdec_drafting_switches", "Times that drafting began or ended.", labels=_MODEL
-        )
-        switches.add_metric((name,), drafting.num_switches)
-        lost = CounterMetricFamily("specdec_drafting_tries_lost_seconds", "Time that tries have cost.", labels=_MODEL)
-        lost.add_metric((name,), drafting.lost_s)
-        yield from (on, gain, quiet, switches, lost)
+    Args:
+        name: name of the model.
+        drafting: the switch that turns drafting on and off.
+    """
+    labels = (*_MODEL, "streams")
+    on = GaugeMetricFamily("specdec_drafting_on", "1 while draft models may compute.", labels=_MODEL)
+    on.add_metric((name,), drafting.is_on)
+    gain = GaugeMetricFamily("specdec_drafting_gain", "Speed with drafts over without.", labels=labels)
+    quiet = GaugeMetricFamily("specdec_drafting_quiet_seconds", "Pass without drafts.", labels=labels)
+    for num_sessions, value, quiet_s in drafting.rule.figures():
+        gain.add_metric((name, str(num_sessions)), value)
+        if quiet_s is not None:
+            quiet.add_metric((name, str(num_sessions)), quiet_s)
+    text = "Times that drafting began or ended."
+    switches = CounterMetricFamily("specdec_drafting_switches", text, labels=_MODEL)
+    switches.add_metric((name,), drafting.num_switches)
+    lost = CounterMetricFamily("specdec_drafting_tries_lost_seconds", "Time that tries have cost.", labels=_MODEL)
+    lost.add_metric((name,), drafting.rule.lost_s)
+    yield from (on, gain, quiet, switches, lost)
 
 
 class Metrics:
@@ -242,7 +264,11 @@ class Metrics:
         self._request_output = self._histogram("vllm:request_generation_tokens", "Output tokens.", TOKEN_BUCKETS)
 
     def _add_run_ahead(self) -> None:
-        """Add the metrics of drafting ahead of the target's answers: tokens wasted, branches hit, round trip."""
+        """Add the metrics of drafting ahead of the target's answers.
+
+        They count draft tokens that were dropped, and passes whose token began a branch, an alternative to the draft's
+        best guess that was drafted too; and they show the round trip between draft worker and target.
+        """
         self._own_tokens = self._counter("specdec_own_tokens", "Tokens of passes that had no draft token to verify.")
         self._wasted_tokens = self._counter("specdec_wasted_draft_tokens", "Draft tokens dropped, sent or not.")
         self._branch_hits = self._counter("specdec_branch_hits", "Passes that left the draft's chain for a branch.")
@@ -275,7 +301,7 @@ class Metrics:
 
     def watch_upstream(self, servers: Callable[[], Iterable[Upstream]]) -> None:
         """Add the metrics of the servers that requests are passed on to; `servers` is called at every scrape."""
-        self.registry.register(_Upstreams(self._name, servers))
+        self.registry.register(_AtScrape(partial(_of_upstreams, self._name, servers)))
 
     def count_account(self, account: str, code: str, num_tokens: int) -> None:
         """Count a request that has ended for its account; accounts after the first `MAX_ACCOUNTS` share one label.
@@ -299,7 +325,7 @@ class Metrics:
 
     def watch_drafting(self, drafting: Drafting) -> None:
         """Add metrics of the switch that turns drafting on and off."""
-        self.registry.register(_Drafting(self._name, drafting))
+        self.registry.register(_AtScrape(partial(_of_drafting, self._name, drafting)))
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
         """Add a gauge of requests whose draft tokens never reached the target, as when a proxy splits streams."""
@@ -326,11 +352,11 @@ class Metrics:
         self._loop_lags.append(max(0.0, lag_s))
 
     def watch_security(self, certificate: Certificate | None, *others: Replaceable | None) -> None:
-        """Add gauges of the certificate's remaining days, and of the number of stale files.
+        """Add gauges of the days until the certificate expires, and of how many arguments' new versions are unusable.
 
         Args:
-            certificate: the server's certificate; None without TLS.
-            others: other files that are watched; None for those that the server lacks.
+            certificate: the server's certificate with its key; None without TLS.
+            others: other files that are read again when they change; None for those that the server lacks.
         """
         if certificate is not None:
             days = self._gauge("specdec_tls_days_left", "Days until the certificate in use expires.")

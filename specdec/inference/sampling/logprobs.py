@@ -24,7 +24,7 @@ MAX_ROWS = 64
 
 
 def token_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities (log-softmax) of the chosen token and of the best tokens, for each row of logits.
+    """Return for each row of logits the log-probabilities (log-softmax) of the chosen token, then of the best tokens.
 
     Args:
         logits: float [num_rows, vocab_size], unprocessed.

@@ -107,7 +107,10 @@ def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[Tokens
 
 
 def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
-    """Return copies of the records, each with the grammar's mask for its row; None for rows beyond the last mask."""
+    """Return copies of the records, each with the grammar's mask for its row as `allowed`.
+
+    There may be fewer masks than rows: rows beyond the last mask get None, which allows all tokens.
+    """
     return [replace(row, allowed=mask) for row, mask in itertools.zip_longest(rows, masks)]
 
 

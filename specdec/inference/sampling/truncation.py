@@ -45,9 +45,10 @@ def scale_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
 
 
 def divisor(params: SamplingParams) -> float:
-    """Return the divisor of a row's logits: its temperature, raised to the least one that its rule allows.
+    """Return the divisor of a row's logits: its temperature, or a small positive number if that is larger.
 
-    The rule is the one for random numbers: this project's or stock vLLM's.
+    The number is STOCK_MIN_TEMPERATURE for a request whose tokens are those of stock vLLM, else MIN_DIVISOR. It keeps
+    the division defined at temperature 0, where the largest logit is chosen.
     """
     return max(params.temperature, STOCK_MIN_TEMPERATURE if params.noise is Noise.VLLM else MIN_DIVISOR)
 

@@ -3,7 +3,8 @@
 Passes during which no draft worker computes, quiet passes (see quiet.py), are measured next to passes with drafts. They
 show what would have been without drafting, the counterfactual:
 
-    gain = seconds that plain decoding would have taken for what was committed / seconds taken
+    gain = seconds that decoding without a draft model, but with prompt lookup, would have taken for what was committed
+           / seconds taken
 
 A gain below 1 means that drafting costs speed, whatever the cause. While drafting is on, it stops for a few passes now
 and then, a quiet probe, to see what passes cost without it. While it is off, it goes on for a few passes now and then,
@@ -118,7 +119,7 @@ class Counterfactual:
     Attributes:
         is_on: whether draft workers may compute now: the decision, or its opposite in a probe.
         begins_on: the decision for a number of sessions while nothing is measured for similar numbers.
-        quiet: periods of quiet passes, during which no draft worker computed.
+        quiet: measured times of quiet passes, during which no draft worker computed.
         lost_s: seconds that drafting has cost, in tries and in passes before it was found to be slower.
     """
 
@@ -146,9 +147,13 @@ class Counterfactual:
         """Return whether a pass has been recorded."""
         return bool(self._decisions)
 
-    def gains(self) -> dict[int, float]:
-        """Return, by number of sessions rounded to a power of two, the speed with drafts over the speed without."""
-        return {2**octave: decision.gain for octave, decision in self._decisions.items()}
+    def figures(self) -> list[tuple[int, float, float | None]]:
+        """Return what is measured, by number of sessions rounded to a power of two.
+
+        Each is (number of sessions, latest gain, seconds of a pass without drafts). The gain is the speed with drafts
+        over the speed without. The last is None while unknown.
+        """
+        return [(2**octave, each.gain, self.quiet.period(2**octave)) for octave, each in self._decisions.items()]
 
     def passed(self, each: Pass, *, is_quiet: bool, now: float) -> Change | None:
         """Record a pass that ended at `now`, and decide anew whether drafting is on.
@@ -248,7 +253,10 @@ class Counterfactual:
             self._quiet_due = now if is_doubtful else self._quiet_due  # fresh quiet passes decide
 
     def _is_losing(self, decision: _Decision) -> bool:
-        """Return whether drafting is slower for certain in the latest passes, or probably in all recent ones."""
+        """Return whether drafting is slower for certain in the latest passes, or probably in all recent ones.
+
+        The gain in all recent ones becomes `decision.gain`.
+        """
         decision.gain, error = self._gain(decision.recent)
         if len(decision.recent) >= RECENT and decision.gain + error < 1 - MARGIN:
             return True
@@ -366,7 +374,10 @@ class Counterfactual:
         return ratio < _STALE * self._usual
 
     def _gain(self, passes: Collection[Pass]) -> tuple[float, float]:
-        """Return by what factor drafts made passes faster, and its standard error; (1, infinity) while unknown."""
+        """Return the gain of `passes`, and its standard error; (1, infinity) while unknown.
+
+        The gain is the seconds that their tokens would have taken without a draft model over those that they took.
+        """
         pairs = [(plain_s, each.seconds) for each in passes if (plain_s := self.quiet.plain_s(each)) is not None]
         if not pairs:
             return 1.0, math.inf

@@ -70,7 +70,7 @@ class DraftLength:
         self._acceptance: dict[int, Acceptance] = {}
 
     def begin(self, slot: int) -> None:
-        """Forget the acceptance rate of a slot, in which another request begins."""
+        """Set the acceptance rate of a slot back to its first estimate, since another request begins in the slot."""
         self._acceptance[slot] = Acceptance(_PRIOR_TESTED)
 
     def record_step(self, num_sessions: int, seconds: float) -> None:
@@ -100,7 +100,7 @@ class DraftLength:
             self._confidence.record(token, accepted=place < num_accepted_tokens)
 
     def prune(self, chains: Sequence[Chain], num_sessions: int) -> None:
-        """End the chains in which further draft tokens would not raise the pass's tokens per second.
+        """Lower the `room` of chains in which further draft tokens would not raise the pass's tokens per second.
 
         While no times are measured, chains end at FIRST_LENGTH tokens. With several sessions a few passes then run
         without draft tokens, because the times of wide passes alone do not show what narrow ones cost. A further token
@@ -124,7 +124,7 @@ class DraftLength:
             self._weigh(chains, num_sessions, passes)
 
     def _weigh(self, chains: Sequence[Chain], num_sessions: int, passes: PassCosts) -> None:
-        """End the chains in which further tokens do not pay, by the costs of passes over so many sessions."""
+        """Set `room` to 0 in chains in which further tokens do not pay, by the costs of the given `passes`."""
         for chain in chains:
             chain.see(self._confidence)
         growing = [each for each in chains if each.grows]
@@ -146,7 +146,7 @@ class DraftLength:
             chain: the chain.
             tokens: expected tokens of the pass over all sessions, with the draft tokens made so far.
             now_s: seconds of that pass and of its drafting.
-            added_s: seconds that 1, 2, ... further draft tokens would add.
+            added_s: this chain's share of the seconds that 1, 2, ... further draft tokens of each growing chain add.
         """
         session_rate, survival = self._of(chain.turn.slot).rate, chain.survival
         rate = session_rate if chain.last is None else (session_rate + chain.last) / 2

@@ -59,7 +59,7 @@ class Pacing:
         window: most draft tokens past the committed ones; 0 stops drafting.
         chunk: draft tokens per message while the chain grows.
         step_s: seconds of a draft step; 0 if messages do not depend on it.
-        round_s: seconds of a pass and a round trip; the first message must have enough draft tokens for this time.
+        round_s: seconds of a pass plus a round trip; the first message must have enough draft tokens for this time.
         num_ahead: tokens that the target is expected to commit before a message arrives.
         min_gain: passes that a message must be expected to save.
         min_survival: probability that a whole chain is accepted, below which the draft does not extend the chain.
@@ -92,9 +92,14 @@ class Measured:
 
 
 def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
-    """Return the pacing for running ahead, with up to `gamma` draft tokens per pass and `num_branches` branches.
+    """Return the limits of drafting for a draft that goes on before the target has verified its earlier tokens.
 
     While times are unknown, the draft makes `gamma` tokens, sends them in one message, and makes no branches.
+
+    Args:
+        gamma: most draft tokens that one pass of the target verifies; 0: none are drafted.
+        num_branches: most branches per sequence at a time.
+        measured: measured times.
     """
     step_s, pass_s = measured.step_s, measured.pass_s
     if not gamma or not step_s or not pass_s:
@@ -140,7 +145,7 @@ def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
     last one.
 
     Args:
-        survivals: per draft token of the chain, the probability that it and all before it are accepted.
+        survivals: per draft token of the chain, at least one, the probability that it and all before it are accepted.
         pacing: limits of the drafting.
     """
     seconds, tokens = pacing.round_s + len(survivals) * pacing.step_s, 1.0 + sum(survivals)

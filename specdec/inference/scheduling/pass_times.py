@@ -1,4 +1,4 @@
-"""Times of a model's passes, in seconds, by number of sessions and of draft tokens; old passes are forgotten.
+"""Times of a model's passes, in seconds, by number of sessions and of draft tokens; those of old passes are dropped.
 
 Kernels multiply several rows at once, and compiled graphs exist for few numbers of tokens. So the time of a pass rises
 with its tokens in steps, not in a line, and is measured for each number of draft tokens.
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 NUM_RECENT = 5
 """Number of latest passes with equally many draft tokens, the median time of which counts: some may be delayed."""
 MAX_AGE = 300
-"""Passes after which the times for a number of draft tokens are forgotten, if no pass had that number meanwhile.
+"""Passes after which the times for a number of draft tokens are dropped, if no pass had that number meanwhile.
 
-The number is then tried again. Times of fewer than NUM_RECENT passes are forgotten sooner: one pass that was delayed
+The number is then tried again. Times of fewer than NUM_RECENT passes are dropped sooner: one pass that was delayed
 would keep drafts short for long. Times without draft tokens are kept.
 """
 NUM_SHORT = 3
@@ -42,7 +42,11 @@ class _Recent:
 
     @property
     def ends(self) -> float:
-        """Return the ordinal number of the pass with which these passes are forgotten."""
+        """Return the number of recorded passes, of any kind, at which these times are dropped if none is added.
+
+        It is MAX_AGE after `latest`, and proportionally less after it for fewer than NUM_RECENT times; so it may be a
+        fraction.
+        """
         return self.latest + MAX_AGE * len(self.seconds) / NUM_RECENT
 
     def record(self, seconds: float, number: int) -> None:
@@ -110,7 +114,7 @@ class PassCosts:
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
     def _measured(self) -> tuple[list[int], list[float]]:
-        """Forget old passes, except those without draft tokens; return the table of the others.
+        """Drop the times of old passes, except those without draft tokens; return the table of the others.
 
         Returns:
             Rising numbers of draft tokens, and the seconds of a pass with each of them.

@@ -51,7 +51,8 @@ class Quiet:
         """Record a quiet pass, during which no draft worker computed.
 
         If passes over its number of sessions have become slower or faster, the times for all other numbers change by
-        the same factor, since the same cause probably affects them too.
+        the same factor, since the same cause probably affects them too. A pass that read prompt tokens counts
+        only for the time per prompt token.
         """
         plain_s = self.period(each.num_sessions)
         if each.num_prompt_tokens:

@@ -239,6 +239,9 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
 
     Return None if the configuration asks for no compiled decoder.
 
+    Args:
+        gamma: draft tokens of a sequence in one pass of this decoder, for the result; 0 without a draft.
+
     Raises:
         IncompatibleDraftError: target and draft do not have the same vocabulary.
     """
@@ -304,7 +307,11 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
 
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
-    """Return an engine over a loaded draft, which is not started yet."""
+    """Return an engine over a loaded draft; the engine is not started yet.
+
+    Args:
+        max_waiting: most sessions that may wait for a slot.
+    """
     return DraftEngine(
         draft.proposer,
         max_waiting=max_waiting,

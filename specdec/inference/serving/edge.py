@@ -191,6 +191,9 @@ async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None)
     """Ask the servers for the card of their model, as `_card` does, until one answers, for up to `patience_s` seconds.
 
     Servers may be busy at first. Errors that last until a server is replaced (`REFUSALS`) are raised at once.
+
+    Args:
+        draft: vocabulary of the draft; None if the process has none.
     """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + patience_s
@@ -205,6 +208,9 @@ async def _first_card(fleet: Fleet, patience_s: float, draft: Vocabulary | None)
 
 async def _card(fleet: Fleet, draft: Vocabulary | None) -> ModelCard:
     """Return the card that describes the servers' model, after a check that the draft, if there is one, fits it.
+
+    Args:
+        draft: vocabulary of the draft; None if the process has none.
 
     Raises:
         IncompatibleDraftError: the draft has another vocabulary, or the servers are not targets.
@@ -240,7 +246,11 @@ async def private_draft(
 
 
 async def _reader(draft: LoadedDraft, path: Path, card: ModelCard) -> Reader:
-    """Return a reader of requests with the draft's tokenizer, and the chat template, limits and defaults of `card`."""
+    """Return a reader of requests with the draft's tokenizer, and the chat template, limits and defaults of `card`.
+
+    Args:
+        path: directory of that tokenizer.
+    """
     words = await asyncio.to_thread(draft.tokenizer.with_template, card.chat_template, path)
     return Reader(words, max_length=card.max_length, vocab_size=card.vocab_size, defaults=card.defaults)
 
@@ -282,7 +292,14 @@ async def serve_edge(
 
 
 async def _serve(behind: Edge, ports: Ports, observers: Observers, stopped: asyncio.Task[Signals]) -> None:
-    """Open the ports of a process in front of servers, and serve until the task `stopped`, which ends at a signal."""
+    """Open the ports of a process in front of servers, and serve until a signal.
+
+    Args:
+        behind: connection to the servers, with the process's draft if it has one.
+        ports: ports to open.
+        observers: what to record about requests.
+        stopped: task that ends at a signal.
+    """
     metrics = _metrics(behind, ports.name_of(behind.card), observers.config.role)
     completer = observers.around(behind.completer, metrics, model=ports.name_of(behind.card))
     draft, engine = behind.draft, None if behind.draft is None else behind.draft.engine

@@ -197,7 +197,12 @@ class OneModel(Models):
     loading: LoadingSettings = group(LoadingSettings)
 
     def config(self, *, num_threads: int, gamma: int = 0) -> ModelConfig:
-        """Return the model's configuration; `gamma` is how many draft tokens a compiled pass has room for."""
+        """Return the model's configuration.
+
+        Args:
+            num_threads: threads of a pass, unless the settings have a number.
+            gamma: draft tokens that a compiled pass has room for.
+        """
         return self.loading.target(self.path, num_threads=num_threads, neuron=self.loading.neuron_options(gamma=gamma))
 
 
@@ -246,7 +251,7 @@ class TargetModel(OneModel):
 
     @property
     def own_method(self) -> str | None:
-        """Return the method of vLLM's own speculator, to use in place of draft workers; None if there is none."""
+        """Return the name of the method by which vLLM itself is to speculate; None if draft workers are to draft."""
         asked = self.loading.speculation_method
         return "draft_model" if self.draft and asked in (None, "fused") else asked
 

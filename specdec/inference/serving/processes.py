@@ -110,7 +110,7 @@ class Start:
 
 
 def cpu_time_s(process: int) -> float:
-    """Return the CPU seconds of a process and its descendants."""
+    """Return the CPU seconds that a process, given by its id, and its descendants have used since they started."""
     rows = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -141,6 +141,9 @@ def free_port() -> int:
 
 async def finished_process(name: str, role: str, *flags: str) -> None:
     """Run `main.py --role ROLE FLAGS` until it ends.
+
+    Args:
+        name: name of the process in messages.
 
     Raises:
         UnavailableError: the process ended with an error; the message has the end of its log.

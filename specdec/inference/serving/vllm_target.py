@@ -132,7 +132,15 @@ def _part(mailbox: Mailbox) -> None:
 
 @asynccontextmanager
 async def _llm(config: Any, flags: Sequence[str]) -> AsyncGenerator[Any, None]:
-    """Yield vLLM's `AsyncLLM`, whose worker processes choose tokens by this project's rule; shut it down at the end."""
+    """Yield vLLM's `AsyncLLM`, whose worker processes choose tokens by this project's rule; shut it down at the end.
+
+    Args:
+        config: vLLM's configuration.
+        flags: the user's flags of vLLM; an error names the one that it is about.
+
+    Raises:
+        ConfigError: vLLM refuses the model or a flag.
+    """
     started = time.monotonic()
     with refusals(flags):  # a thread, so that signals count during the minute that it takes
         llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config)
@@ -160,7 +168,10 @@ async def _adapters(llm: Any, model: VllmModel) -> tuple[dict[str, LoRARequest],
 
 
 async def _warm_up(engine: VllmEngine, num_ranks: int) -> None:
-    """Answer sampled requests with draft tokens and log-probabilities on each rank, to see that vLLM can run the model.
+    """Answer sampled requests with draft tokens and log-probabilities, to see that vLLM can run the model.
+
+    Args:
+        num_ranks: number of vLLM's data-parallel ranks; as many requests are sent at once, so that each has one.
 
     Raises:
         ConfigError: a pass failed.

@@ -67,7 +67,7 @@ class _Shelf:
         self.answers.append((start, keys))
 
     def drop(self) -> None:
-        """Forget the oldest answer."""
+        """Remove the oldest answer, with its keys."""
         start, keys = self.answers.popleft()
         for key in keys:
             if self.starts.get(key) == start:
@@ -109,7 +109,7 @@ class KeptAnswers:
         return Lookup(guides, own_limit)
 
     def add(self, origin: Origin, answer: Sequence[int]) -> None:
-        """Keep an answer's token ids, unless they are fewer than 3, or begin the last answer of this origin."""
+        """Keep an answer's token ids, unless they are fewer than 3, or the beginning of this origin's last answer."""
         answer, keys = answer[:MAX_ANSWER_TOKENS], origin.keys
         if not self._size or len(answer) < MATCHES[0]:
             return

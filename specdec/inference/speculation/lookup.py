@@ -68,7 +68,14 @@ def _last(token_ids: Sequence[int], num_tokens: int) -> list[int]:
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int, num_tokens: int) -> list[int]:
-    """Return the `limit` tokens from position `end` on; if there are fewer before `num_tokens`, they are repeated."""
+    """Return the `limit` tokens that follow an earlier occurrence in a sequence; if there are fewer, they are repeated.
+
+    Args:
+        token_ids: the sequence.
+        end: position of the first token after the occurrence; below `num_tokens`.
+        limit: number of tokens to return.
+        num_tokens: number of the sequence's first tokens, beyond which none is taken.
+    """
     piece = [*token_ids[end : min(end + limit, num_tokens)]]
     period = num_tokens - end
     while len(piece) < limit:

@@ -105,9 +105,13 @@ class ModelProposer:
         return spans, logits
 
     def _fork(self, draft: Draft, own_ids: Sequence[int]) -> None:
-        """Copy the keys and values that a draft's slot lacks of its chain from its source slot.
+        """Copy keys and values of a draft's chain from `draft.source_slot` to `draft.slot`, as far as that lacks them.
 
         That is cheaper than computing them. Nothing happens if there is no source slot, or if the backend cannot copy.
+
+        Args:
+            draft: the draft.
+            own_ids: the whole chain, in the draft model's ids.
         """
         if self._forking is None or draft.source_slot is None:
             return

@@ -13,13 +13,14 @@ from specdec.inference.tokens import common_length
 
 
 class Replay:
-    """Prompt lookup of one session, and the number of passes that plain decoding would have taken for its text.
+    """Prompt lookup of one session, and the passes that decoding without a draft model would have taken for its text.
+
+    Such decoding uses prompt lookup, too. It is called plain here.
 
     Args:
         committed: the session's token ids, a list that grows.
-        lookup: the prompt lookup, whose acceptance rates are updated as plain decoding would have done; also an
-            attribute.
-        limit: most tokens that plain decoding looks up for a pass.
+        lookup: the prompt lookup; also an attribute. Its acceptance rates become those of plain decoding.
+        limit: most tokens that plain decoding looks up for a pass; 0: none.
     """
 
     def __init__(self, committed: Sequence[int], lookup: Lookup, limit: int) -> None:
@@ -32,7 +33,7 @@ class Replay:
     def propose(self, limit: int) -> list[int]:
         """Return up to `limit` looked-up tokens that may follow the committed ones.
 
-        They are the rest of the proposal that is replayed, if the text has followed it so far; else they are looked up.
+        They are the rest of an earlier proposal, if the text has followed that so far; else they are looked up now.
         """
         if not limit:
             return []
@@ -43,19 +44,20 @@ class Replay:
         return self._proposal[num_ahead : num_ahead + limit]
 
     def skip(self) -> None:
-        """Let plain decoding continue from the present end of the text, without counting passes up to there."""
+        """Count the passes of decoding without a draft model from the present end of the text on, and none before."""
         self._place, self._proposal = len(self._committed), None
 
     def record(self, num_tokens: int, verified: tuple[int, int] | None, share: float) -> int:
-        """Replay plain decoding on the tokens that a pass has added; return how many passes it would have taken.
+        """Return how many passes the tokens of the latest pass would have taken without a draft model.
 
-        The replay stops where the next pass of plain decoding would depend on a token that is not known yet.
+        Prompt lookup is used in these passes; its acceptance rates are updated. Tokens at the end of the text, where
+        such a pass would depend on a token that is not known yet, are counted in a later call.
 
         Args:
             num_tokens: number of tokens that the pass committed.
             verified: number of tokens that lookup proposed for the pass, and how many were accepted; None if the pass
                 verified tokens of a draft model.
-            share: share of looked-up tokens that passes of plain decoding verify.
+            share: share of looked-up tokens that passes without a draft model verify.
         """
         if verified is not None and len(self._committed) - self._place == num_tokens:  # plain decoding's own pass
             self.lookup.record(*verified)

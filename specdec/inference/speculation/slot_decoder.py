@@ -134,7 +134,12 @@ def rows_not_finite(logits: Array) -> list[int]:
 
 
 def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
-    """Raise InternalError if any row's maximum is not finite; the message names the first such position and counts."""
+    """Raise InternalError if any row's maximum is not finite; the message names the first such position and counts.
+
+    Args:
+        logits: float [num_rows, vocab_size]; the rows of `choose`.
+        turns: the turns that they belong to, all of which choose.
+    """
     if not (bad := rows_not_finite(logits)):
         return
     positions = [len(turn.token_ids) + i for turn in turns for i in range(_num_choices(turn))]
@@ -161,7 +166,10 @@ def choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
 
 
 def _with_logprobs(turns: Sequence[Turn], verdicts: list[Verdict], logits: Array) -> list[Verdict]:
-    """Add log-probabilities to the verdicts of the turns that ask for them; return all verdicts."""
+    """Add log-probabilities to the verdicts of the turns that ask for them, in the list; return the list.
+
+    `logits` has the rows of `decide`.
+    """
     row = 0
     for i, (turn, verdict) in enumerate(zip(turns, verdicts, strict=True)):
         if turn.logprobs is not None and verdict.token_ids:

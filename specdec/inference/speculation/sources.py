@@ -46,7 +46,7 @@ class Sources:
         self._num_own = 1.0  # recent mean of tokens of a pass without a draft model's: lookup or a grammar adds some
 
     def follow(self) -> None:
-        """Forget the draft worker's tokens and arrivals, before another worker begins."""
+        """Drop the draft worker's tokens, and begin the measurement of arrivals anew, before another worker begins."""
         self.tree, self.arrivals = DraftTree(self._committed), Arrivals()
         self.step_us = 0
         self._num_acknowledged = 0  # draft tokens reported as received
@@ -125,7 +125,7 @@ class Sources:
             verdict: the verdict; its tokens are appended to `committed` already.
             ended: end of the pass, in monotonic seconds.
             lookup_share: share of looked-up tokens that passes without a draft model verify.
-            has_grammar: True if a grammar may force tokens, which plain decoding gets too.
+            has_grammar: True if a grammar may force tokens, which decoding without a draft model gets too.
         """
         num_draft_tokens, num_accepted_tokens = verdict.of_draft
         self._acceptance.record(num_draft_tokens, num_accepted_tokens)

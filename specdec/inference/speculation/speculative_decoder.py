@@ -48,7 +48,7 @@ class SpeculativeDecoder:
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """Give a slot to a new sequence, as `PrefixKeeper.begin` says, in both models.
 
-        The acceptance rate of the slot's earlier sequence is forgotten.
+        The acceptance rate of draft tokens in the slot is set back to its first estimate.
         """
         if self._length is not None:
             self._length.begin(slot)

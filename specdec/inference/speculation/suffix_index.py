@@ -22,15 +22,15 @@ _FEWEST_HEADS = 64
 
 
 class SuffixIndex:
-    """Index of texts in a row, which grows at its end and forgets at its beginning.
+    """Index of texts in a row; texts are added at its end, and dropped from its beginning.
 
-    A place in the row is given by the number of tokens before it, forgotten ones included.
+    A place in the row is given by the number of tokens before it, dropped ones included.
 
     Args:
         num: shortest match that is found, in tokens.
 
     Attributes:
-        first: place of the first token that is not forgotten.
+        first: place of the first token that is not dropped.
     """
 
     def __init__(self, num: int) -> None:
@@ -93,13 +93,16 @@ class SuffixIndex:
         return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(before), len(last)))
 
     def tokens(self, place: int, limit: int) -> list[int]:
-        """Return up to `limit` tokens from a place to the end of its text; none if the place is forgotten."""
+        """Return up to `limit` tokens from a place to the end of its text; none if the token there was dropped."""
         start = place - self._base
         piece = self._token_ids[start : start + limit].tolist() if place >= self.first else []
         return piece[: piece.index(END)] if END in piece else piece
 
     def forget(self, place: int) -> None:
-        """Forget the tokens before a place; their memory is freed once they are an eighth of all."""
+        """Drop the tokens before a place, which are then no longer found.
+
+        Their memory is freed once they are an eighth of all.
+        """
         self.first = place
         if (num_forgotten := place - self._base) * 8 >= len(self._token_ids):
             del self._token_ids[:num_forgotten], self._back[:num_forgotten]

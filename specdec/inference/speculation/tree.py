@@ -37,7 +37,11 @@ class Branch:
     step_us: int = 0
 
     def check(self, *, num_committed: int, num_numbers: int) -> None:
-        """Check that a draft tree with so many committed tokens and so many proposed ones can take this branch.
+        """Check that a draft tree can take this branch.
+
+        Args:
+            num_committed: number of committed tokens of the session, prompt included.
+            num_numbers: number of tokens that were proposed so far; see `DraftTree.num_numbers`.
 
         Raises:
             InvalidRequestError: the branch has too many tokens, its parent was never proposed, or its prefix is longer
@@ -96,7 +100,7 @@ class DraftTree:
         return self._num_numbers
 
     def grow(self, branch: Branch) -> None:
-        """Add a branch after its parent; ignore the branch if a commit has dropped the parent.
+        """Add a branch after its parent; if a commit has dropped the parent, only number the branch's tokens.
 
         Raises:
             InvalidRequestError: the branch is not valid, see `Branch.check`.
@@ -132,7 +136,7 @@ class DraftTree:
         node.numbers.append(number)
 
     def _forget(self) -> None:
-        """Forget the numbers of tokens that are too old for a branch to name them as its parent."""
+        """Drop the numbers of tokens that are too old for a branch to name them as its parent."""
         oldest = self._num_numbers - MAX_NUMBERS
         for number in range(self._num_forgotten, oldest):
             node = self._nodes.pop(number, None)

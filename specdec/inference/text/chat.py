@@ -148,8 +148,11 @@ class Chat:
     def tools(self) -> list[Any] | None:
         """Return the tools as chat templates read them; None if there are none.
 
-        A missing description becomes an empty text, and missing parameters an empty object, since many templates print
-        both without a check.
+        A missing description becomes an empty text, and missing parameters the JSON schema of an object without any,
+        since many templates print both without a check.
+
+        Raises:
+            InvalidRequestError: they are not a JSON array of objects.
         """
         return [_spoken(tool) for tool in _read(self.tools_json, list, "tools")] if self.tools_json else None
 

@@ -132,8 +132,9 @@ class GrammarMatcher:
     def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
         """Return the mask of allowed tokens for each of the len(proposal) + 1 rows of logits that verify a proposal.
 
-        Rows after a token that the grammar refuses, or that ends the output, have None. The list ends where
-        the matcher's limits are exceeded.
+        A mask has one bit per token id, the lowest bit of the first byte first; 1 allows the token. Rows after a token
+        that the grammar refuses, or that ends the output, have None. The list ends where the matcher's limits are
+        exceeded.
         """
         self._reach(output)
         masks: list[bytes | None] = [self._mask(output)]

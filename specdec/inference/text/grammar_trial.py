@@ -88,7 +88,7 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _answers(process: subprocess.Popen[str], line: str, is_awaited: Callable[[], bool]) -> bool:
-    """Send a line of input to the process that compiles grammars; return whether it answers, or else has ended.
+    """Send a line of input to the process that compiles grammars; return True once it answers, False if it has ended.
 
     Raises:
         CapacityError: no answer came within `TRIAL_WALL_S`, and other requests wait; the process has been ended.

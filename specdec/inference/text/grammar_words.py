@@ -59,7 +59,10 @@ class GrammarWords:
 
 
 def words_of(tokenizer: Tokenizer, num_ids: int, eos_token_ids: Collection[int]) -> LLTokenizer:
-    """Return llguidance's tokenizer over a model's tokens; with a large vocabulary this takes up to some seconds."""
+    """Return llguidance's tokenizer over a model's tokens; with a large vocabulary this takes up to some seconds.
+
+    The parameters are those of `GrammarWords`.
+    """
     from llguidance import LLTokenizer, TokenizerWrapper
 
     wrapped = TokenizerWrapper(GrammarWords(tokenizer, num_ids, eos_token_ids))
@@ -88,7 +91,10 @@ def _of_literals(backend: Backend, special: Collection[int]) -> Backend:
 
 
 def _within(part: Any) -> Any:
-    """Return a normalizer or pre-tokenizer, as tokenizer.json describes it, changed to put no space before a text."""
+    """Return a normalizer or pre-tokenizer, as tokenizer.json describes it, changed to put no space before a text.
+
+    A normalizer of type Prepend, which does nothing else, becomes None; what is neither is returned unchanged.
+    """
     if isinstance(part, list):
         return [_within(each) for each in part if not (isinstance(each, dict) and each.get("type") == "Prepend")]
     if not isinstance(part, dict) or part.get("type") == "Prepend":

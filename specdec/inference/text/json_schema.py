@@ -37,7 +37,10 @@ Change = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 def _changed(schema: Any, change: Change, path: str = "") -> Any:
-    """Return a schema with each of its parts replaced by `change(part, path of the part)`, the innermost first."""
+    """Return a schema with each of its parts replaced by `change(part, path of the part)`, the innermost first.
+
+    A path is a text such as properties/name, empty for a whole schema. `path` is that of the given schema.
+    """
     if not isinstance(schema, dict):
         return schema
     new = dict(schema)

@@ -20,7 +20,12 @@ LISTS_OF_TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_t
 
 
 class PlainTokenizer:
-    """Tokenizer with those methods of Transformers' `PreTrainedTokenizerFast` that this project uses."""
+    """Tokenizer with those methods of Transformers' `PreTrainedTokenizerFast` that this project uses.
+
+    Args:
+        backend: the tokenizer in tokenizer.json; its truncation and padding are switched off.
+        eos_token: text of the end-of-sequence token; None if there is none.
+    """
 
     chat_template = None
     is_fast = True

@@ -31,6 +31,9 @@ def only_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
 
     Return (None, None) if the body lets the output be any text.
 
+    Args:
+        given: fields of the body by name, as JSON values; only those in `NAMES` are read.
+
     Raises:
         ValueError: the body has several of these fields.
         InvalidRequestError: the grammar is empty, too long or not valid UTF-8, or its schema cannot be strict.

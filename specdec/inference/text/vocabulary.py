@@ -73,10 +73,16 @@ def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
 
 
 class _OwnIds(dict[int, tuple[int, ...]]):
-    """Dictionary from a target's token id to the draft model's token ids for the same bytes; made when asked for.
+    """Dictionary from a target's token id to the draft model's token ids for the same bytes.
 
-    If the draft has a token with just these bytes, the value is its id alone; else it is the ids of several tokens that
-    spell them. A special token that the draft lacks has an empty value, since it has no text.
+    An entry is added when it is first looked up. If the draft has a token with just these bytes, the value is its id
+    alone; else it is the ids of several tokens that spell them. A special token that the draft lacks has an empty
+    value, since it has no text.
+
+    Args:
+        own: tokenizer of the draft model.
+        own_pieces: what `own.pieces` returns.
+        target: tokenizer of the target.
     """
 
     def __init__(self, own: Tokenizer, own_pieces: Mapping[Piece, int], target: Tokenizer) -> None:

@@ -54,6 +54,9 @@ def check_params(params: Any) -> None:
 def adopted(request: Any, noise: Noise, name: str, gamma: int, *, chooses: bool = False) -> Wanted | None:
     """Prepare the request of a vLLM client, in place; return what a pool's draft workers need of it.
 
+    Its sampling parameters are replaced by a copy, whose `extra_args` have this project's fields too. On runner V2 the
+    copy has a seed in any case, on runner V1 it is that of a greedy request.
+
     Args:
         request: the `Request` in vLLM's engine core.
         noise: rule by which a seed gives the random numbers of a choice of tokens.

@@ -29,6 +29,10 @@ UNKNOWN = Origin("", ())
 class Drafted:
     """Request in an engine core of vLLM, with its draft tokens.
 
+    Args:
+        lookup: prompt lookup for the request, in its own text and in others.
+        name, token_ids, gamma, origin, wanted: the attributes.
+
     Attributes:
         name: name of the request in messages to and from this project's server or pool.
         token_ids: prompt, and output up to now.
@@ -94,12 +98,6 @@ class Drafted:
         preferred = self.sources.preferred(width, len(path) or (0 if is_alone else limit))
         self.is_lookup = bool(preferred)
         return preferred or path
-
-    def looked_up(self, limit: int) -> list[int]:
-        """Return up to `limit` draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
-        token_ids = self.sources.replay.propose(limit)
-        self.is_lookup = bool(token_ids)
-        return token_ids
 
     def wait_s(self, limit: int, costs: PassCosts, now: float) -> float:
         """Return for how many more seconds a pass should wait for the draft worker's tokens; 0 or less: not at all.
@@ -181,6 +179,7 @@ class Drafts:
         """Add a request that has reached the engine core; return the message that announces it to the server or pool.
 
         Args:
+            name: name of the request in messages to and from the server or pool.
             token_ids: prompt, and output up to now.
             gamma: most draft tokens of a pass.
             wanted: the request as a pool's draft workers need it; None if this project's server has sent the request.
@@ -193,7 +192,7 @@ class Drafts:
             return self._requests[name].has()
 
     def leave(self, name: str) -> None:
-        """Forget a request that has ended, with its draft tokens, and keep its answer for later lookups."""
+        """Remove a request that has ended, with its draft tokens, and keep its answer for later lookups."""
         with self._news:
             if (ended := self._requests.pop(name, None)) is not None:
                 self._answers.add(ended.origin, ended.token_ids[len(ended.origin.prompt) :])
@@ -212,7 +211,7 @@ class Drafts:
             self._news.notify_all()
 
     def proposals(self, rooms: Mapping[str, int], *, may_wait: bool) -> list[list[int]]:
-        """Return the draft tokens that the next pass verifies, per request, as many as pay.
+        """Return the draft tokens that the next pass verifies, per request in the order of `rooms`, as many as pay.
 
         Args:
             rooms: by name of each request that decodes in the pass, how many draft tokens fit before its end.
@@ -220,21 +219,19 @@ class Drafts:
         """
         with self._news:
             ready = [(each := self._requests[name], max(0, min(each.gamma, room))) for name, room in rooms.items()]
-            looks = self._lookups.are_due
-            while not any(paths := self._paths(ready, looks=looks)) and may_wait:
-                if self._is_held or (left_s := self._wait_s(ready)) <= 0:
+            looks, held = self._lookups.are_due, self._is_held
+            while not any(paths := [each.path(limit, is_held=held, looks=looks) for each, limit in ready]) and may_wait:
+                if held or (left_s := self._wait_s(ready)) <= 0:
                     break
                 self._news.wait(left_s)
-            if self._looks_up and looks:
-                paths = [path or each.looked_up(limit) for path, (each, limit) in zip(paths, ready, strict=True)]
+                held = self._is_held
+            pairs = zip(paths, ready, strict=True)  # those without a path may look up what promises less than a draft
+            paths = [path or each.path(limit, is_held=True, looks=looks) for path, (each, limit) in pairs]
             lengths, rates = list(map(len, paths)), [each.rate for each, _ in ready]
             widths = choose_widths(lengths, rates, self._times.of(len(ready)).seconds)
             is_own = all(each.is_lookup or not path for path, (each, _) in zip(paths, ready, strict=True))
             self._lookups.passed(len(ready), sum(lengths) if is_own else 0, sum(widths))
         return [path[:width] for path, width in zip(paths, widths, strict=True)]
-
-    def _paths(self, ready: Sequence[tuple[Drafted, int]], *, looks: bool) -> list[list[int]]:
-        return [each.path(limit, is_held=self._is_held, looks=looks) for each, limit in ready]
 
     def _wait_s(self, ready: Sequence[tuple[Drafted, int]]) -> float:
         now, costs = time.monotonic(), self._times.of(1)
@@ -254,7 +251,8 @@ class Drafts:
         Args:
             name: name of the request.
             token_ids: the tokens.
-            proposal: draft tokens that the pass verified.
+            proposal: draft tokens that the pass verified. With -1 among them it counts as empty, unless vLLM's own
+                speculator drafts: it is then what vLLM puts in place of draft tokens.
             num_accepted: number of these that the target accepted.
             is_finite: False if the logits of the pass were not finite.
         """

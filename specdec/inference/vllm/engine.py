@@ -70,6 +70,7 @@ class VllmEngine(Sessions):
         mailbox: mailbox that vLLM's engine cores have dialled.
         limits: only max_waiting, gamma, eos_token_ids, pass_timeout_s, noise and drafting are read; vLLM has the
             others.
+        grammars: compiler of requests' grammars.
 
     Attributes:
         adapters: adapters that requests may name; vLLM keeps the cached prefixes of each apart.
@@ -163,13 +164,16 @@ class VllmEngine(Sessions):
         return session
 
     def close(self, session: VllmSession) -> None:
-        """Forget the session; a second call has no effect."""
+        """Remove the session, so that it counts no longer as open; a second call has no effect."""
         super().close(session)
         if not self._sessions:
             self._idle.set()
 
     def receive(self, core: int, frame: FromCore | None) -> None:
-        """Apply a message of an engine core: a request has arrived, or a pass has ended; None: the link has ended."""
+        """Apply a message of an engine core: a request has arrived, or a pass has ended; None: the link has ended.
+
+        `core` is the number of the core's link.
+        """
         if frame is None:
             for each in self._sessions.values():
                 each.reported.set()
@@ -273,7 +277,12 @@ def _require_finite(session: VllmSession) -> None:
 
 
 def _opened(session: VllmSession, output: Any) -> Opened:
-    """Return the first event of a request, with the log-probabilities of its prompt if the request asks for them."""
+    """Return the first event of a request, with the log-probabilities of its prompt if the request asks for them.
+
+    Args:
+        session: the request's session; its `num_cached_tokens` is set.
+        output: vLLM's first output of the request.
+    """
     request, count = session.request, session.request.prompt_logprobs
     session.num_cached_tokens = output.num_cached_tokens or 0
     if count is None or not output.prompt_logprobs:

@@ -76,6 +76,7 @@ class Wanted(msgspec.Struct, frozen=True):
         token_ids: prompt, and output up to now.
         output_start: position of the first output token.
         max_new_tokens: most output tokens from now on.
+        gamma: most draft tokens of a pass.
         sampling: fields of `SamplingParams`; empty for the greedy choice.
     """
 
@@ -87,7 +88,11 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Has(msgspec.Struct, frozen=True, tag="has"):
-    """Message of an engine core: a request has arrived, and its draft tokens may be sent from now on."""
+    """Message of an engine core: a request has arrived, and its draft tokens may be sent from now on.
+
+    Attributes:
+        wanted: the request, in a message to a pool; None in one to this project's server, which has sent the request.
+    """
 
     name: Name
     wanted: Wanted | None = None
@@ -104,6 +109,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         position: absolute position of the first of `num_tokens` tokens.
+        num_drafts: draft tokens that the pass verified.
+        num_accepted: number of these that the target accepted.
         help: number of the draft worker, as in `Help`, that the counts of received tokens belong to; 0 if none drafts.
         num_received: draft tokens received from that worker so far; 0 if none came since the row before.
         hold_us: microseconds from the arrival of the last of them to this row; 0 if `num_received` is 0.
@@ -188,7 +195,7 @@ def packed(frame: FromCore | ToCore) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """Return the length of a message's body in bytes, read from its first bytes; raise FrameError if it is too long."""
+    """Return the bytes of a message's body, by the 4 bytes `head` before it; raise FrameError if they are too many."""
     (length,) = LENGTH.unpack(head)
     if length > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {length} bytes is above {MAX_FRAME_BYTES}")

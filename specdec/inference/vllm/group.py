@@ -26,7 +26,10 @@ def leads_group() -> bool:
 
 
 def members(group: int) -> list[int]:
-    """Return the other processes of a group that still run, except Python's trackers of shared memory."""
+    """Return the ids of the processes of a process group that still run.
+
+    This process is left out, and so are Python's trackers of shared memory.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -38,7 +41,7 @@ def members(group: int) -> list[int]:
 
 
 def end_members(group: int, wait_s: float = END_S) -> None:
-    """End the other processes of a group: send SIGTERM, and after some seconds kill the processes that are left."""
+    """End the other processes of a process group: send SIGTERM, and after `wait_s` seconds kill those that are left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in members(group):
             with suppress(ProcessLookupError):

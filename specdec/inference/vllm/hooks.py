@@ -113,7 +113,15 @@ class _Sources:
         return None if self._has(module, name, attribute, frozenset()) else hook
 
     def _has(self, module: str, name: str, attribute: str, seen: frozenset[str]) -> bool:
-        """Return whether a name exists, through imports and base classes; names of other packages count as existing."""
+        """Return whether a name exists, through imports and base classes; names of other packages count as existing.
+
+        Args:
+            module: dotted name of the module.
+            name: name in the module.
+            attribute: attribute, looked up in the class `name`; empty: only `name` is looked up.
+            seen: names, as "module:name", through which imports and base classes have led here: one that comes again
+                does not exist.
+        """
         if module.partition(".")[0] != "vllm":
             return True
         bound, here = self._bound(module), f"{module}:{name}"

@@ -93,6 +93,7 @@ class Link:
     """Connection of one engine core to the mailbox of a server or pool.
 
     Args:
+        place: address of the mailbox, and rules for the core.
         receive: function that takes each message of the server or pool, in the link's thread; None: the link is lost.
         requests: function that yields the announcements of the core's requests, sent at each new connection.
         served: description of the core's model for a pool; None for this project's server.

@@ -215,6 +215,7 @@ def noise_of(config: Any, asked: Noise | None) -> Noise:
     """Return the rule by which a seed gives random numbers: vLLM's own on runner V2, the one asked for on runner V1.
 
     Args:
+        config: vLLM's configuration, which says the runner.
         asked: rule that the operator asks for; None leaves it to the runner, and on V1 is this project's own.
 
     Raises:
@@ -261,6 +262,7 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str | None = None) -> d
     """Return settings with which vLLM's own server uses a pool's draft workers: `parts`, and the pool's mailbox.
 
     Args:
+        gamma: most draft tokens of a request in a pass.
         mailbox: folder in which the pool is found; None: that of the server's user.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests;
             None: that of vLLM's runner.

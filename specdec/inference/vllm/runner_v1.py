@@ -122,6 +122,9 @@ def names_not_finite(logits: Array, names: Sequence[str], num_rows: Sequence[int
 class Choice:
     """Choice of the tokens of each pass of a runner, which vLLM's sampler and verifier of draft tokens then take.
 
+    Args:
+        runner: vLLM's `GPUModelRunner`, which has loaded its model.
+
     Attributes:
         broken: ids of the requests whose logits were not finite in the latest pass.
     """
@@ -179,7 +182,13 @@ class Choice:
             self._won = (), ()
 
     def _turns(self, names: Sequence[str], ends: Sequence[int], metadata: Any) -> dict[int, Turn]:
-        """Return, by number in the batch, what the choice needs of each request whose tokens this project chooses."""
+        """Return, by number in the batch, what the choice needs of each request whose tokens this project chooses.
+
+        Args:
+            names: vLLM's ids of the requests in the batch.
+            ends: 0, then per request the number of draft tokens of the batch up to and including its own.
+            metadata: as for `sample`.
+        """
         batch, requests, turns = self._runner.input_batch, self._runner.requests, {}
         drafts = [] if metadata is None else metadata.draft_token_ids.tolist()
         for number, name in enumerate(names):

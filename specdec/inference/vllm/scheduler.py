@@ -149,7 +149,7 @@ class DraftScheduler(Scheduler):
         self._link.send(Passed(round(seconds * 1e6), num_read, len(self.running), rows, round((ended - before) * 1e6)))
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
-        """End requests as vLLM does, then forget the draft tokens of all requests that vLLM no longer has."""
+        """End requests as vLLM does, then drop the draft tokens of all requests that vLLM no longer has."""
         finished = super().finish_requests(request_ids, finished_status)
         for request_id in [each for each in self._names if each not in self.requests]:
             self._leave(request_id)

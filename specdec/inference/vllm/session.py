@@ -132,6 +132,9 @@ class VllmSession:
     def commits(self, part: Any) -> Iterator[Commit]:
         """Yield the commits of one of vLLM's outputs, one per pass; vLLM joins passes that a slow reader has not read.
 
+        Args:
+            part: vLLM's `CompletionOutput`, with the tokens since the one before.
+
         Raises:
             InvalidRequestError: the grammar became too complex.
         """
@@ -156,7 +159,13 @@ class VllmSession:
     def commit(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], reason: FinishReason | None
     ) -> Commit:
-        """Return the commit of the next tokens, with the counts of their pass if it has been reported."""
+        """Append the next tokens; return their commit, with the counts of their pass if it has been reported.
+
+        Args:
+            token_ids: the tokens of one pass.
+            logprobs: log-probabilities of each token; empty if the request asks for none.
+            reason: why the output ends with these tokens; None if it goes on.
+        """
         position = len(self.token_ids)
         row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids)), 0)
         self.token_ids.extend(token_ids)
@@ -220,7 +229,7 @@ class Sessions(DecodesAlone):
         return round(self._times.of(1).seconds(0) * 1e6)
 
     def close(self, session: VllmSession) -> None:
-        """Forget the session; a second call has no effect."""
+        """Remove the session, so that it gets no more reports; a second call has no effect."""
         self._sessions.pop(session.id, None)
 
     def _take(self, core: int, passed: Passed) -> int:

@@ -45,7 +45,9 @@ def carried(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]
     """Return what vLLM's core needs of a request, and vLLM has no field for.
 
     Args:
-        gamma: most draft tokens of a pass.
+        request: the request.
+        name: name of the request in messages between the core and this project's server or pool.
+        gamma: most draft tokens of a pass, unless the request asks for fewer.
     """
     return {
         "name": name,
@@ -64,6 +66,10 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 
 def own_fields(request: GenerationRequest, max_tokens: int) -> dict[str, Any]:
     """Return vLLM's own fields for a request on runner V2, except that for its grammar.
+
+    Args:
+        request: the request.
+        max_tokens: most output tokens that vLLM makes, which limits the minimum length too.
 
     Raises:
         InvalidRequestError: vLLM has no such seed, or cannot hold back so many tokens.

@@ -1,4 +1,4 @@
-"""Makes NxDI's own sources importable, on a CPU, in each Python with this folder on PYTHONPATH."""
+"""Makes the sources of NxDI (AWS's NxD Inference) importable, in each Python with this folder on PYTHONPATH."""
 
 from tests.nxdi_real.hooks import arm
 

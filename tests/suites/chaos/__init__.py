@@ -1,1 +1,1 @@
-"""Servers die, freeze and lose links during answers; the client gets the right answer, or a clear error."""
+"""Suite in which servers die, freeze and lose connections during answers; each must stay right or end with an error."""

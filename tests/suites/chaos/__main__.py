@@ -24,20 +24,21 @@ from tests.support.trial import Trial, parser_of, run
 NUM_TOKENS = 200
 NUM_QUESTIONS = 6
 CLEAR = ("UNAVAILABLE", "DISCONNECTED")
-"""Statuses that may end an answer that nothing could resume after the fault."""
+"""Statuses that may end an answer that no server could continue after the fault."""
 RUN_LIMIT_S = 120.0
 AFTER_FAULT_S = 25.0
-"""Most seconds from a fault's end until the answer goes on, or ends, on a machine three times as slow as usual."""
+"""Most seconds from a fault's end until the answer goes on or ends; three times as long as on a usual machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Judgement and times of one run: a client's answer during one fault.
+    """Result of one run: how a client's answer came through one fault.
 
     Attributes:
-        verdict: "same", "part" (with a clear error), or words about what is wrong.
-        pause_s: the longest time without a token, from the strike to the end.
-        lasted_s: how long the fault lasted, a restart included.
+        verdict: "same" if the answer is right; "part" if it is a right beginning and one clear error; else words about
+            what is wrong.
+        pause_s: most seconds without a token, from the fault's begin to the answer's end.
+        lasted_s: seconds that the fault lasted, the restart of a killed server included.
     """
 
     recipe: Recipe
@@ -51,7 +52,7 @@ class Outcome:
 
 
 async def perform(where: Cluster, one: Recipe, question: Question, expected: Answer) -> Outcome:
-    """Ask a question, cause the fault during its answer, and judge the answer; wait until all servers are up again."""
+    """Ask a question, cause the fault during its answer, and wait until all servers are up again; return the result."""
     struck: list[asyncio.Task[float]] = []
     began = 0.0
 

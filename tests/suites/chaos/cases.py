@@ -13,17 +13,18 @@ from tests.support.cluster import Cluster
 LINK_FAULTS = ("cut", "hole", "throttle")
 BYTES_PER_S = 10_000.0
 LONG_HOLE_S = 20.0
-"""Seconds of a long disturbance: longer than a connection waits for the answer to a ping (15 s)."""
+"""Seconds that some silenced connections last: longer than a connection waits for the answer to a ping (15 s)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A fault, the server that it hits, and the server that the client asks meanwhile.
+    """A kind of fault, the server that it hits, and the server that the client asks meanwhile.
 
     Attributes:
-        entry: server that the client asks.
-        victim: server that is killed or frozen, or has its link cut, silenced or slowed.
-        resumes: True if the answer must be whole; False if it may also end with one error.
+        entry: name of the server that the client asks.
+        victim: name of the server that is killed or frozen, or whose connection is cut, silenced or slowed down.
+        fault: kill, freeze, cut, hole (the connection falls silent) or throttle (it is slowed down).
+        resumes: True if the answer must be whole; False if it may also be a beginning, ended by one error.
     """
 
     entry: str
@@ -53,7 +54,7 @@ CASES = _matrix()
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One run: its fault, question, the token at which the fault begins, and how long it lasts."""
+    """What one run does: the fault, the question's number, the token at which the fault begins, and its seconds."""
 
     case: Case
     question: int
@@ -65,7 +66,10 @@ class Recipe:
 
 
 def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe:
-    """Return run number `index` of a seed; every `len(CASES)` consecutive runs have each case once."""
+    """Return what run number `index` of a seed does.
+
+    Every `len(CASES)` consecutive runs have each kind of fault once, in random order.
+    """
     turn, place = divmod(index, len(CASES))
     case = random.Random(f"{seed} {turn}").sample(CASES, len(CASES))[place]
     draw = random.Random(f"{seed} {index}")
@@ -75,7 +79,7 @@ def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe
 
 
 async def strike(cluster: Cluster, recipe: Recipe) -> float:
-    """Cause a run's fault, and undo it after the run's `hold_s`; return the seconds from its start to its end."""
+    """Cause a run's fault, and undo it after `hold_s` seconds, or at once after a kill; return the seconds it took."""
     case, began = recipe.case, asyncio.get_running_loop().time()
     if case.fault == "kill":
         cluster[case.victim].send(signal.SIGKILL)

@@ -30,20 +30,20 @@ MEMORY_FACTOR = 1.5
 MAX_CALM_S = 60.0
 SERVERS = ("target", "draft", "worker", "gateway", "fused")
 BAD = ("UNKNOWN", "INTERNAL", "500")
-"""Statuses that no request may end with, however wrong it is."""
+"""Statuses that no request may end with, not even a wrong one."""
 
 
 Lines = AsyncGenerator[dict[str, Any], None]
 Checks = dict[str, dict[str, float]]
-"""Longest health check in seconds: by the attack that ran at the time, then by server."""
+"""Seconds of the longest health check, by the attack that ran at the time, then by server."""
 
 
 class Watch:
-    """The longest health checks that the process `probe.py` measured, by the attack that ran at the time.
+    """Longest health checks, which the process `probe.py` measures, by the attack that ran at the time.
 
     Attributes:
-        phase: the attack that runs now; "calm" before the first one.
-        worst: the longest checks so far.
+        phase: name of the attack that runs now; "calm" before the first one.
+        worst: seconds of the longest check so far, by attack, then by server.
         num_failed: number of checks that failed.
     """
 
@@ -53,7 +53,7 @@ class Watch:
         self.num_failed = 0
 
     async def listen(self, prober: Lines) -> None:
-        """Record the measurements that the prober prints, until cancelled."""
+        """Record the measurements that `probe.py` prints, until this task is cancelled."""
         async for news in prober:
             self.num_failed = news["failed"]
             seen = self.worst[self.phase]
@@ -62,13 +62,16 @@ class Watch:
 
 
 def longest(checks: Checks, *, calm: bool) -> tuple[float, str]:
-    """Return the slowest check in seconds, before the attacks if `calm`, else during them, and which attack ran."""
+    """Return the seconds of the longest health check, and the attack that ran at the time.
+
+    With `calm` only the checks before the first attack count, else only those after it.
+    """
     chosen = [(took, phase) for phase, seen in checks.items() for took in seen.values() if (phase == "calm") is calm]
     return max(chosen, default=(0.0, "nothing"))
 
 
 async def lines_of(process: asyncio.subprocess.Process) -> Lines:
-    """Yield the lines of JSON that a process prints, until it ends.
+    """Yield the JSON objects that a process prints, one per line, until it ends.
 
     Raises:
         RuntimeError: the process ended with an error.
@@ -82,7 +85,10 @@ async def lines_of(process: asyncio.subprocess.Process) -> Lines:
 
 @asynccontextmanager
 async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None]:
-    """Run a module of this suite as a process until the block is left; yield its lines of JSON."""
+    """Run a module of this suite as a process until the block is left; yield an iterator of the JSON that it prints.
+
+    The module gets each of `arguments` as a word of JSON.
+    """
     words = (json.dumps(argument) for argument in arguments)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"tests.suites.hostile.{module}", *words, stdout=asyncio.subprocess.PIPE
@@ -97,7 +103,10 @@ async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None
 
 @asynccontextmanager
 async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch], None]:
-    """Run ordinary clients and the prober of health until the block is left."""
+    """Run ordinary clients, and the process that times health checks, until the block is left.
+
+    Yield the clients, which count their answers, and the record of the checks' times.
+    """
     expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
     pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}
@@ -120,7 +129,7 @@ async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch
 
 
 async def attacked(trial: Trial, scene: Scene, watch: Watch, seconds: float) -> dict[str, Any]:
-    """Run the attackers for `seconds`; return how often they got each status or error, by name."""
+    """Run the attackers' process for `seconds`; return how often each of their calls ended with each status."""
     seen: dict[str, Any] = {}
     async with started("attack", asdict(scene), seconds) as attackers:
         async for news in attackers:

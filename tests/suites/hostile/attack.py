@@ -1,4 +1,4 @@
-"""The attackers' process: it runs every attack (recipe) for a share of the time, and prints a JSON line for each."""
+"""The attackers' process of the hostile suite: it runs every attack in turn, and prints a JSON line for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.suites.hostile.scene import BROKEN, Recipe, Scene, Seen
 
 NICENESS = 5
 FUZZ_SHARE = 0.6
-"""Share of the attackers' time that fuzzing gets; other recipes that end early leave it more."""
+"""Least share of the attackers' time that fuzzing gets; it gets more if other attacks end early."""
 
 
 def say(**fields: object) -> None:
@@ -23,7 +23,7 @@ def say(**fields: object) -> None:
 
 
 async def attack(scene: Scene, seconds: float) -> None:
-    """Run all attacks for `seconds`, and longer on a machine too busy to fuzz at all by then."""
+    """Run all attacks for `seconds`; go on until at least one fuzzed message was sent."""
     began, seen = time.monotonic(), Seen()
     patient = [asyncio.create_task(_patiently(recipe, scene, seen)) for recipe in (*peers.PATIENT, *browsers.PATIENT)]
     quick = (*peers.QUICK, *browsers.QUICK)
@@ -54,7 +54,7 @@ async def _patiently(recipe: Recipe, scene: Scene, seen: Seen) -> None:
 
 
 async def _tolerant(recipe: Recipe, scene: Scene, seen: Seen) -> None:
-    """Run an attack, and count the error that ends it, if any; only its effect on other clients matters."""
+    """Run an attack; if an error of its own calls ends it, count that in `seen`: only effects on others matter."""
     try:
         await recipe(scene, seen)
     except (OSError, *BROKEN) as exc:

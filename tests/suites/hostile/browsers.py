@@ -1,4 +1,4 @@
-"""Attacks over HTTP on servers of the hostile suite; each counts statuses in `seen`."""
+"""Attacks of the hostile suite over HTTP; each counts the statuses of its requests in `seen`."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ SHAPES: dict[str, str] = {
     "deep brackets": '{"prompt":"x","vllm_xargs":' + '{"a":' * 950 + "1" + "}" * 951,
     "a long number": '{"prompt":"x","seed":' + "9" * 1_000_000 + "}",
 }
-"""Request bodies by the fault that makes their validation slow."""
+"""Request bodies whose validation is slow, by the reason."""
 
 
 def request(body: bytes, *, path: str = "/v1/completions") -> bytes:
-    """Return the bytes of an HTTP request with this body."""
+    """Return the bytes of an HTTP POST request with this JSON body."""
     lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
 async def post(port: int, body: bytes, seen: Seen, *, path: str = "/v1/completions") -> None:
-    """Send a body by POST, and count the status in `seen`."""
+    """Send a body by POST on a new connection; count the answer's status in `seen`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     status = "closed"
     with suppress(OSError, TimeoutError):
@@ -59,7 +59,7 @@ async def post(port: int, body: bytes, seen: Seen, *, path: str = "/v1/completio
 
 
 async def body_shapes(scene: Scene, seen: Seen) -> None:
-    """Send JSON bodies that take long to validate."""
+    """Attack: send JSON bodies that take long to validate."""
     for port in scene.http_ports:
         for body in SHAPES.values():
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
@@ -67,7 +67,7 @@ async def body_shapes(scene: Scene, seen: Seen) -> None:
 
 
 async def header_floods(scene: Scene, seen: Seen) -> None:
-    """Send header fields without end."""
+    """Attack: send 20 KB header fields without end."""
     for port in scene.http_ports:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
@@ -82,7 +82,7 @@ async def header_floods(scene: Scene, seen: Seen) -> None:
 
 
 async def pipelined(scene: Scene, seen: Seen) -> None:
-    """Send thousands of requests on one connection without waiting for any answer."""
+    """Attack: send thousands of requests on one connection without waiting for any answer."""
     one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for index in range(20):
         _, writer = await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2])
@@ -93,7 +93,7 @@ async def pipelined(scene: Scene, seen: Seen) -> None:
 
 
 async def leaving_browsers(scene: Scene, seen: Seen) -> None:
-    """Ask for streams and close the connections."""
+    """Attack: ask for streamed answers, and close the connections after 0 to 38 ms."""
     body = json.dumps({"prompt": "x", "max_tokens": 300, "stream": True, "ignore_eos": True}).encode()
     for index in range(200):
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2])
@@ -106,7 +106,7 @@ async def leaving_browsers(scene: Scene, seen: Seen) -> None:
 
 
 async def unread_streams(scene: Scene, seen: Seen) -> None:
-    """Ask for streams of several choices with log-probabilities, and leave them unread."""
+    """Attack: ask for streamed answers with several choices and log-probabilities, and never read them."""
     fields = {"prompt": "x", "n": 4, "max_tokens": 200, "logprobs": 5, "stream": True, "ignore_eos": True}
     body = json.dumps(fields).encode()
     while True:
@@ -123,7 +123,7 @@ async def unread_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def slow_headers(scene: Scene, seen: Seen) -> None:
-    """Trickle requests a byte per second, stop halfway through bodies, and hold idle connections open."""
+    """Attack: send requests a byte per second, stop halfway through bodies, and keep idle connections open."""
     first = (b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     dialled = [await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2]) for index in range(300)]
     for index, (_, writer) in enumerate(dialled):

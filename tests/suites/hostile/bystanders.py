@@ -1,4 +1,4 @@
-"""Ordinary clients of servers under attack, which must see nothing but a delay."""
+"""Ordinary clients of servers under attack in the hostile suite; they must notice nothing but a delay."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from tests.support.clients import FULL, Answer, Ask, Question
 
 PAUSE_S = 0.5
-"""Pause in seconds between two answers of a client, so short that of five clients one is always in an answer."""
+"""Seconds between two answers of a client; so few that at any time one of five clients is waiting for an answer."""
 
 
 @dataclass
 class Client:
-    """Client that asks one server again and again, and compares the answers.
+    """Client that asks one server again and again, and compares the answers with the expected ones.
 
     Attributes:
-        num_refused: answers with the status for a full queue, which is no fault.
-        faults: number of answers that were wrong or broke, by kind.
+        num_refused: number of requests that were refused since the queue was full, which is no fault.
+        faults: number of answers that were wrong or incomplete, by kind of fault.
+        longest_gap_s: most seconds between two messages of one answer.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Client:
     longest_gap_s: float = 0.0
 
     async def run(self, expected: Mapping[Question, Answer]) -> None:
-        """Ask all questions one after another, again and again, until cancelled; compare the answers."""
+        """Ask all questions in turn, again and again, until this task is cancelled; count right and wrong answers."""
         while True:
             for question, answer in expected.items():
                 self._judge(await self.ask(question), answer)

@@ -1,4 +1,4 @@
-"""Attack that sends hundreds of thousands of mutated messages to every gRPC method and mutated bodies to HTTP paths."""
+"""Attack that sends hundreds of thousands of mutated messages to all gRPC methods, and mutated bodies by HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", 
 
 
 async def fuzz(scene: Scene, seen: Seen, stop: asyncio.Event) -> None:
-    """Send mutated requests until `stop` is set."""
+    """Send mutated messages to all servers until `stop` is set; count the statuses in `seen`."""
     grpc_fuzzers = [_fuzz_grpc(scene, seen, stop, number) for number in range(NUM_FUZZERS)]
     await asyncio.gather(*grpc_fuzzers, *(_fuzz_http(scene, seen, stop, port) for port in scene.http_ports))
 
@@ -72,7 +72,7 @@ def _unary_seeds() -> list[tuple[str, Message]]:
 
 
 def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
-    """Return each streaming method with its first message and messages that may follow."""
+    """Return the streaming methods, each with a valid first message and a valid later one."""
     branches = [after(3, 5, 6), below(0, 7)]
     method = f"{VERIFICATION}Assist"
     return [
@@ -82,7 +82,10 @@ def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
-    """Return serialized messages of a stream: mostly a valid first one, then valid, mutated or misplaced ones."""
+    """Return serialized messages of a stream: mostly a valid first one, then valid, mutated or misplaced ones.
+
+    `seeds` are two valid messages: a first one of a stream, and a later one.
+    """
     first, then = seeds
     messages = [first.SerializeToString()] if draw.random() < 0.8 else [mutator.message(draw.choice(seeds))]
     manner = draw.choice(("well", "well", "badly", "in any order"))
@@ -95,7 +98,7 @@ def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> 
 
 
 def _proposal(draw: random.Random) -> bytes:
-    """Return a serialized proposal of branches with random parents: most are ignored, some are valid."""
+    """Return a serialized message that proposes branches of random draft tokens after random tokens of the sequence."""
     branches = []
     for _ in range(draw.randrange(4)):
         where = {"parent_node" if draw.random() < 0.01 else "prefix_length": draw.randrange(4)}

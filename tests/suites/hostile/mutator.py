@@ -23,7 +23,7 @@ _MAX_DEPTH = 4
 
 
 class Mutator:
-    """Source of mutated messages; equal seeds give equal messages."""
+    """Maker of mutated protobuf messages; equal random generators give equal messages."""
 
     def __init__(self, draw: random.Random, *, vocab_size: int) -> None:
         self._draw = draw
@@ -44,7 +44,7 @@ class Mutator:
         )
 
     def message(self, seed: Message) -> bytes:
-        """Return the bytes of a mutated copy: some are valid, some break a rule, some cannot be parsed."""
+        """Return the bytes of a mutated copy of `seed`; some are valid, some break a rule, some cannot be parsed."""
         message = type(seed)()
         message.CopyFrom(seed)
         for _ in range(self._draw.choice((0, 1, 1, 2, 5))):
@@ -53,7 +53,7 @@ class Mutator:
         return self._draw.choice(_DAMAGES)(self._draw, data) if self._draw.random() < 0.3 else data
 
     def _change(self, message: Any, depth: int) -> None:
-        """Change one field of the message or of a message within it."""
+        """Change one random field of a message, or of a message within it down to `depth` levels, in place."""
         described = self._draw.choice(message.DESCRIPTOR.fields or [None])
         if described is None or self._draw.random() < 0.1:
             if described is not None:
@@ -96,7 +96,7 @@ def _cut(draw: random.Random, data: bytes) -> bytes:
 
 
 def _flip(draw: random.Random, data: bytes) -> bytes:
-    """Flip bits: most change a value, some a wire type or a length."""
+    """Return the bytes with one to four bits flipped; most change a value, some a wire type or a length."""
     changed = bytearray(data)
     for _ in range(min(len(data), draw.choice((1, 1, 4)))):
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
@@ -109,7 +109,7 @@ def _insert(draw: random.Random, data: bytes) -> bytes:
 
 
 def _repeat(draw: random.Random, data: bytes) -> bytes:
-    """Return a message two to fifty times in a row, which a parser merges into one."""
+    """Return the bytes of a message 2, 3 or 50 times in a row, which a parser merges into one message."""
     return data * draw.choice((2, 3, 50))
 
 
@@ -118,7 +118,7 @@ def _noise(draw: random.Random, _: bytes) -> bytes:
 
 
 def _nest(draw: random.Random, data: bytes) -> bytes:
-    """Nest groups that never end, or messages in messages deeper than a parser follows."""
+    """Return the bytes of a message with up to 5000 starts of protobuf groups after it, which nest and never end."""
     return data + b"\x0b" * draw.choice((1, 50, 5000))
 
 

@@ -1,4 +1,4 @@
-"""Attacks over gRPC, HTTP/2 and TCP on servers of the hostile suite; each counts statuses in `seen`."""
+"""Attacks of the hostile suite over gRPC, HTTP/2 and TCP; each counts the statuses of its calls in `seen`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS, PING, RESET = (
 
 
 async def gzip_bombs(scene: Scene, seen: Seen) -> None:
-    """Send messages of 10 KB that gunzip to millions of empty elements."""
+    """Attack: send messages of 10 KB that unpack to millions of empty elements."""
     for server in scene.grpc_servers:
         async with dialled(server, ANY_SIZE) as channel:
             for bomb in BOMBS.values():
@@ -43,7 +43,7 @@ async def gzip_bombs(scene: Scene, seen: Seen) -> None:
 
 
 async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
-    """Attach a worker that proposes 60 million tokens."""
+    """Attack: attach draft workers that propose 60 million tokens in one compressed message."""
     ids = field(2, field(2, field(1, b"\x08\x03" + field(3, b"\x01" * 60_000_000))))
     async with dialled(scene.target, ANY_SIZE) as channel:
         for is_private in (True, False):
@@ -55,7 +55,7 @@ async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def late_branches(scene: Scene, seen: Seen) -> None:
-    """Propose megabytes of draft tokens for positions that are committed already."""
+    """Attack: propose megabytes of draft tokens for positions whose tokens are final already."""
     prompt = [5] * 250
     branches = [after(0, *prompt)] * 16
     async with raw_worker(scene.target) as worker:
@@ -69,7 +69,7 @@ async def late_branches(scene: Scene, seen: Seen) -> None:
 
 
 async def early_names(scene: Scene, seen: Seen) -> None:
-    """Send megabytes of draft tokens for sessions whose requests never come."""
+    """Attack: send megabytes of draft tokens for requests that never come."""
     branches = [after(3, *[5] * 250)] * 16
     async with raw_worker(scene.target) as worker:
         for number in range(2000):
@@ -78,7 +78,7 @@ async def early_names(scene: Scene, seen: Seen) -> None:
 
 
 async def flood(scene: Scene, seen: Seen) -> None:
-    """Send many more requests at once than the server can run and queue."""
+    """Attack: send many more requests at once than the server can run and queue."""
     for server in scene.grpc_servers:
         async with dialled(server) as channel:
             stub = rpc.GenerationServiceStub(channel)
@@ -87,7 +87,7 @@ async def flood(scene: Scene, seen: Seen) -> None:
 
 
 async def long_texts(scene: Scene, seen: Seen) -> None:
-    """Have the longest text that a server accepts tokenized many times at once."""
+    """Attack: let a server tokenize the longest text that it accepts, 40 times at once."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
 
@@ -102,7 +102,7 @@ async def long_texts(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_grammars(scene: Scene, seen: Seen) -> None:
-    """Send short grammars that take long to compile."""
+    """Attack: send short grammars that take long to compile."""
     together = json.dumps({"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}"} for i in range(1, 40)]})
     texts = [together, "(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
     async with dialled(scene.fused) as channel:
@@ -114,7 +114,7 @@ async def dear_grammars(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_sampling(scene: Scene, seen: Seen) -> None:
-    """Ask for options that cost Python time in each pass: a penalty, 1024 biases, 64 draft tokens, logprobs."""
+    """Attack: ask for what costs Python time in each pass: a penalty, 1024 biases, 64 draft tokens, logprobs."""
     biases = [pb.LogitBias(token_id=token_id, bias=0.5) for token_id in range(1024)]
     sampling = pb.SamplingParams(temperature=1, seed=1, repetition_penalty=1.01, logit_bias=biases)
     request = pb.GenerateRequest(
@@ -126,7 +126,7 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
 
 
 async def wide_rounds(scene: Scene, seen: Seen) -> None:
-    """Attach workers that propose a full draft tree of wrong tokens for each pass."""
+    """Attack: with two draft workers, propose as many wrong draft tokens as a server takes, for every pass."""
     await asyncio.gather(_wide_round(scene, seen), _wide_round(scene, seen))
 
 
@@ -142,7 +142,7 @@ async def _wide_round(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_prompts(scene: Scene, seen: Seen) -> None:
-    """Ask for 20 log-probabilities of every prompt token, and for the text of 260,000 token ids."""
+    """Attack: ask for 20 log-probabilities of every prompt token, and for the text of 260,000 token ids."""
     ids = [30 + index * 7 % 2000 for index in range(1900)]
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), prompt_logprobs=20, max_new_tokens=1)
     for server in scene.grpc_servers:
@@ -154,7 +154,7 @@ async def dear_prompts(scene: Scene, seen: Seen) -> None:
 
 
 async def leavers(scene: Scene, seen: Seen) -> None:
-    """Cancel calls as soon as they are made, a thousand times: each is an HTTP/2 reset."""
+    """Attack: cancel a thousand calls as soon as they are made; each is an HTTP/2 reset."""
     async with dialled(scene.fused) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for _ in range(1000):
@@ -165,7 +165,7 @@ async def leavers(scene: Scene, seen: Seen) -> None:
 
 
 async def metadata(scene: Scene, seen: Seen) -> None:
-    """Send metadata of up to a megabyte."""
+    """Attack: send gRPC metadata of up to a megabyte."""
     async with dialled(scene.target, [("grpc.max_metadata_size", 1 << 24)]) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for size in (100, 10_000, 100_000, 1_000_000):
@@ -176,7 +176,7 @@ async def metadata(scene: Scene, seen: Seen) -> None:
 
 
 async def frames(scene: Scene, seen: Seen) -> None:
-    """Write HTTP/2 frames by hand: floods of settings, pings and resets, and random bytes."""
+    """Attack: write HTTP/2 frames by hand: floods of settings, pings and resets, and random bytes."""
     draw = random.Random(scene.seed)
     floods = [SETTINGS * 5000, (PING + bytes(8)) * 5000, (RESET + bytes(4)) * 5000]
     floods += [bytes([0, 0, 64, draw.randrange(256), draw.randrange(256)]) + draw.randbytes(68) for _ in range(50)]
@@ -192,9 +192,10 @@ async def frames(scene: Scene, seen: Seen) -> None:
 
 
 async def endless_headers(scene: Scene, seen: Seen) -> None:
-    """Send a call's headers without end, at the rate of a slow uplink; a faster one delays other connections.
+    """Attack: send a call's HTTP/2 headers without end, at the rate of a slow uplink.
 
-    gRPC reads them all: none of its options limits the frames of one header block.
+    gRPC reads them all: none of its options limits the frames of one header block. A faster rate would delay other
+    connections.
     """
     continuation = bytes([0, 64, 0, 9, 0, 0, 0, 0, 1]) + bytes([0, 1, 97, 1, 98]) * 3276 + bytes(4)
     for server in scene.grpc_servers:
@@ -209,7 +210,7 @@ async def endless_headers(scene: Scene, seen: Seen) -> None:
 
 
 async def churn(scene: Scene, seen: Seen) -> None:
-    """Open connections and close them, some in the middle of the HTTP/2 preface."""
+    """Attack: open connections, and close them in the middle of the HTTP/2 preface or after it."""
     for index in range(600):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -219,7 +220,7 @@ async def churn(scene: Scene, seen: Seen) -> None:
 
 
 async def lying_worker(scene: Scene, seen: Seen) -> None:
-    """Attach a pool worker whose proposals are for unknown sessions or others', too long, or have invalid ids."""
+    """Attack: attach a draft worker to the pool, and propose tokens for unknown or unnamed requests, or invalid ids."""
     proposals = [
         pb.AssistPropose(session_id="unknown", propose=pb.Propose(branches=[after(1, 1)])),
         pb.AssistPropose(),
@@ -245,7 +246,7 @@ async def _propose_for_all_comers(call: Any, scene: Scene) -> None:
 
 
 async def deaf_sessions(scene: Scene, seen: Seen) -> None:
-    """Send requests, read nothing, and propose nothing; each holds a slot until the target ends it."""
+    """Attack: send requests, read nothing and propose nothing; each takes a slot until the target ends it."""
     schedules = (pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)
     while True:
         async with raw_worker(scene.target, options=DEAF) as worker:
@@ -255,7 +256,7 @@ async def deaf_sessions(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_readers(scene: Scene, seen: Seen) -> None:
-    """Ask a serving draft worker for a long answer with log-probabilities, and never read it."""
+    """Attack: ask a server with only a draft model for a long answer with log-probabilities, and never read it."""
     while True:
         async with dialled(scene.draft, DEAF) as channel:
             request = pb.GenerateRequest(text="x", max_new_tokens=500, logprobs=20, ignore_eos=True)
@@ -266,7 +267,7 @@ async def deaf_readers(scene: Scene, seen: Seen) -> None:
 
 
 async def finished_and_unread(scene: Scene, seen: Seen) -> None:
-    """Ask for 16 answers, and read none."""
+    """Attack: ask for 16 answers on one connection, and read none of them."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
         calls = []
@@ -278,7 +279,7 @@ async def finished_and_unread(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_askers(scene: Scene, seen: Seen) -> None:
-    """Ask for unary answers of several megabytes, and read none of them."""
+    """Attack: ask for unary answers of several megabytes, and read none of them."""
     asked = pb.DetokenizeRequest(token_ids=[300] * 260_000).SerializeToString()
     while True:
         async with dialled(scene.fused, DEAF) as channel:
@@ -289,7 +290,7 @@ async def deaf_askers(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_watchers(scene: Scene, seen: Seen) -> None:
-    """Watch health without reading, in more calls than a server allows."""
+    """Attack: watch the servers' health in more calls than they allow, without reading."""
     async with AsyncExitStack() as stack:
         calls = []
         for index in range(15):  # a connection has 256 streams, a server 256 places
@@ -301,14 +302,14 @@ async def deaf_watchers(scene: Scene, seen: Seen) -> None:
 
 
 async def silent_worker(scene: Scene, seen: Seen) -> None:
-    """Attach a pool worker that claims 4096 sessions and drafts for none."""
+    """Attack: attach a draft worker to the pool that offers to draft for 4096 requests, and drafts for none."""
     while True:
         async with raw_worker(scene.target, num_slots=4096, is_private=False) as worker:
             await observed(worker.call, seen, "silent worker")
 
 
 async def deaf_worker(scene: Scene, seen: Seen) -> None:
-    """Attach a pool worker that never reads."""
+    """Attack: attach a draft worker to the pool that never reads its messages."""
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]
     while True:
         async with raw_worker(scene.target, options=options, num_slots=4096, is_private=False) as worker:
@@ -317,7 +318,7 @@ async def deaf_worker(scene: Scene, seen: Seen) -> None:
 
 
 async def silent_calls(scene: Scene, seen: Seen) -> None:
-    """Open calls of every method without a first message, over many connections."""
+    """Attack: open calls of every method, over many connections, without ever sending a message."""
     while True:
         for server in scene.grpc_servers:
             async with AsyncExitStack() as stack:
@@ -330,7 +331,7 @@ async def silent_calls(scene: Scene, seen: Seen) -> None:
 
 
 async def half_open(scene: Scene, seen: Seen) -> None:
-    """Open connections to gRPC ports and send nothing, or half of the HTTP/2 preface."""
+    """Attack: open connections to gRPC ports, and send nothing, or a part of the HTTP/2 preface."""
     writers = []
     for index in range(300):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
@@ -345,9 +346,9 @@ QUICK: tuple[Recipe, ...] = (
     gzip_bombs, bombs_on_streams, late_branches, early_names, flood, long_texts, dear_prompts, dear_grammars,
     dear_sampling, wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
 )  # fmt: skip
-"""Attacks that end by themselves, and run one after another."""
+"""Attacks that end by themselves; they run one after another."""
 PATIENT: tuple[Recipe, ...] = (
     deaf_sessions, deaf_readers, finished_and_unread, deaf_askers, deaf_watchers, silent_worker, deaf_worker,
     silent_calls, half_open,
 )  # fmt: skip
-"""Attacks that run all the time, beside those of `QUICK`."""
+"""Attacks that run all the time, each again and again, beside those of `QUICK`."""

@@ -1,7 +1,7 @@
-"""The prober's process in the hostile suite: it times health checks, and prints a JSON line at intervals.
+"""Process of the hostile suite that times health checks, and prints the longest ones as JSON lines at intervals.
 
-A check's time is counted less the waits for a CPU core: those of the server's event loop, of another of its threads,
-and of the prober. On a busy machine they are most of the time, and no attack causes them.
+From a check's time the waits for a CPU core are subtracted: those of the server's event loop, of another of its
+threads, and of this process. On a busy machine they are most of the time, and no attack causes them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,20 @@ Check = Callable[[], Awaitable[bool]]
 
 
 class Prober:
-    """Prober that times health checks, and keeps the longest check of each server since its last printed line."""
+    """Times health checks of servers, and remembers the longest check of each since the last line that it printed."""
 
     def __init__(self) -> None:
         self._worst: dict[str, float] = defaultdict(float)
         self._num_failed = 0
 
     async def watch(self, name: str, pid: int, check: Check) -> None:
-        """Check a server until cancelled; keep its longest check in seconds, less waits for a CPU core."""
+        """Check a server until cancelled; remember the seconds of its longest check, less waits for a CPU core.
+
+        Args:
+            name: name under which `tell` prints the longest check.
+            pid: id of the server's process, whose waits for a core are subtracted.
+            check: function that sends one check, and returns whether it succeeded; failed ones are counted.
+        """
         await check()  # makes the connection
         while True:
             before, own, began = vitals.waited_s(pid), _own_wait_s(), time.monotonic()
@@ -48,14 +54,17 @@ class Prober:
             await asyncio.sleep(PROBE_S)
 
     async def tell(self) -> None:
-        """Print the longest check of each server as JSON, once per interval, until cancelled."""
+        """Print each server's longest check and how many failed, as JSON, every TELL_S seconds, until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             print(json.dumps({"worst": self._worst, "failed": self._num_failed}), flush=True)
             self._worst.clear()
 
     async def watch_grpc(self, name: str, address: str, pid: int) -> None:
-        """Check the liveness of a gRPC server until cancelled."""
+        """Time checks of a gRPC server's health service ("liveness") until cancelled.
+
+        `name` and `pid` (of the server's process) are as in `watch`.
+        """
         async with open_channel(address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
 
@@ -70,7 +79,11 @@ class Prober:
             await self.watch(name, pid, check)
 
     async def watch_http(self, name: str, url: str, pid: int) -> None:
-        """Check the liveness of an HTTP server until cancelled."""
+        """Time requests of /livez of the HTTP server at `url` until cancelled.
+
+        `name` is that under which `tell` prints the longest one. `pid` is the server's process, whose waits for a core
+        do not count; a request that fails is counted as a failed check.
+        """
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
 
             async def check() -> bool:
@@ -83,9 +96,10 @@ class Prober:
 
 
 def waited_between(before: dict[int, float], after: dict[int, float], *, first: int) -> float:
-    """Return the seconds for which a server waited for a core: its first thread, plus the worst other thread.
+    """Return the seconds that a server waited for a core between two readings of its threads' waits.
 
-    A thread that began meanwhile counts from its start; the waits of one that ended are unknown.
+    They are those of thread `first`, plus the most of any other thread. A thread that began meanwhile counts from its
+    start; the waits of one that ended are unknown.
     """
     waits = {thread: wait - before.get(thread, 0.0) for thread, wait in after.items()}
     return waits.pop(first, 0.0) + max(waits.values(), default=0.0)
@@ -96,7 +110,7 @@ def _own_wait_s() -> float:
 
 
 async def main(servers: dict[str, tuple[str, int]]) -> None:
-    """Probe servers, given as URL or HOST:PORT and process id by name."""
+    """Time the health checks of all servers; each name has a URL or HOST:PORT, and a process id."""
     prober = Prober()
     work = [
         (prober.watch_http if "://" in where else prober.watch_grpc)(name, where, pid)

@@ -1,4 +1,4 @@
-"""Tiny EAGLE drafts and targets with Medusa heads."""
+"""Tiny draft models for EAGLE, and tiny target models with Medusa heads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ HIDDEN_SIZE = 32
 
 
 def save_eagle_draft(directory: Path, method: str) -> Path:
-    """Save a draft of one layer with an EAGLE checkpoint's keys and shapes; it reads its target's hidden states."""
+    """Save a tiny one-layer draft with the parameter names and shapes of an EAGLE checkpoint; return the directory.
+
+    `method` is eagle or eagle3.
+    """
     save_tiny_model(directory, "llama", seed=9, num_hidden_layers=1, tie_word_embeddings=False)
     file = directory / "model.safetensors"
     tensors = load_file(file)
@@ -33,7 +36,10 @@ def save_eagle_draft(directory: Path, method: str) -> Path:
 
 
 def save_medusa_target(directory: Path, *, num_heads: int, vocab_size: int = 288) -> Path:
-    """Save `ModelDirectories.target` with Medusa heads fitted to its greedy texts; some of their guesses are right."""
+    """Save a tiny target with Medusa heads, fitted to its greedy texts so that some guesses are right.
+
+    The model is the same as `ModelDirectories.target`. The directory is returned.
+    """
     save_tiny_model(directory, "llama", seed=1)
     model = tiny_model("llama", seed=1)
     texts = _greedy_texts(model, num_texts=60, num_tokens=40)

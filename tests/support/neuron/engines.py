@@ -1,4 +1,4 @@
-"""Engines over neuron backends in this process, on the NxDI of the test run; requests to them, and their answers."""
+"""Requests to engines on the Neuron backend in this process, and their answers; NxDI is that of the test run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Answer = tuple[list[int], FinishReason]
 
 
 def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationRequest]:
-    """Return requests with random prompts of 1 to 40 tokens; some go on to the end of the context."""
+    """Return requests with random prompts of 1 to 40 tokens and random limits, some beyond the end of the context.
+
+    With `sampled` they have random sampling parameters, else they are greedy. Equal seeds give equal requests.
+    """
     rng = random.Random(seed)
     made = []
     for _ in range(num_requests):
@@ -47,7 +50,7 @@ def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationR
 
 
 def greedy_reference(target: Path, wanted: Sequence[GenerationRequest]) -> list[list[int]]:
-    """Return the token ids that Transformers' generate() gives for these requests."""
+    """Return the output token ids that Transformers' greedy generate() gives for each of these requests."""
     model = AutoModelForCausalLM.from_pretrained(target)
     outputs = []
     for request in wanted:
@@ -62,7 +65,7 @@ def greedy_reference(target: Path, wanted: Sequence[GenerationRequest]) -> list[
 
 
 async def generate_all(engine: TargetEngine, wanted: Sequence[GenerationRequest]) -> list[Answer]:
-    """Send all requests to an engine with three slots at once; return the answers in order."""
+    """Start an engine, send it all requests at once, and stop it; return the answers in the order of the requests."""
     engine.start()
     try:
         return list(await asyncio.gather(*(_generate(engine, request) for request in wanted)))

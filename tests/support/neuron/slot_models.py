@@ -1,4 +1,4 @@
-"""Neuron backends whose sequences have slots in a KV cache, in the sizes of tests that use `support/histories.py`."""
+"""Neuron backends that keep each sequence in its part (slot) of a KV cache, in the sizes of the backend tests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ GAMMA = 3
 
 @lru_cache(maxsize=4)
 def checkpoint(family: str, **fields: Any) -> Path:
-    """Save a tiny model with the weights of `histories.reference(family)` and further fields of its configuration."""
+    """Return the directory of a family's tiny model with further fields of its configuration.
+
+    It is saved at the first call with these arguments.
+    """
     return save_tiny_model(Path(mkdtemp()) / family, family, **fields)
 
 
 def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:
-    """Return the settings of a float32 model with three slots of `length` tokens each; `options` change some."""
+    """Return settings of a float32 model on backend neuron, with three sequences of `length` tokens each.
+
+    The context has room for `gamma` + 1 more tokens, unless `gamma` is 0. Further settings come from `options`:
+    num_slots, compile_policy, or fields of `NeuronOptions`.
+    """
     num_slots, policy = options.pop("num_slots", NUM_SLOTS), options.pop("compile_policy", "auto")
     return ModelConfig(
         path,

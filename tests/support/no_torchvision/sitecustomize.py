@@ -1,7 +1,7 @@
-"""Lets vLLM load its models for images without torchvision, in each Python with this folder on PYTHONPATH.
+"""Lets vLLM load models that take images without torchvision, in each Python with this folder on PYTHONPATH.
 
-For each such model vLLM imports a function of Pixtral's image processor, a file that needs torchvision. An empty module
-takes its place. Python runs a file of this name at its start.
+For each such model vLLM imports a function of Pixtral's image processor, from a module that needs torchvision. This
+file replaces that module by an empty one. Python runs a file named sitecustomize.py at its start.
 """
 
 import sys

@@ -1,10 +1,9 @@
-"""A contract double (stand-in) of AWS's NxD Inference ("NxDI") 0.9: the same modules and calls, on tiny models.
+"""A double (stand-in) of AWS's NxD Inference ("NxDI") 0.9: the same modules and calls, run by Transformers on a CPU.
 
-Its models are those of Transformers. It has the graphs of single models and of fused pairs (draft and target in one
-graph), which choose greedily. EAGLE, Medusa, sampling, quantization and CPU mode run only on NxDI's own sources. It
-enforces the rules of docs/neuron_rules.md. Where NxDI raises, the double raises; where NxDI is silently wrong, the
-double computes the same wrong thing on real keys and values, so that a test that compares tokens notices. Nothing in it
-imports the project.
+It has the compiled graphs of single models, and of fused pairs (draft and target in one graph), both with greedy
+choice. EAGLE, Medusa, sampling, quantization and CPU mode can be tested only on NxDI's own sources. The double enforces
+the rules of docs/neuron_rules.md: where NxDI raises, it raises; where NxDI is silently wrong, it computes the same
+wrong thing on real keys and values, so that a test that compares tokens notices. It imports nothing of this project.
 """
 
 from tests.support.nxdi_double.install import install

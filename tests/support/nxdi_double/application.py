@@ -1,4 +1,4 @@
-"""Base class of compiled models in the double of NxDI: it chooses graphs as NxDI does, silent errors included."""
+"""Base class of compiled models in the double of NxDI (AWS's NxD Inference); it chooses graphs as NxDI does."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ from tests.support.nxdi_double.rooms import (
 
 
 class NeuronModel:
-    """Stand-in for a model's class, which NxDI finds by the attribute `_model_cls` of an application."""
+    """Stand-in for the model class that an application of NxDI names in its attribute `_model_cls`."""
 
 
 class NeuronApplication:
-    """The double of NxDI's application; all instances share `calls`, and `compiled_in`, the folders of compilations."""
+    """The double of NxDI's application, a model with its compiled graphs.
+
+    All instances share two lists: `calls`, graph and shape of input_ids of each call, and `compiled_in`, the work
+    directory of each compilation.
+    """
 
     _model_cls: ClassVar[Any] = NeuronModel
     calls: ClassVar[list[tuple[str, tuple[int, ...]]]] = []
@@ -53,7 +57,7 @@ class NeuronApplication:
         self.enable_context_encoding()
 
     def _check(self) -> None:
-        """Raise for the settings for which NxDI raises when an application is created."""
+        """Raise ValueError for settings for which NxDI raises when an application is created."""
         neuron, pair = self.neuron_config, self.config.fused_spec_config
         if neuron.enable_fused_speculation and (neuron.on_device_sampling_config is None or pair is None):
             raise ValueError("fused speculation needs on-device sampling and a draft")
@@ -66,7 +70,7 @@ class NeuronApplication:
         return InferenceConfig
 
     def enable_context_encoding(self, **_: Any) -> None:
-        """Do nothing: NxDI makes the first graph of `_model_cls` here."""
+        """Do nothing; in NxDI, this method makes the graph for prompts, the first one."""
 
     def enable_token_generation(self) -> None:
         self.graphs.add("token")
@@ -100,7 +104,10 @@ class NeuronApplication:
         attention_mask: Tensor | None,
         sampling_params: Tensor,
     ) -> SimpleNamespace:
-        """Run the graph that NxDI would choose: a prompt's for a position 0, else by the number of tokens per row."""
+        """Run the graph that NxDI would choose: that for prompts if any position is 0.
+
+        Otherwise it is the fused graph if there is one, else that for this number of tokens per row.
+        """
         self._check_call(input_ids, position_ids, seq_ids, sampling_params)
         mask = attention_mask
         if mask is None:
@@ -152,7 +159,7 @@ class NeuronApplication:
         return config.context_encoding_buckets or automatic_buckets(config.max_context_length)
 
     def _check_room(self, num_positions: int) -> None:
-        """Raise ValueError unless a bucket has room for the held tokens, and for the K tokens of a verifying graph."""
+        """Raise ValueError if this number of positions exceeds every bucket (length for which a graph was compiled)."""
         config = self.neuron_config
         buckets = config.token_generation_buckets or automatic_buckets(config.seq_len)
         fitting_bucket(buckets if config.enable_bucketing else [config.seq_len], num_positions)

@@ -1,4 +1,4 @@
-"""Configuration classes in the double of NxDI: NeuronConfig, InferenceConfig and that of a fused pair."""
+"""Configuration classes in the double of NxDI: NeuronConfig, InferenceConfig, and the one for a fused pair's draft."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DEFAULTS: dict[str, Any] = {
     "output_logits": False,
     "on_device_sampling_config": None,
 }
-"""Settings that the double reads, with NxDI's defaults."""
+"""Settings of NeuronConfig that the double reads, with NxDI's default values."""
 
 
 class NeuronConfig:
-    """Settings of a compilation; any keyword is accepted, as NxDI does with a warning."""
+    """Settings of a compilation. As in NxDI, any keyword is accepted; NxDI would warn of unknown ones."""
 
     def __init__(self, **settings: Any) -> None:
         self.__dict__.update(DEFAULTS | settings)
@@ -39,12 +39,15 @@ class NeuronConfig:
             raise AssertionError(f"Context bucket {longest} should be <= {self.max_context_length}")
 
     def __getattr__(self, name: str) -> Any:
-        """Declare to mypy that there are attributes, of any type."""
+        """Raise AttributeError; the method exists so that mypy accepts any attribute."""
         raise AttributeError(name)
 
 
 class FusedSpecNeuronConfig:
-    """Configuration of the draft in a fused pair."""
+    """Configuration and checkpoint path of the draft model in a fused pair (draft and target in one graph).
+
+    As in NxDI, `worker_cls` must not be None; the double does not use it otherwise.
+    """
 
     def __init__(self, worker_cls: Any, draft_config: InferenceConfig, draft_model_path: str) -> None:
         if worker_cls is None:
@@ -54,7 +57,7 @@ class FusedSpecNeuronConfig:
 
 
 class InferenceConfig:
-    """A NeuronConfig, and the fields of the checkpoint's config.json."""
+    """A NeuronConfig, and the fields of the checkpoint's config.json as attributes, which `load_config` must set."""
 
     def __init__(self, neuron_config: NeuronConfig, load_config: Callable[[InferenceConfig], None]) -> None:
         self.neuron_config = neuron_config
@@ -66,12 +69,12 @@ class InferenceConfig:
         return NeuronConfig
 
     def set_fields(self, fields: dict[str, Any]) -> None:
-        """Set the fields of config.json as attributes."""
+        """Make each field of a checkpoint's config.json an attribute of this object."""
         self.fields = fields
         self.__dict__.update(fields)
 
     def save(self, folder: str) -> None:
-        """Write the whole configuration into a folder, from which `load` makes an equal one."""
+        """Write the whole configuration into a folder, from which `load` makes an equal object."""
         Path(folder, CONFIG_FILE).write_text(json.dumps(self._as_dict()))
 
     def _as_dict(self) -> dict[str, Any]:
@@ -83,7 +86,7 @@ class InferenceConfig:
 
     @classmethod
     def load(cls, folder: str) -> InferenceConfig:
-        """Read the configuration that `save` wrote into a folder."""
+        """Return the configuration that `save` wrote into a folder."""
         fields = json.loads(Path(folder, CONFIG_FILE).read_text())
         pair = fields.pop("fused_spec_config", None)
         config = cls._from_fields(fields)
@@ -99,5 +102,5 @@ class InferenceConfig:
 
 
 def load_pretrained_config(path: str) -> Callable[[InferenceConfig], None]:
-    """Return a function that sets the fields of a checkpoint's config.json."""
+    """Return a function that puts the fields of the checkpoint's config.json into an InferenceConfig."""
     return lambda config: config.set_fields(json.loads(Path(path, "config.json").read_text()))

@@ -1,4 +1,4 @@
-"""The double of NxDI's graph of a fused pair, `model_base.NeuronFusedSpecModel`, with the methods to override."""
+"""The double of `NeuronFusedSpecModel`, NxDI's graph of a fused pair (draft and target)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PADDING = -1
 
 
 class Part(torch.nn.Module):
-    """Draft or target model in the double of a fused graph; its keys and values are in a `Memory`."""
+    """The draft or the target in the double of a fused graph; its weights and KV cache are in a `Memory`."""
 
     def __init__(self, config: Any, neuron_config: Any) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Part(torch.nn.Module):
         position_ids: torch.Tensor,
         seq_ids: list[int],
     ) -> list[Any]:
-        """Return a list: token ids, logits if the configuration asks for them, then placeholders for KV states."""
+        """Return [token ids, logits if the configuration asks for them, then NxDI's placeholders for the KV cache]."""
         logits = self._logits(input_ids, attention_mask, position_ids, seq_ids)
         return [logits.argmax(-1), *([logits] if self._has_logits else []), *self.kv_mgr.past_key_values]
 
@@ -49,7 +49,7 @@ class Part(torch.nn.Module):
 
 
 class NeuronFusedSpecModel(torch.nn.Module):
-    """Model of a fused pair with NxDI's outputs in NxDI's order: tokens and logits, then states."""
+    """Draft and target in one graph; a call's outputs are in NxDI's order: tokens and logits, then the KV cache."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -71,7 +71,11 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [draft[0], target[0], *draft[1:], *target[1:]]
 
     def _token_gen_forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *others: Any) -> list[Any]:
-        """Draft K - 1 greedy tokens, write the last one to the draft's KV cache too, and run the target over all K."""
+        """Run the draft for K greedy tokens, then the target over the last token and the first K - 1 of these.
+
+        The draft's K-th step exists for its KV cache: all of its K tokens but the last are proposed. K is
+        `speculation_length`.
+        """
         num_heads = 2 if self.neuron_config.output_logits else 1
         tokens, mask, drafted = [input_ids], attention_mask.clone(), []
         for step in range(self.neuron_config.speculation_length):
@@ -97,10 +101,10 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [accepted, accepted.gather(1, matches - 1), kept, (position_ids + matches).int()]
 
     def split(self, outputs: list[Any]) -> list[Any]:
-        """Return a call's outputs without KV states, whose indices must be those in NxDI's table of aliases.
+        """Return a call's outputs without the placeholders for the KV cache.
 
         Raises:
-            RuntimeError: the states are at other indices.
+            RuntimeError: the placeholders are not at the indices that NxDI's table of aliases has for them.
         """
         states = [*self.draft_model.kv_mgr.past_key_values, *self.target_model.kv_mgr.past_key_values]
         num_heads = 6 if self.neuron_config.output_logits else 4

@@ -1,4 +1,4 @@
-"""Makes the double of NxDI importable under NxDI's module names."""
+"""Makes the double (stand-in) of NxDI importable under NxDI's module names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODULES: dict[str, dict[str, Any]] = {
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Make the double importable under NxDI's names, until the patch is undone."""
+    """Make the double of NxDI importable under NxDI's module names, until the patch is undone."""
     for name, contents in MODULES.items():
         module = ModuleType(name)
         module.__path__ = []  # a package, as far as the import of its children is concerned

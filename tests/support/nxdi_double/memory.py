@@ -1,4 +1,7 @@
-"""A model with the KV cache of a compiled graph: one room per sequence, written by position, read by mask."""
+"""A model with the KV cache of a compiled graph.
+
+Each sequence has a room, its part of the cache; writes go to given positions, and a mask says which positions are read.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 NOISE = 50.0
-"""Keys and values at positions that hold no token: read by mistake, they ruin every logit."""
+"""Value of keys and values at positions without a token; if they are read by mistake, every logit is wrong."""
 
 
 class Memory:
-    """A model and its KV cache, which has B rooms of L positions; a room is for one sequence.
+    """A model and its KV cache, which has B rooms (one per sequence) of L positions each.
 
     Args:
         checkpoint: directory of a Transformers model.
-        num_rooms, length: number of rooms (B), and positions of each (L).
+        num_rooms, length: number of rooms (B), and number of positions of each (L).
     """
 
     def __init__(self, checkpoint: Path, *, num_rooms: int, length: int) -> None:
@@ -30,11 +33,15 @@ class Memory:
     def run(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, rooms: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [num_rows, width, vocab_size] and new keys and values of tokens after the columns of `mask`.
+        """Run the model; return the logits [num_rows, width, vocab_size] and the new tokens' keys and values.
+
+        The latter are [num_layers, 2 (keys, values), num_rows, num_heads, width, head_dim].
+
+        Each token sees the cached positions that `mask` selects, and the new tokens up to itself. Nothing is written.
 
         Args:
-            mask: bool [num_rows, at most L], the positions of its room that a row sees.
-            rooms: room of the keys and values that each row sees.
+            mask: bool [num_rows, at most L]; for each row, which positions of its room are visible.
+            rooms: number of the room that each row reads.
         """
         num_rows, width = input_ids.shape
         past = self.rooms[:, :, rooms]  # [layers, 2, num_rows, heads, L, head_dim]
@@ -53,9 +60,13 @@ class Memory:
         return output.logits.float(), new
 
     def write(self, new: torch.Tensor, row: int, room: int, positions: torch.Tensor) -> None:
-        """Write the keys and values of row `row` to positions of a room; raise IndexError beyond the room's end."""
+        """Write the keys and values of row `row` to positions of a room; `new` has all rows, as `run` returns them.
+
+        Raises:
+            IndexError: a position is beyond the room's end.
+        """
         self.rooms[:, :, room, :, positions] = new[:, :, row]
 
     def soil(self, room: int, start: int, end: int) -> None:
-        """Overwrite positions `start` to `end` of a room with noise, in place of a padding token's values."""
+        """Overwrite positions `start` to `end` - 1 of a room (one sequence's KV cache) with NOISE, as padding does."""
         self.rooms[:, :, room, :, start:end] = NOISE

@@ -1,7 +1,8 @@
-"""Lets vLLM's runner V2 run on a CPU, by Triton's interpreter, in each Python with this folder on PYTHONPATH.
+"""Lets vLLM's model runner V2 run on a CPU, by Triton's interpreter, in each Python with this folder on PYTHONPATH.
 
-vLLM takes Triton on a CPU only if Triton has a backend for it, which the published packages lack. The interpreter needs
-none: it runs kernels as Python, slowly. Python runs a file of this name at its start.
+vLLM uses Triton on a CPU only if Triton has a backend for CPUs, which the published packages lack. This file registers
+one by name. The interpreter, which runs kernels as Python code, needs no real one. Python runs a file named
+sitecustomize.py at its start.
 """
 
 import os
@@ -17,7 +18,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     patch_lang_core = interpreter._patch_lang_core
 
     def counting_in_tensors(lang: Any, scope: Any) -> None:
-        """Let loops over `tl.range` count in tensors, as compiled ones do: vLLM's top_k and top_p cast the number."""
+        """Patch Triton's language so that loops over `tl.range` count in tensors, as compiled kernels do.
+
+        vLLM's kernels for top_k and top_p cast the loop variable, which a plain int cannot do.
+        """
         patch_lang_core(lang, scope)
         numbers = lang.range
         scope.set_attr(lang, "range", lambda *ends, **hints: map(interpreter._implicit_cvt, numbers(*ends, **hints)))
@@ -27,7 +31,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     masked_store = interpreter.InterpreterBuilder.create_masked_store
 
     def with_mask(self: Any, places: Any, value: Any, mask: Any, *others: Any) -> Any:
-        """Store with a mask of numbers too, as compiled kernels do."""
+        """Store values where the mask is not 0: a mask may have any numbers, as in compiled kernels."""
         mask.data = mask.data.astype(bool)
         return masked_store(self, places, value, mask, *others)
 

@@ -78,6 +78,8 @@ def test_a_device_is_not_emulated(tmp_path: Path) -> None:
 def test_passes_follow_the_roofline(base: float, session: float, token: float, sessions: int) -> None:
     """An emulated pass takes the longer of reading the weights and computing the tokens, plus a time per session.
 
+    `base`, `session` and `token` are seconds: of reading the weights, of each session, and of computing a token.
+
     A further token costs nothing until computing takes as long as reading the weights.
     """
     time_of = PassTime(base, session, token).seconds

@@ -277,7 +277,11 @@ def test_packed_experts_of_gpt_oss_are_unpacked(tmp_path: Path) -> None:
 
 
 def packed_experts(num_experts: int, num_inputs: int, num_outputs: int) -> tuple[torch.Tensor, ...]:
-    """Return random MXFP4 weights: blocks (two values a byte), scales (one per 32 values), and the same as floats."""
+    """Return random MXFP4 weights: (blocks of two values a byte, a scale per 32 values, the same weights as floats).
+
+    Blocks are [experts, outputs, inputs / 32, 16], scales [experts, outputs, inputs / 32], and floats
+    [experts, inputs, outputs].
+    """
     generator = torch.Generator().manual_seed(0)
     shape = num_experts, num_outputs, num_inputs // 32
     blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)

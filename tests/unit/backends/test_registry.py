@@ -55,6 +55,8 @@ def test_idle_neuron_devices_are_named(
 ) -> None:
     """A server that runs on the CPU of a machine with Neuron devices logs how to use them.
 
+    With --backend torch, which somebody has chosen, it logs nothing.
+
     Regression: without --backend neuron, an 8B model on a Trainium instance silently ran on the CPU.
     """
     path = save_tiny_model(tmp_path, "llama")

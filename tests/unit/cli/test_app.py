@@ -98,7 +98,10 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
     ],
 )
 def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
-    """The log has each warning of NxDI (AWS's NxD Inference) only once.
+    """The log has errors of NxDI (AWS's NxD Inference) each time, warnings once, and its other lines never.
+
+    Warnings about unexpected arguments are left out too. `shown` says whether the line is logged at its first and at
+    its second time.
 
     Regression: only 8 of 250 lines in a draft's log were the draft's own, since NxDI logs to the root logger.
     """
@@ -124,6 +127,8 @@ def test_other_lines_are_logged_every_time() -> None:
 )
 def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
     """A client that disconnects during the last message to it causes no traceback in the log.
+
+    `shown` tells whether the log keeps the line `message`.
 
     Regression: 1 in some 1,000 clients disconnected while its status was sent, and gRPC put a traceback into the
     target's log.

@@ -54,7 +54,7 @@ def config(**values: Any) -> Change:
 
 
 def header(**changes: Any) -> Change:
-    """Return a function that changes a tensor's entry in the weights' header; it removes fields with value `GONE`."""
+    """Return a function that changes model.norm.weight in the weights' header; fields of value `GONE` are removed."""
 
     def change(folder: Path) -> None:
         content = (folder / WEIGHTS).read_bytes()

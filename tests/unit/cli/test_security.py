@@ -107,6 +107,8 @@ async def test_a_trial_server_is_trusted_at_its_interface_address(
 ) -> None:
     """The certificate that --tls_self_signed makes has the addresses of the machine's interfaces.
 
+    `far` is an address elsewhere, by which the test finds an interface; nothing is sent there.
+
     Regression: README's commands failed if HOST was an IP address: without DNS the certificate lacked
     it.
     """

@@ -58,6 +58,8 @@ def test_each_role_reads_its_defaults(role: str) -> None:
 def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
     """Settings written into a configuration file are the same when they are read back.
 
+    With `changes`, the settings of `CHANGED` are set too, beside the required ones.
+
     Regression: `lookup = false` was ignored, and neuron_config was written in Python's syntax.
     """
     arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]

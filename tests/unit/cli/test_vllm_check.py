@@ -23,7 +23,7 @@ from specdec.inference.vllm.hooks import VARIABLE, Hooks, read_hooks
 
 LOST_BY_RULE = hooks._lost_by_rule
 OWNER = "vllm.v1.worker.gpu.states:RequestState"
-"""A class that vLLM's model runner V2 alone needs, with its attributes `draft_tokens` and `req_id_to_index`."""
+"""A class of vLLM that this project needs on runner V2 alone, with its attributes `draft_tokens`, `req_id_to_index`."""
 
 
 def grown(folder: Path) -> Path:

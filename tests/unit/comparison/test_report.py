@@ -512,6 +512,8 @@ def test_figures_survive_a_full_disk(
 ) -> None:
     """Figures that cannot be written to a full disk go to another directory; without any they are printed.
 
+    The disk is full for the file `name`; `refuge` tells whether there is another directory.
+
     Regression: a full disk ended a comparison without its figures.
     """
     (tmp_path / "elsewhere").mkdir()
@@ -536,7 +538,10 @@ def test_figures_survive_a_full_disk(
 
 @pytest.mark.parametrize(("slowdown", "count"), [(1.0, "6 of 6 medians"), (3.0, "4 of 6 medians")])
 def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: float, count: str) -> None:
-    """The table by load says how many median speeds are at least 0.97 of the target alone's, and names the lowest."""
+    """The table by load says how many median speeds are at least 0.97 of the target alone's, and names the lowest.
+
+    `slowdown` is the factor of the pool's times, and `count` is what the table says.
+    """
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
     found = changed(settings, lambda it: slowed(it, slowdown) if is_of(Topology.POOL, it) else it)
@@ -605,7 +610,10 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 @pytest.mark.parametrize("theme", [0, 1])
 def test_colours_of_text_have_contrast(name: str, theme: int) -> None:
-    """Texts on the page have WCAG AA's contrast of 4.5 to 1, on paper and on the table's stripes, light and dark."""
+    """Texts on the page have WCAG AA's contrast of 4.5 to 1, on paper and on the table's stripes, light and dark.
+
+    `name` is a colour of the page's style; `theme` 0 is light, 1 dark.
+    """
     page = ROOT / "specdec" / "comparison" / "report" / "page.html"
     themes = page.read_text().split("prefers-color-scheme: dark")
     found = dict(re.findall(r"--(\w+): #(\w{6})", themes[theme]))

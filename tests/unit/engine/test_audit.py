@@ -114,7 +114,10 @@ def test_the_prompt_is_not_audited() -> None:
 
 
 async def test_windows_leave_no_rounding_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a backend computes in fixed windows, an audit's margins have the same bits in whatever parts it reads."""
+    """An audit gives the same margins, bit by bit, whether it reads a text in parts of 11 tokens or of 256.
+
+    That holds for a model in bfloat16 whose backend computes attention in windows of fixed sizes.
+    """
     backend = TorchBackend(tiny_model("llama").to(torch.bfloat16), num_slots=2, max_length=64, windows=Windows(16, 2))
     found = []
     async with running(TargetEngine(SlotDecoder(backend))) as engine:

@@ -56,6 +56,8 @@ def decoding(slot: int) -> TargetSession:
 def test_a_burst_of_prompts_is_read_as_fast_as_its_share_allows(num_draft_tokens: int) -> None:
     """Prompts get their share of a pass even if no pass over as many sessions was ever measured without prompts.
 
+    Each decoding session has `num_draft_tokens` draft tokens in the measured passes.
+
     Regression: such a pass was assumed to take as long as one over a single session, and the rest counted as the cost
     of its prompt tokens. So prompts seemed five times as costly, each pass read 16 tokens of them, and a burst of
     requests took long to be read.
@@ -101,7 +103,10 @@ def test_rounds_pay_where_sessions_make_passes_long(seconds: float, expected: Sc
 
 
 def drafted(end: int, num_tokens: int, *, gamma: int = 8, schedule: Schedule | None = Schedule.ASYNC) -> TargetSession:
-    """Return a decoding session with `end` committed tokens, to which its draft worker has sent `num_tokens` more."""
+    """Return a decoding session with `end` committed tokens, to which its draft worker has sent `num_tokens` more.
+
+    If `schedule` is None, it has no draft worker, and gets no tokens.
+    """
     session = TargetSession(GenerationRequest(tuple(range(5, 5 + end)), max_new_tokens=40), max_length=99, gamma=gamma)
     session.enter(0, end - 1)
     if schedule is not None:

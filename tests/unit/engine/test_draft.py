@@ -61,7 +61,10 @@ async def test_a_round_goes_on_after_a_commit(engine: DraftEngine, committed: li
 async def test_a_running_step_counts_if_its_chain_lives(
     engine: DraftEngine, proposer: ScriptedProposer, committed: list[int], lengths: list[int]
 ) -> None:
-    """The token of a running step counts only if a commit meanwhile agrees with the drafted tokens before it."""
+    """The token of a running step counts only if a commit meanwhile agrees with the drafted tokens before it.
+
+    `committed` is committed during the third step; `lengths` are those of the sequences that all steps extended.
+    """
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, 2)
     proposer.gate.close()

@@ -102,7 +102,10 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Return at random no proposal, or a chain in which nine tokens in ten are right with a random branch beside it."""
+    """Return at random no proposal, or a chain in which nine tokens in ten are right with a random branch beside it.
+
+    `truth` is the whole answer, from the first token after the prompt of PLAIN.
+    """
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)

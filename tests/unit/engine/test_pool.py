@@ -60,7 +60,7 @@ async def pool() -> AsyncGenerator[DraftPool, None]:
 
 
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
-    """Return a request's tokens, and the percentage of its later half of commits that verified draft tokens."""
+    """Answer a prompt of `length` tokens; return (tokens, percentage of the later commits that had draft tokens)."""
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
@@ -323,7 +323,7 @@ async def test_a_round_that_waits_for_a_worker_ends_when_drafting_is_held() -> N
         answer = asyncio.create_task(commits_of(pool.generate(request)))
         await until(lambda: bool(silent.sessions))
         await engine.until_step_ends()
-        pool.begin_off()
+        pool.engine.drafting.begin_off()
         assert all(commit.is_held for commit in (await answer)[1:])
 
 
@@ -337,6 +337,8 @@ class CrowdedEngine(TargetEngine):
 @pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
 async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots: int) -> None:
     """A target with many sessions drafts in rounds with a worker whose tokens were often accepted before.
+
+    `asked` is the schedule that the requests name, and `num_slots` is that of the worker.
 
     Two cases run ahead instead: a request that asks for it, and a worker of which no token was accepted yet.
     """

@@ -86,7 +86,10 @@ async def again(request: GenerationRequest, engine: TargetEngine) -> list[Commit
 @pytest.mark.parametrize("decoder", ["alone", "fused"])
 @pytest.mark.parametrize("asked", REQUESTS)
 async def test_the_second_answer_follows_the_first(decoder: str, asked: str) -> None:
-    """A repeated request gets the same tokens in few passes; one with another seed gets its own tokens."""
+    """A repeated request gets the same tokens in few passes; one with another seed gets its own tokens.
+
+    `decoder` is "alone" or "fused" (with a draft), and `asked` a key of REQUESTS.
+    """
     request, target = REQUESTS[asked], SlotDecoder(table_model())
     model = target if decoder == "alone" else SpeculativeDecoder(target, Moody(), DraftLength())
     async with running(engine_of(model, KEEPING)) as engine:
@@ -111,6 +114,8 @@ async def test_nothing_is_kept_by_default() -> None:
 )
 async def test_answers_are_drafts_for_their_own_account_and_salt_alone(who: str, salt: str, shares: bool) -> None:
     """An answer gives draft tokens only to its own account, and only under its own cache salt.
+
+    `shares` tells whether account `who`, with `salt`, gets draft tokens of the answer to account "one" with no salt.
 
     That holds even for accounts that share cached prefixes. Clients can see rejected draft tokens, so drafts from
     another account's text would reveal that text.

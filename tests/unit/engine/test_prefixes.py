@@ -364,7 +364,7 @@ async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Aske
 
 
 def assert_holds(backend: TorchBackend, slot: int, token_ids: Sequence[int], fresh: TorchBackend) -> None:
-    """Assert that the logits after a slot's tokens are those after a prefill of the same tokens elsewhere."""
+    """Assert that `slot` holds `token_ids`: it gives the logits of slot 0 of `fresh`, which reads them anew."""
     logits = backend.forward([Span(slot, len(token_ids), [9], 1)])
     expected = fresh.forward([Span(0, 0, [*token_ids, 9], 1)])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)

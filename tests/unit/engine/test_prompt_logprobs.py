@@ -59,6 +59,8 @@ async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch:
 async def test_a_prompt_that_is_read_again_is_scored_once(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that is read again after a failed pass has one score per token.
 
+    Pass number `failing` is the one that fails.
+
     Regression: a pass within or after a prompt of 600 tokens failed, and the client got 855 scores.
     """
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 3)

@@ -119,6 +119,8 @@ def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
 def test_dear_sessions_narrow_a_pass(clock: Clock, sampling: SamplingParams, width: int) -> None:
     """A pass verifies fewer draft tokens of a session whose sampling parameters make each token cost much time.
 
+    `width` is how many of 100 proposed tokens it verifies.
+
     Regression: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per
     token.
     """

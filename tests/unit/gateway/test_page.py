@@ -86,7 +86,7 @@ async def page_of(completer: ScriptedCompleter, page: Page, **settings: Any) -> 
 
 
 async def send(page: Page, prompt: str = "prompt", **fields: object) -> None:
-    """Fill in the form of the web page, and submit it."""
+    """Fill in the form of the web page, and submit it; `fields` are values by name of an input."""
     for name, value in {"prompt": prompt, **fields}.items():
         await page.run(f"{at(name)}.value = {json.dumps(value)}")
     await page.run(f"{at('mode')}.dispatchEvent(new Event('change')); {at('form')}.requestSubmit()")

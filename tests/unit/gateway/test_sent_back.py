@@ -141,7 +141,14 @@ async def test_openais_messages_with_calls(talker: Talker, completions: Any, way
 
 
 def called(talker: Talker, name: str, content: str = "I look.", function: str = "") -> None:
-    """Assert that the last prompt has the question, the call in the form for templates, and the tool's answer."""
+    """Assert that the last prompt has the question, the call in the form for templates, and the tool's answer.
+
+    Args:
+        talker: the completer that got the prompt.
+        name: id of the call.
+        content: of the message with the call.
+        function: name of the function in the message with the tool's answer.
+    """
     prompt = talker.requests[-1].prompt
     assert isinstance(prompt, Chat)
     user, assistant, answer = prompt.messages

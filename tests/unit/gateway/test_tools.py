@@ -197,6 +197,8 @@ async def test_an_upstream_fault_names_the_clients_field(
 ) -> None:
     """If the server behind a gateway finds an error in a grammar, the answer names the field that the client has sent.
 
+    The error about `body` names the field `param`, and has `part` in its message.
+
     Regression: a fault of guided_regex was reported as one of response_format, which the client had not
     sent.
     """

@@ -48,7 +48,10 @@ async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
 
 @asynccontextmanager
 async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
-    """Yield the address of a server whose streams send the client's address every 0.1 s; `instead` replaces options."""
+    """Yield the address of a server whose streams send the client's address every 0.1 s.
+
+    `instead` replaces values of SERVER_OPTIONS, with __ for each dot in a name.
+    """
 
     async def serve(request: object, context: Any) -> None:
         for _ in range(12):

@@ -71,6 +71,8 @@ async def test_a_busy_host_is_known_before_a_run(
 ) -> None:
     """A busy machine is reported before a measurement, not only after it.
 
+    `used_s` is the CPU time that other programs take meanwhile.
+
     Regression: a study ran for its three minutes, and only then reported that the machine had been busy.
     """
     stat = tmp_path / "stat"

@@ -28,7 +28,7 @@ def request(
     counts: Counts = NOTHING_COUNTED,
     accepted: int = 3,
 ) -> RequestStats:
-    """Return figures of a request with a commit after each gap, each of 4 draft tokens and `accepted` accepted ones."""
+    """Return figures of a request with a commit after each of `gaps` (in s), with `accepted` of 4 draft tokens each."""
     stats = RequestStats(started=started, num_prompt_tokens=7)
     for end in np.cumsum(gaps) + started:
         stats.take(Commit(0, (7,) * (accepted + 1), 4, accepted, timings, counts=counts), at=float(end))

@@ -64,7 +64,7 @@ def random_logits(seed: int, num_rows: int, vocab_size: int) -> npt.NDArray[np.f
 
 
 def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.NDArray[np.float64]:
-    """Return the noise (the random numbers) of (seed, position, token id) triples, computed with numpy."""
+    """Return the noise (random numbers), computed with numpy, for the i-th seed, position and token id of each list."""
     values: npt.NDArray[np.float64] = gumbel_noise(np.array(noise_keys(seeds, positions)), np.array(token_ids))
     return values
 

@@ -38,7 +38,7 @@ ALPHA = 0.01 / len(SETTINGS)
 ALPHA_WRONG = ALPHA * 1e-6
 
 Rows = Callable[[SamplingParams, list[SamplingParams], list[int], list[int]], list[int]]
-"""Function that chooses a token per row; takes the batch's parameters, and the rows' seeds, positions, last tokens."""
+"""Function that chooses a token per row, from (parameters, and by row: those with its seed, position, last token)."""
 
 
 def bits(row: np.ndarray) -> bytes:
@@ -46,7 +46,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """Return a function that chooses from `logits`, each row masked by its row of `allowed`; False forbids a token."""
+    """Return a function that chooses from the row of `logits` for the last token, where that of `allowed` is True."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:

@@ -19,7 +19,10 @@ def quiet_pass(num_sessions: int, seconds: float, num_prompt_tokens: int = 0) ->
 
 
 class Machine:
-    """Target with passes of known times; drafts make a pass `factor` times as long, and give `tokens` per session."""
+    """Target with passes of known times; drafts make a pass `factor` times as long, and give `tokens` per session.
+
+    `plain_s` gives the seconds of a pass without drafts, which gives one token per session, by number of sessions.
+    """
 
     def __init__(self, rule: Counterfactual, *, plain_s: Callable[[int], float], tokens: float, factor: float) -> None:
         self.rule, self.plain_s, self.tokens, self.factor = rule, plain_s, tokens, factor
@@ -28,7 +31,7 @@ class Machine:
         self._num_since = 0
 
     def run(self, seconds: float, num_sessions: int = 4) -> float:
-        """Run passes for `seconds` of the machine's own time; return the speed relative to decoding without drafts."""
+        """Run passes for `seconds` of the machine's own time; return its speed over that of decoding without drafts."""
         began, plain = self.now, 0.0
         while self.now < began + seconds:
             plain += self.step(num_sessions)

@@ -80,7 +80,10 @@ def test_tokens_that_come_too_late_save_nothing() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.floats(0.05, 0.99), st.floats(1e-4, 0.02), st.floats(1e-3, 0.1))
 def test_the_first_message_has_the_best_length(rate: float, step_s: float, round_s: float) -> None:
-    """If each draft token is accepted with one probability, a proposal's first message has the fastest length."""
+    """If each draft token is accepted with one probability, a proposal's first message has the fastest length.
+
+    `rate` is this probability; a step of the draft takes `step_s`, and a pass of the target `round_s`.
+    """
     pacing = choose_pacing(64, 0, Measured(step_s, round_s, 0.0))
     survivals = [rate ** (i + 1) for i in range(64)]
     stopped = next((n for n in range(1, 64) if is_first_message_complete(survivals[:n], pacing)), 64)

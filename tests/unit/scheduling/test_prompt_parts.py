@@ -58,7 +58,10 @@ def test_unknown_times_limit_nothing() -> None:
 
 @pytest.mark.parametrize(("fixed_s", "usual"), [(0.02, USUAL_PART_TOKENS), (0.002, SHORT_PART_TOKENS)])
 def test_the_shortest_parts_are_those_that_cost_little_more(fixed_s: float, usual: int) -> None:
-    """A part of a prompt has the usual length if each part costs a high fixed time, and else the short length."""
+    """A part of a prompt has the usual length if each part costs a high fixed time, and else the short length.
+
+    `fixed_s` is that time in seconds, and `usual` the shortest length that follows from it.
+    """
     known = PromptParts(0.1)
     known.record(MAX_PART_TOKENS, 1.0)
     rooms = []

@@ -81,7 +81,10 @@ DELAYS = st.floats(0.0, 0.1)
 def test_a_longer_delay_never_pays_more(
     num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
 ) -> None:
-    """If it pays to wait for draft tokens that come after a delay, it also pays with any shorter delay."""
+    """If it pays to wait for draft tokens that come after a delay, it also pays with any shorter delay.
+
+    `one_s` and `other_s`, modulo `pass_s`, are the two delays.
+    """
     shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
     if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s) and shorter_s > 0:
         assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s)
@@ -98,7 +101,13 @@ def test_waiting_is_decided_as_a_simulation_of_both_would(delay_s: float, rate: 
 
 
 def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
-    """Return tokens/s of a simulated target: 4 draft tokens come `delay_s` after a rejection; it waits or decodes."""
+    """Return tokens/s of a simulated target, to which 4 draft tokens come `delay_s` after a rejection.
+
+    Args:
+        delay_s: the delay of new draft tokens.
+        rate: probability that a draft token is right.
+        waits: whether the target waits for them; else it decodes alone meanwhile.
+    """
     rng, now, tokens = random.Random(0), 0.0, 0
     for _ in range(4000):
         accepted = next((k for k in range(4) if rng.random() >= rate), 4)
@@ -116,7 +125,10 @@ def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
 
 @pytest.mark.parametrize("gap_s", [0.001, 0.008, 0.02, 0.5])
 def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
-    """A wait for draft tokens has a limit; if they usually come too late for it, the target does not wait."""
+    """A wait for draft tokens has a limit; if they usually come too late for it, the target does not wait.
+
+    `gap_s` is the time from a rejection to the next draft tokens.
+    """
     costs, arrivals, now = PassCosts(), Arrivals(), 100.0
     for width in (0, 4) * 20:
         costs.record(width, 0.010 + 0.0001 * width)

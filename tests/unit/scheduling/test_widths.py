@@ -18,7 +18,13 @@ STAIRS = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1e-4, 1e-3, 0.02]), min_size=1
 
 
 def tokens_per_s(widths: tuple[int, ...], rates: list[float], seconds: Callable[[int], float]) -> float:
-    """Return the expected tokens per second, by definition, of a pass with these numbers of draft tokens."""
+    """Return the expected tokens per second, by definition, of a pass.
+
+    Args:
+        widths: number of draft tokens of each session.
+        rates: probability that a draft token is accepted, of each session.
+        seconds: time of a pass by the number of draft tokens of all its sessions.
+    """
     tokens = sum(sum(rate**k for k in range(width + 1)) for rate, width in zip(rates, widths, strict=True))
     return tokens / seconds(sum(widths))
 
@@ -32,7 +38,10 @@ def line(base_s: float, slope_s: float) -> Callable[[int], float]:
 def test_no_other_widths_give_more_tokens_per_second(
     sessions: list[tuple[int, float]], base_s: float, steps: list[float]
 ) -> None:
-    """The chosen numbers of draft tokens give as many tokens per second as the best of all possible numbers."""
+    """The chosen numbers of draft tokens give as many tokens per second as the best of all possible numbers.
+
+    Each of `sessions` is (draft tokens that are there, their acceptance); draft token i adds `steps[i]` to `base_s`.
+    """
 
     def seconds(num_draft_tokens: int) -> float:
         return base_s + sum(steps[:num_draft_tokens])

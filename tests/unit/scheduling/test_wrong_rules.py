@@ -62,9 +62,9 @@ def gain_kept(rule: Counterfactual) -> float:
 
 
 def speed_after_a_busy_time(quiet: Quiet) -> float:
-    """Return the speed, relative to decoding without drafts, over 11 sessions, where drafts cost more than they give.
+    """Return the speed over that without drafts, for 11 sessions, where drafts cost more than they give.
 
-    Passes over 11 sessions without drafts were last measured while the machine was busy.
+    In `quiet`, the record of passes without drafts, those over 11 sessions were measured while the machine was busy.
     """
     pace, rule = [2.0], Counterfactual(is_on=True)
     rule.quiet = quiet
@@ -107,6 +107,6 @@ def test_tokens_that_are_credited_without_lookup_hide_a_loss(monkeypatch: pytest
 
 
 def without_lookup(replay: Replay, num_tokens: int, verified: tuple[int, int] | None, share: float) -> int:
-    """Return the passes that a pass with drafts replaces if lookup is ignored: one per token; 1 if it has no drafts."""
+    """Replace `Replay.record` by a count without lookup: a pass per token if it had drafts, and one pass if not."""
     replay.skip()
     return num_tokens if verified is None else 1

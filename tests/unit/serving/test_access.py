@@ -274,6 +274,8 @@ async def test_a_revoked_pool_worker_is_let_go(
 ) -> None:
     """A draft worker is detached when the file of access tokens no longer gives it the right.
 
+    The file then has the content `left`; the error of the call has `words`.
+
     Regression: rights were checked only when a call began, so a worker without the right read all prompts while its
     call lasted.
     """
@@ -311,7 +313,10 @@ async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: 
 
 
 async def attaching(port: int, security: DialSecurity, **fields: Any) -> str:
-    """Attach a draft worker; return its worker id, or if it is refused "STATUS: message"."""
+    """Attach a draft worker; return its worker id, or if it is refused, "STATUS: message".
+
+    `fields` replace those of the Attach message.
+    """
     words = {"tokenizer_fingerprint": WORDS.fingerprint, "vocab_size": WORDS.size}
     attach = pb.Attach(**{"protocol_version": PROTOCOL_VERSION, "num_slots": 1, **words, **fields})
     async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:

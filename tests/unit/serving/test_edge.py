@@ -72,7 +72,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """GenerationService whose GetModel raises the exceptions `errors`, one per call, and then works."""
+    """GenerationService whose GetModel raises `errors`, one per call and the last one first, and then works."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -362,7 +362,7 @@ def written(directory: Path, *, special: bool = False, stars: bool = False) -> P
 
 
 async def said(place: Place) -> list[Any]:
-    """Return an edge's HTTP answers: without a stop string, with two stop strings, and to a chat with reasoning."""
+    """Return an edge's HTTP answers: without a stop string, with each of two, and to a chat with reasoning."""
     body = {"prompt": [1], "max_tokens": 12, "ignore_eos": True, "temperature": 0, "logprobs": 1}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 12, "ignore_eos": True, "temperature": 0}
     answers = []
@@ -380,6 +380,8 @@ async def said(place: Place) -> list[Any]:
 )
 async def test_text_at_an_edge_is_the_targets(tmp_path: Path, change: dict[str, bool], differs: str) -> None:
     """A serving draft whose tokenizer decodes the target's token ids to other text still gives the target's text.
+
+    The files of `differs`, target or draft, are made with `change`, arguments of `written`.
 
     Regression: the draft's tokenizer made the text. A token that was special in its files alone was left out, did not
     stop the answer and did not end the reasoning, and another decoder changed the text.

@@ -94,7 +94,7 @@ async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[TokenSourc
 async def answer(
     generator: TokenSource, request: GenerationRequest, account: str, log: list[str]
 ) -> tuple[object, ...]:
-    """Return a request's tokens and prompt scores; append `account` to `log` at each token."""
+    """Return (a request's tokens, its prompt's scores); add `account` to `log` at each token, and a line at the end."""
     output = list[int]()
     scores: tuple[object, ...] = ()
     with request_context(Caller(account), "id"):

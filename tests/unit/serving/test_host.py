@@ -321,7 +321,7 @@ asyncio.run(main())
 async def stuck(
     tmp_path: Path, source: str = STUCK
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Streams], None]:
-    """Run a process whose host never finishes draining; yield (process, its stdin, stdout and stderr)."""
+    """Run a process whose host never finishes draining; yield (process, (its stdin, stdout, stderr))."""
     script = tmp_path / "stuck.py"
     script.write_text(source)
     process = await asyncio.create_subprocess_exec(

@@ -206,7 +206,10 @@ async def test_a_gateway_without_accounts_of_users_is_one_account(scene: Scene) 
 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
 async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
-    """Accounts of a serving draft share no cached prefixes, even if its target knows the draft's account alone."""
+    """Accounts of a serving draft share no cached prefixes, even if its target knows the draft's account alone.
+
+    `more` is a further line of the draft's entry in its target's auth file.
+    """
     target = await scene.target(entry("edge", "client", more) + (SHOP if more else ""))
     drafting = Drafting()
     async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:

@@ -59,7 +59,7 @@ def test_no_owner_gets_another_ones_answers() -> None:
 
 
 def test_it_stays_within_its_size() -> None:
-    """Memory stays below the limit: the newest answers are kept, and accounts without any answer are forgotten."""
+    """Memory stays below the limit: the newest answers are kept, and accounts without any answer take none."""
     rng, size = random.Random(2), 1 << 19
     kept = KeptAnswers(size)
     tracemalloc.start()

@@ -182,7 +182,10 @@ def test_a_draft_takes_forced_tokens_without_its_model() -> None:
 
 @pytest.mark.parametrize("device_tokens", [1, 2])
 def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
-    """The token that a draft model proposes, and its second choice, are allowed by the grammar."""
+    """The token that a draft model proposes, and its second choice, are allowed by the grammar.
+
+    `device_tokens` is an index of SAMPLINGS: 1, or 2, where top_k is 1 and so there is no second choice.
+    """
     proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
     draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
     (tokens,) = proposer.extend([draft], ranked=True)

@@ -169,7 +169,14 @@ def toy_pair(target_size: int, draft_size: int, pair: Pair | None = None) -> tup
 
 
 def promised(target: FloatArray, draft: FloatArray, pair: Pair | None = None, row: int = 0) -> float:
-    """Return the probability that draft and target, with shared random numbers, choose the same first token."""
+    """Return the probability that draft and target, with shared random numbers, choose the same first token.
+
+    Args:
+        target: logits of the next token by the last one; the last token is the target's id 0.
+        draft: likewise, in the draft's ids.
+        pair: ids of the common tokens; by default both have the same ids.
+        row: the draft's id of the last token.
+    """
     ours, theirs = pair or same_ids(len(target), len(draft))
     q = np.zeros(len(target))
     q[ours] = law.exact_distribution(draft[row, theirs].tolist(), ASKED)

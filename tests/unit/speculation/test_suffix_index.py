@@ -1,4 +1,4 @@
-"""The index of earlier texts finds what an exhaustive search finds, drops forgotten tokens, and takes little memory."""
+"""The index of earlier texts finds what an exhaustive search finds, drops tokens when told, and takes little memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), max_size=4
 
 
 def exhaustive(texts: list[list[int]], last: list[int], first: int = 0) -> int:
-    """Return the longest length, 0 or at least NUM, at which the end of `last` is in a text from token `first` on."""
+    """Return the longest length, 0 or at least NUM, at which the end of `last` is in a text from token `first` on.
+
+    Tokens are counted over all texts, with an END after each text.
+    """
     whole = [token for text in texts for token in (*text, END)]
     lengths = [0]
     for place in range(first, len(whole) + 1):
@@ -28,7 +31,7 @@ def exhaustive(texts: list[list[int]], last: list[int], first: int = 0) -> int:
 
 @given(TEXTS, st.lists(st.integers(0, 3), min_size=NUM, max_size=LONGEST_MATCH), st.data())
 def test_it_finds_the_longest_match(texts: list[list[int]], last: list[int], data: st.DataObject) -> None:
-    """The longest match is found, the tokens after it are from the same text, and forgotten tokens are never found."""
+    """The longest match is found, with tokens after it from the same text; tokens that `forget` drops never are."""
     index = SuffixIndex(NUM)
     for text in texts:
         index.append([*text, END])

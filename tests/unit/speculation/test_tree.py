@@ -77,7 +77,10 @@ class NaiveTree:
 def test_equals_the_naive_tree(
     committed: list[int], max_tokens: int, history: list[tuple[str, float, list[int]]], limit: int
 ) -> None:
-    """The tree equals a simple one after commits, and after branches that are late, repeated, orphaned or too many."""
+    """The tree equals a simple one after commits, and after branches that are late, repeated, orphaned or too many.
+
+    Each action of `history` is (kind, place as a share from 0 to 1 of the places that there are, token ids).
+    """
     tree = DraftTree(committed, max_tokens=max_tokens)
     naive = NaiveTree(committed, max_tokens)
     for kind, where, token_ids in history:

@@ -55,7 +55,10 @@ PARTS = st.sampled_from(
     st.booleans(),
 )
 def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], name: str, begun: bool) -> None:
-    """Tool calls are read the same wherever a stream cuts the text, so streamed and whole answers are equal."""
+    """Tool calls are read the same wherever a stream cuts the text, so streamed and whole answers are equal.
+
+    `places` are the cuts, modulo the length; `name` is a format of calls; with `begun` the text begins in reasoning.
+    """
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     pieces = [text[start:end] for start, end in itertools.pairwise(cuts)] or [""]
     whole = read(FORMATS[name], [text], begun=begun)
@@ -159,6 +162,8 @@ TEMPLATES = {
 @pytest.mark.parametrize(("template", "name"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_shows_the_format_of_calls(template: str | None, name: str) -> None:
     """The format of tool calls is that in which the model's chat template itself writes a call.
+
+    `name` is the format that `template` has.
 
     Regression: the format was guessed from words in the template, wrongly for 8 of 70 public templates.
     """

@@ -135,6 +135,8 @@ def test_a_model_without_a_template_gets_the_plain_one() -> None:
 def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: str | None, targets: str | None) -> None:
     """A draft worker turns chats into prompts with its target's chat template.
 
+    `own` is the chat template of the draft's model, and `targets` that of the target; None stands for none.
+
     Regression: a draft worker used its own model's chat template, so the same chat had two different prompts.
     """
     save_tiny_model(tmp_path, "llama", chat_template=own)
@@ -205,6 +207,8 @@ def test_an_end_without_a_template_and_other_arguments_of_the_library_are_refuse
 )
 def test_all_end_tokens_count(tmp_path: Path, file: str | None, ids: Any, found: set[int]) -> None:
     """A text ends at the tokenizer's end token and at those of the model's configuration.
+
+    `file` gets eos_token_id `ids`; `found` are the end tokens that it adds.
 
     Regression: an end token that only the tokenizer named did not count, and the model wrote on to the limit.
     """

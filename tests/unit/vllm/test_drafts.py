@@ -107,6 +107,8 @@ def test_tokens_before_a_worker_came_are_no_passes_of_plain_decoding_later() -> 
 def test_no_order_of_messages_breaks_a_request(seed: int, gamma: int, wrong: float) -> None:
     """Draft workers come, go and send wrong tokens, and messages are late: the reports of passes still add up.
 
+    `wrong` is the probability that a draft token is wrong.
+
     Together they have exactly the output's tokens, and the right numbers of draft tokens.
     """
     chance = random.Random(seed)

@@ -97,7 +97,10 @@ async def _serve(clock: Clock, scenario: Scenario, mode: str, num_cores: int) ->
 def outcome_of(
     mode: str, contention: Callable[[float], float], *, alpha: float, num_cores: int = 1, seconds: float = 8.0
 ) -> Outcome:
-    """Run clients of vLLM's cores and a draft worker; return the tokens by time and the state of drafting."""
+    """Run clients of vLLM's cores and a draft worker; return the tokens by time and the state of drafting.
+
+    For `contention` and `alpha` see `Scenario`; `mode` is a value of --drafting.
+    """
     clock = Clock()
     scenario = Scenario(cpu, lambda _: NUM_CLIENTS, contention, alpha=alpha, seconds=seconds)
     with pytest.MonkeyPatch.context() as patch:
@@ -141,6 +144,8 @@ def test_a_hold_is_lifted_when_drafting_pays_again() -> None:
 @pytest.mark.parametrize(("gammas", "counts"), [((0, 0), False), ((0, None), True), ((4,), True)])
 def test_passes_of_requests_without_drafts_decide_nothing(gammas: tuple[int | None, ...], counts: bool) -> None:
     """Passes of requests with gamma 0, which have no drafts, are not measured to decide whether drafting goes on.
+
+    `gammas` are those of the requests in a pass; `counts` tells whether the pass is measured.
 
     Regression: at a target over vLLM, such passes switched drafting off for requests that want it.
     """

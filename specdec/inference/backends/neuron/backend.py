@@ -33,7 +33,11 @@ class Application(Protocol):
     """Part of NxDI's application object that this backend uses."""
 
     def forward(self, **tensors: Any) -> Any:
-        """Run the graph that fits the tensors; the result's `logits` are float32 [num_rows, width, vocab_size]."""
+        """Run the graph that fits the tensors, which are those that a function of `graphs/calls.py` returns, by name.
+
+        A graph that returns logits has them as the result's `logits`, [num_rows, width, vocab_size]: of all tokens of a
+        pass, or with width 1 of a prompt's last token. The last axis may be longer, by padding.
+        """
 
 
 class CompiledModel:
@@ -90,7 +94,10 @@ class NeuronBackend(CompiledModel):
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), dtype=np.float32)
 
     def _read_prompt(self, work: Reading) -> None:
-        """Read the beginning of a span by the prompt graph, unless `prompt_row` leaves the whole span to passes."""
+        """Read as many of a span's first tokens as the prompt graph takes at once; the others are left to passes.
+
+        Nothing is read if the whole span is better read by passes, which the function `prompt_row` decides.
+        """
         row = prompt_row(work, width=self._shape.width, max_prompt=self._shape.max_prompt)
         if row is None:
             return

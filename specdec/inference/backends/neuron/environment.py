@@ -61,7 +61,10 @@ def require_nxdi() -> None:
 
 
 def toolchain() -> dict[str, Any]:
-    """Return what a compiled model depends on beside its settings: versions of Neuron's packages and of our graphs."""
+    """Return what a compiled model depends on beside its settings: versions of Neuron's packages and of our graphs.
+
+    The result has `versions`, by package, and `format`, the number `FORMAT`.
+    """
     return {"format": FORMAT, "versions": {package: version_of(package) for package in VERSIONS}}
 
 

@@ -34,7 +34,11 @@ class LegacyApplication:
         self._model = model
 
     def forward(self, **tensors: torch.Tensor) -> SimpleNamespace:
-        """Return float32 logits: [1, 1, vocab_size] of a prompt's last token, or [1, width, vocab_size] of a pass."""
+        """Run the model over `input_ids` at `position_ids`, both [1, width], in the slot `seq_ids`, [1].
+
+        Returns:
+            An object with `logits`: [1, 1, vocab_size] of a prompt's last token, [1, width, vocab_size] of a pass.
+        """
         input_ids, position_ids = tensors["input_ids"], tensors["position_ids"]  # [1, width]
         ids = {"cache_ids": position_ids[0].int(), "start_ids": tensors["seq_ids"].int()}
         width = input_ids.shape[1]

@@ -123,8 +123,8 @@ class OnnxBackend:
     def probe_error(self) -> float:
         """Return the largest difference between this backend's logits and Transformers', relative to the largest logit.
 
-        Runs tokens through slot 0 as a prompt, a continuation and one more token; slots that are too short run what
-        fits.
+        The largest logit is Transformers', but 1 at least. Runs tokens through slot 0 as a prompt, a continuation and
+        one more token; slots that are too short run what fits.
         """
         token_ids = self._decoder.probe_token_ids[: self.max_length]
         expected = self._decoder.probe_logits[: len(token_ids)]

@@ -115,7 +115,11 @@ class DecoderGraph:
         self._add("Mul", [self._add("Tanh", [share], ["capped"]), "logit_cap"], ["logits"])
 
     def _layer(self, layer: int, hidden: str, residual: str) -> tuple[str, str]:
-        """Add one layer; return the names of the next layer's normalized input and of the residual stream."""
+        """Add one layer; return the names of the next layer's normalized input and of the residual stream.
+
+        Args:
+            hidden, residual: the same names for this layer, as the one before returned them.
+        """
         qkv = self._linear("qkv", layer, hidden)
         if self._shape.head_norms:
             qkv = self._normalize_heads(layer, qkv)
@@ -159,6 +163,11 @@ class DecoderGraph:
     def _project_and_norm(self, name: str, layer: int, hidden: str, residual: str, norm: str) -> tuple[str, str]:
         """Add a linear layer, its sum with the residual, and the norm of that sum; no norm if `norm` is empty.
 
+        Args:
+            name: name of the linear layer, "out" or "down".
+            hidden, residual: names of the tensors that are multiplied and added.
+            norm: name of the norm's weights.
+
         Returns:
             The names of the normalized sum and of the sum itself; without a norm, the sum's name twice.
         """
@@ -174,9 +183,10 @@ class DecoderGraph:
         return normed, summed
 
     def _normalize_heads(self, layer: int, qkv: str) -> str:
-        """Add RMS norms of queries and keys, per head or over all heads.
+        """Add RMS norms of the queries and keys in the tensor named `qkv`, per head or over all heads.
 
-        Heads padded with zeros have a smaller mean square, so the epsilon that is added to it is smaller too.
+        Return the name of the result, in which the third part, attention's values, is unchanged. Heads padded with
+        zeros have a smaller mean square, so the epsilon that is added to it is smaller too.
         """
         shape = self._shape
         query, key, value = (f"{name}_part_{layer}" for name in ("query", "key", "value"))
@@ -195,7 +205,7 @@ class DecoderGraph:
     def _attention(self, layer: int, qkv: str) -> str:
         """Add rotary positions, each place's new keys and values, and attention.
 
-        The output is [1, T, query_size]; with one place, [B, T / B, query_size].
+        The output, whose name is returned, is [1, T, query_size]; with one place, [B, T / B, query_size].
         """
         if self._has_spare:
             qkv = self._add("Gather", [qkv, "spread"], [f"qkv_spread_{layer}"], axis=1)
@@ -213,10 +223,15 @@ class DecoderGraph:
         return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
 
     def _as_run(self, layer: int, place: int, part: str) -> str:
-        """Give the tokens of a place (see `Place`) an axis for its sequences, if it may have several.
+        """Add a node that splits the tokens of one kind of sequence (see `Place`) into an axis for each sequence.
+
+        Args:
+            layer: number of the layer.
+            place: number of the kind of sequence.
+            part: name of the array with the queries, keys and values of its tokens.
 
         Returns:
-            The name of the result.
+            The name of the new array; `part` itself if no node is needed.
         """
         if self._has_spare:
             return part

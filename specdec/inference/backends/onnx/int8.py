@@ -64,7 +64,11 @@ def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Ite
 
 
 def quantize_columns(matrix: Weight, levels: int) -> tuple[Int8, Weight]:
-    """Return int8 [in, out] and float32 scales [out], whose product approximates a matrix [in, out]."""
+    """Return int8 [in, out] and float32 scales [out], whose product approximates a matrix [in, out].
+
+    Args:
+        levels: largest absolute value of the int8 numbers.
+    """
     largest = np.abs(matrix).max(axis=0)
     scale = np.maximum(largest / np.float32(levels), np.float32(SMALLEST_SCALE))
     return np.rint(matrix / scale).astype(np.int8), scale
@@ -87,7 +91,13 @@ def row_nodes(hidden: str) -> list[onnx.NodeProto]:
 
 
 def product_nodes(hidden: str, weight: str, output: str) -> list[onnx.NodeProto]:
-    """Return nodes that multiply the results of `row_nodes` with an int8 matrix into `output`, float32 [1, T, out]."""
+    """Return nodes that multiply the results of `row_nodes(hidden)` with an int8 matrix.
+
+    Args:
+        hidden: name of the tensor that `row_nodes` quantizes.
+        weight: name of the matrix, int8 [in, out]; its scales are `WEIGHT_scale`.
+        output: name of the result, float32 [1, T, out].
+    """
     inputs = [f"{hidden}_rows", weight, "unit_scale", f"{weight}_scale", "zero_point"]
     return [
         helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}_scaled"], domain="com.microsoft"),

@@ -37,6 +37,9 @@ def shared_places(spans: Sequence[Span], num_filling: int = 0) -> list[Place]:
 
     Otherwise return one place per span: sequences that verify in some passes and decode in others would change the runs
     from pass to pass, and binding a place to other slots takes as long as several operators.
+
+    Args:
+        num_filling: tokens of padding after those of the last span.
     """
     singles = single_places(spans, num_filling)
     runs: list[list[Place]] = []

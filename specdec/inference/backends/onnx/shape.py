@@ -68,7 +68,8 @@ class DecoderShape:
         score_scale: factor of the attention scores.
         rms_eps: epsilon of RMS norms, which is added to mean squares before the root.
         biases: names of linear layers (as in `weights.py`) that have a bias.
-        head_norms: queries and keys are normalized head by head (Qwen3), over "all" heads at once (OLMo2), or not.
+        head_norms: "head": queries and keys are normalized head by head (Qwen3); "all": over all heads at once (OLMo2);
+            empty: they are not.
         input_norms: attention and gates read normalized inputs.
         output_norms: outputs of attention and gates are normalized before they are added (Gemma2, OLMo2).
         activation: activation of the gate, one of `ACTIVATIONS`.
@@ -132,7 +133,7 @@ class DecoderShape:
 
 
 def require_llama_shaped(config: Config) -> None:
-    """Raise UnsupportedModelError if the graph cannot express this model; needs no weights."""
+    """Raise UnsupportedModelError if the ONNX graph cannot express the model of a text model's configuration."""
     name = architecture_name(config)
     if config.model_type not in FAMILIES:
         raise UnsupportedModelError(
@@ -189,7 +190,12 @@ def _head_norms(attention: Any) -> Literal["", "head", "all"]:
 
 
 def _rotary(decoder: Any, layer: int) -> Rotary:
-    """Return a layer's rotary positions, with frequencies 0 if it uses none; some families keep them by layer type."""
+    """Return a layer's rotary positions, with frequencies 0 if it uses none; some families keep them by layer type.
+
+    Args:
+        decoder: Transformers' module of the decoder.
+        layer: number of the layer.
+    """
     rotary = decoder.rotary_emb
     kind = "" if hasattr(rotary, "inv_freq") else f"{decoder.config.layer_types[layer]}_"
     frequencies = getattr(rotary, f"{kind}inv_freq")
@@ -199,7 +205,10 @@ def _rotary(decoder: Any, layer: int) -> Rotary:
 
 
 def _biases(layer: Any) -> tuple[str, ...]:
-    """Return the names of the linear layers that have biases; the joined layers of Phi-3 have none."""
+    """Return which of "qkv", "out", "gate", "up" and "down" have biases in a layer, a module of Transformers.
+
+    The joined layers of Phi-3 have none.
+    """
     places = {"qkv": "self_attn.q_proj", "out": "self_attn.o_proj"}
     places |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
     parameters = dict(layer.named_parameters())

@@ -58,7 +58,10 @@ class OnnxSlots:
                 allow_huge_pages(self._mapping, start, room[slot].nbytes)
 
     def values(self, slots: range) -> list[onnxruntime.OrtValue]:
-        """Return keys and values of neighbouring slots, not copied, layer by layer: key, value, key, value, ..."""
+        """Return keys and values of neighbouring slots, not copied, layer by layer: key, value, key, value, ...
+
+        Each is float32 [len(slots), num_kv_heads, room, head_room].
+        """
         if slots not in self._values:
             if len(self._values) >= MAX_KEPT:
                 self._values.clear()

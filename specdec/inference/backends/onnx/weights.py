@@ -36,7 +36,11 @@ def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tup
 
 
 def _matrices(layer: Any, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
-    """Yield name and array of each matrix of a layer's linear layers, and of their biases."""
+    """Yield name, without the layer's number, and array of each matrix of a layer's linear layers, and of their biases.
+
+    Args:
+        layer: Transformers' module of the layer.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     yield "qkv", _array(_stacked(attention, "weight", shape).T)  # [hidden_size, query_size + 2 * kv_size]
     if "qkv" in shape.biases:
@@ -68,7 +72,12 @@ def _norms(layer: Any, shape: DecoderShape, offset: float) -> Iterator[tuple[str
 
 
 def _stacked(attention: Any, field: str, shape: DecoderShape) -> torch.Tensor:
-    """Return the weights or biases (`field`) of query, key and value as one array: [query_size + 2 * kv_size, ...]."""
+    """Return the weights or biases of query, key and value as one array: [query_size + 2 * kv_size, ...].
+
+    Args:
+        attention: Transformers' module of a layer's attention.
+        field: "weight" or "bias".
+    """
     query, key, value = _projections(attention, field, shape)
     turned = [_pad_heads(_turned_halves(rows, shape), shape) for rows in (query, key)]
     return torch.cat([*turned, _pad_heads(value, shape)])

@@ -193,6 +193,10 @@ class SpanAttention:
         """Return the mask to add to scores, [times * num_tokens, num_keys], for the keys that at least one query sees.
 
         None for a single query, which sees all of these keys.
+
+        Args:
+            window: number of last positions that a query sees, its own among them.
+            times: how often the rows are repeated, as for heads that are folded into queries.
         """
         if self.num_tokens == 1:
             return None
@@ -212,7 +216,10 @@ class SpanAttention:
 class SlotPass:
     """A pass over spans: writes each span's keys and values to its slot, then attends to all of the slot so far.
 
+    Its tokens are those of all spans in one row, span after span.
+
     Args:
+        dtype, device: those of the masks.
         num_filling: tokens of the pass after the last span, which belong to no span; their attention is zeros.
     """
 

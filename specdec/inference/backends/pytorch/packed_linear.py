@@ -21,7 +21,7 @@ MIN_WEIGHTS = 1 << 17
 """Least number of weights of a packed layer: packing costs some 10 us per call, and saves less in a smaller layer."""
 
 TOLERANCE = 1e-4
-"""Largest difference of a logit that packing may make, relative to the largest logit."""
+"""Largest difference of a logit that packing may make, divided by the largest logit before, or by 1 if that is more."""
 
 
 OPERATORS = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -58,7 +58,12 @@ class ModelRunner:
         return logits[0]
 
     def read(self, inputs: Tensor, running: LayerAttention) -> None:
-        """Run the model without its output layer, which a part of a prompt does not need."""
+        """Run the model without its output layer, which a part of a prompt does not need; no logits are computed.
+
+        Args:
+            inputs: token ids and positions, [2, num_tokens].
+            running: attention of this pass, which stores the keys and values.
+        """
         self.model.base_model(**self._arguments(inputs, running))
 
     def _arguments(self, inputs: Tensor, running: LayerAttention) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class SlotCache:
     Args:
         num_spare: further positions after each slot, for the padding of passes of fixed shapes; never read.
 
+    Attributes:
+        keys, values: by layer, a tensor [num_slots, num_kv_heads, max_length + num_spare, dim].
+        slot_bytes: bytes of one slot's keys and values in all layers.
+
     Raises:
         ConfigError: the device has not enough memory.
     """
@@ -69,7 +73,7 @@ class SlotCache:
     def write(
         self, layer: int, slot: int, start: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values [1, num_kv_heads, num_tokens, dim] from `start` on.
+        """Store a layer's keys and values, [1, num_kv_heads, num_tokens, dim], in a slot from position `start` on.
 
         Returns:
             The slot's keys and values [1, num_kv_heads, start + num_tokens, dim], not copied.
@@ -103,7 +107,11 @@ class SlotCopy:
         self.where = torch.zeros(4, dtype=torch.long).to(device)
 
     def run(self) -> torch.Tensor:
-        """Copy to the slots in `where` by operations that a graph can record; return the slots written, [1]."""
+        """Copy keys and values of all layers as `where` says, by operations that a graph can record.
+
+        Returns:
+            The number of the slot that was written to, int64 [1]: graphs are made of functions that return a tensor.
+        """
         where, positions = self.where, self._all_positions
         source, destination = where[0:1], where[1:2]
         is_copied = ((positions >= where[2:3]) & (positions < where[3:4]))[:, None]  # [num_positions, 1]

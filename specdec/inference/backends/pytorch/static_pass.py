@@ -83,7 +83,7 @@ class StaticPass:
         self._inputs.copy_(torch.from_numpy(np.concatenate([tokens.ravel(), slots])))
 
     def rows(self, spans: Sequence[Span]) -> list[int]:
-        """Return which rows of the logits the spans ask for, span by span."""
+        """Return the indices of those rows of this pass's logits that the spans ask for, span by span."""
         if self.shape.is_prompt:
             return [0] * spans[0].num_logits
         return [row * self.shape.width + token for row, span in self._rows(spans) for token in wanted_rows([span])]
@@ -206,7 +206,10 @@ class StaticPasses:
         self._num_early = self.maker.num_graphs
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
-        """Run the spans in as many passes as they need; return all logits in the order of the spans."""
+        """Run the spans in as many passes as they need; return the logits that they ask for, [num_rows, vocab_size].
+
+        The rows are in the order of the spans, and within a span in the order of its tokens.
+        """
         passes = list(self.shapes.passes(spans))
         if len(passes) == 1:
             return self._run(self.shapes.of(spans), spans)

@@ -64,7 +64,7 @@ class WindowPasses:
         return torch.cat([self._run(windows[first : first + size]) for first in range(0, len(windows), size)])
 
     def _windows(self, span: Span) -> Iterator[tuple[Span, range]]:
-        """Note a span's tokens; yield its windows, each with the rows whose logits the span wants.
+        """Note a span's tokens; yield its windows, each with those of its rows, from 0, whose logits the span wants.
 
         The rows after the span's end have no meaning, and later spans overwrite them. If the number of a slot's
         positions is no multiple of the width, its last window is narrower in every pass.

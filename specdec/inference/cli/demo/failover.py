@@ -49,7 +49,11 @@ class Loss:
 
 
 async def run(start: Start) -> int:
-    """Run the demo; return 0 if an answer whose server was killed has the same tokens as an undisturbed one, else 1."""
+    """Run the demo; return 0 if an answer whose server was killed has the same tokens as an undisturbed one, else 1.
+
+    Args:
+        start: start of the demo's servers, with its time limit.
+    """
     console.print("Starting two servers, each with target and draft ...")
     async with AsyncExitStack() as stack:
         servers = {}

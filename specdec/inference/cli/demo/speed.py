@@ -39,7 +39,11 @@ console = Console(highlight=False)
 
 
 async def run(start: Start) -> int:
-    """Run the demo; return 0, or 1 if a run with drafts gave other tokens than one without."""
+    """Run the demo; return 0, or 1 if a run with drafts gave other tokens than one without.
+
+    Args:
+        start: start of the demo's servers, with its time limit.
+    """
     prompts = read_prompts(None, BUNDLED_PROMPTS)
     cores = usable_core_ids()
     target_core, draft_core = cores[0], cores[-1]

@@ -38,6 +38,9 @@ class TextSink:
     """Output as text: for each result the prompt, its continuation as it comes, and a line of figures.
 
     On a terminal, accepted draft tokens are green.
+
+    Args:
+        sampling: parameters of all requests; unless they are greedy, the figures name each request's seed.
     """
 
     _num_ended = 0

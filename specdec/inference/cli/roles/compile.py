@@ -31,9 +31,9 @@ class CompileSettings:
 
 
 async def run(settings: CompileSettings) -> int:
-    """Compile the target, the draft or both: into one graph if the speculation method is fused, else one of each.
+    """Compile the target, the draft or both; return exit code 0.
 
-    Return exit code 0.
+    Both become one graph if the speculation method has one for target and draft, as fused has, else a graph of each.
     """
     models, loading = settings.models, settings.models.loading
     method = loading.method_of_pair(has_draft=models.target is not None and models.draft is not None)

@@ -184,8 +184,9 @@ def from_validation(error: RequestValidationError, body: type[BaseModel]) -> Api
 def _given(fault: dict[str, Any]) -> str:
     """Return ", not VALUE" for the end of a fault's message, since Pydantic's own messages lack the wrong value.
 
-    Return an empty text if the value is an object, a list or null, or if the message needs no value, as for a missing
-    field or a fault that this project's validators found.
+    A fault is an entry of the list that `errors()` of Pydantic's exception returns. Return an empty text if the value
+    is an object, a list or null, or if the message needs no value, as for a missing field or a fault that this
+    project's validators found.
     """
     value = fault.get("input")
     value = cut(value, MAX_ECHO_CHARACTERS) if isinstance(value, str) else value
@@ -233,13 +234,19 @@ def _names_beside(body: type[BaseModel], place: Sequence[str]) -> list[str]:
 def _named_first(fault: dict[str, Any]) -> str | None:
     """Return the field that a fault found by this project's validators is about: the first word of its message.
 
-    Return None for a fault that Pydantic found.
+    Return None for a fault that Pydantic found. A fault is an entry of the list that `errors()` of Pydantic's exception
+    returns.
     """
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """Return the fault to report: that of the first wrong field; for a union, that of the member that fits best."""
+    """Return the fault to report, of those that `errors()` of Pydantic's exception lists for a body.
+
+    A field that may have several types has faults for each of them. Of all faults, a missing field ranks highest, then
+    what this project's validators found, then the longest path in the body. Return the highest if it is at the same
+    field as the first one, else the first.
+    """
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

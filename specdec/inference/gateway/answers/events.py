@@ -46,11 +46,15 @@ class EventFormat(AnswerStream):
 
     @abstractmethod
     def add(self, part: Part, choice: Choice) -> Iterator[JsonEvent]:
-        """Add a part of the answer; yield the events for the client."""
+        """Add a part of the answer; yield the events for the client.
+
+        Args:
+            choice: counts of the answer: up to this part, or of all of it if the answer is not streamed.
+        """
 
     @abstractmethod
     def closing(self, choice: Choice) -> Iterator[JsonEvent]:
-        """Complete the answer; yield the events for the client."""
+        """Complete the answer, whose counts `choice` has; yield the events for the client."""
 
     @abstractmethod
     def failing(self, error: ApiError) -> Iterator[JsonEvent]:

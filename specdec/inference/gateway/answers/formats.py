@@ -72,10 +72,10 @@ class ChunkFormat(AnswerStream):
 
     @abstractmethod
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a chunk's "choices", with a part of the text."""
+        """Return one entry of a chunk's "choices": that of the choice number `index`, with a part of its text."""
 
     def choice(self, index: int, whole: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a whole answer's "choices"."""
+        """Return one entry of a whole answer's "choices"; `whole` has all parts of the choice as one."""
         return self.chunk(index, whole, choice)
 
     def document(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class CompletionFormat(ChunkFormat):
         return self._head("cmpl", "text_completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a chunk's "choices", with a part of the text."""
+        """Return one entry of a chunk's "choices": that of the choice number `index`, with a part of its text."""
         offset, first = choice.num_characters, part.is_prompt
         logprobs = text_logprobs(part.logprobs, offset, begins_prompt=first) if part.logprobs else None
         choice.num_characters += sum(position.num_characters for position in part.logprobs)
@@ -145,7 +145,7 @@ class ChatFormat(ChunkFormat):
         return self._head("chatcmpl", "chat.completion.chunk" if chunk else "chat.completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a chunk's "choices", with a part of the message."""
+        """Return one entry of a chunk's "choices": that of the choice number `index`, with a part of its message."""
         role = {} if index in self._readers else {"role": "assistant"}
         fields, reason = self._read(index, part, choice)
         logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
@@ -154,7 +154,7 @@ class ChatFormat(ChunkFormat):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **self._ids(index, part)}
 
     def choice(self, index: int, whole: Part, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a whole answer's "choices", with its message."""
+        """Return one entry of a whole answer's "choices", with its message; `whole` has all parts as one."""
         entry = self.chunk(index, whole, choice)
         delta = entry.pop("delta")
         for call in delta.get("tool_calls", ()):
@@ -181,7 +181,8 @@ class ChatFormat(ChunkFormat):
 def of_chat(entry: dict[str, Any]) -> dict[str, Any]:
     """Take the prompt's token ids out of a chat's entry of "choices", and return them as a field of the document.
 
-    In vLLM's chat answers this field stands beside "choices". Return an empty dictionary if the entry has no such ids.
+    In vLLM's chat answers this field stands beside "choices". An entry without such ids, or of /v1/completions, stays
+    as it is, and the result is an empty dictionary.
     """
     is_chat = "prompt_token_ids" in entry and "text" not in entry
     return {"prompt_token_ids": entry.pop("prompt_token_ids")} if is_chat else {}
@@ -200,12 +201,12 @@ def _reason(part: Part) -> str | None:
 
 
 def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Return the fields "usage" and "metrics" for a whole request, whose prompts have `n` choices each."""
+    """Return the field "usage" and, if `metrics` returns it, "metrics"; each prompt of the request has `n` choices."""
     return {"usage": usage(choices, n=n), **metrics(choices)}
 
 
 def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-    """Return the value of "usage" for a whole request, whose prompts have `n` choices each.
+    """Return the value of "usage" for a whole request, whose prompts have `n` choices each, one prompt after another.
 
     Its numbers of tokens count every prompt once, and the output of every choice.
     """
@@ -240,8 +241,9 @@ def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
     """Return statistics of the draft tokens, named as in vLLM (its PR 48915).
 
     "acceptance_histogram" has at index j the number of passes that accepted exactly j draft tokens. "num_spec_tokens"
-    is the greatest number of draft tokens in a pass. "held" is the number of passes for which drafting was off because
-    it was slower. If there were neither draft tokens nor such passes, the dictionary is empty.
+    is the greatest number of draft tokens in a pass. "held" is the number of passes for which drafting was off, by the
+    setting `--drafting never` or because it was slower. If there were neither draft tokens nor such passes, the
+    dictionary is empty.
     """
     passes = sum((choice.drafted for choice in choices), Counter[tuple[int, int]]())
     num_held = sum(choice.num_held for choice in choices)

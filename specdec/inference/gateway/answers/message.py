@@ -26,6 +26,9 @@ class MessageReader:
         reasoning: splitter of the reasoning; None if the text has none.
         calls: reader of the tool calls; None if the text has none.
         one_call: True to drop all calls but the first.
+
+    Attributes:
+        has_calls: True once a piece of a call has been returned.
     """
 
     def __init__(self, reasoning: Reasoning | None, calls: CallReader | None, *, one_call: bool) -> None:

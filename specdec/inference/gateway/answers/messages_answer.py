@@ -26,7 +26,8 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 class MessagesFormat(EventFormat):
     """Format of the answers of /v1/messages.
 
-    An answer is a message whose content is a list of blocks, of which only the last one still grows.
+    An answer is a message whose content is a list of blocks, of which only the last one still grows. The parameters are
+    those of `EventFormat`.
     """
 
     def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:

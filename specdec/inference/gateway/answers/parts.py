@@ -20,6 +20,7 @@ class Part:
     Attributes:
         text: text that the part adds; may be empty.
         accepted: for each token, whether it is an accepted draft token.
+        logprobs: log-probabilities of each token, if the request asked for them; else empty.
         num_draft_tokens: draft tokens of the pass; 0 unless this is the pass's last part.
         token_ids: ids of the part's tokens.
         rejected_text: text of the pass's rejected draft tokens; empty unless this is the pass's last part.
@@ -60,7 +61,17 @@ def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
 
 @dataclass(slots=True)
 class Choice:
-    """Counts and text of one choice, that is, of one output that a request asks for, so far."""
+    """Counts and text of one choice, that is, of one output that a request asks for, so far.
+
+    Attributes:
+        num_predicted_tokens, num_predicted_accepted: tokens of the request's prediction that passes verified, and how
+            many of them were accepted.
+        drafted: numbers of passes by (draft tokens, accepted draft tokens); passes without draft tokens do not count.
+        num_held: passes for which drafting was off, by `--drafting never` or because it was slower.
+        shows_prompt: True if an echoed prompt is a part of the answer.
+        parts: all parts so far, if the answer is not streamed; else empty.
+        num_characters: characters of the tokens for which log-probabilities were sent.
+    """
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -68,7 +79,7 @@ class Choice:
     num_predicted_tokens: int = 0  # of the request's prediction, that passes verified
     num_predicted_accepted: int = 0
     drafted: Counter[tuple[int, int]] = field(default_factory=Counter)  # passes, by draft tokens and accepted ones
-    num_held: int = 0  # passes without drafts, as these were slower
+    num_held: int = 0  # passes for which drafting was off
     prompt_text: str = ""
     shows_prompt: bool = True
     parts: list[Part] = field(default_factory=list)  # of an answer in one piece
@@ -98,7 +109,10 @@ class Choice:
             yield Part("", finish_reason=event.reason)
 
     def whole(self) -> Part:
-        """Return all parts of the choice as one; if a prompt is echoed, the first log-probability has no meaning."""
+        """Return all parts of the choice as one, without what belongs to single passes, such as draft tokens and times.
+
+        If a prompt is echoed with log-probabilities, `is_prompt` is True: the first of them has no meaning.
+        """
         return Part(
             "".join(part.text for part in self.parts),
             logprobs=tuple(scores for part in self.parts for scores in part.logprobs),

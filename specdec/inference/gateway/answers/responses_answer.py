@@ -24,14 +24,21 @@ _NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 class OutputItems:
-    """Output items (messages, reasoning, calls) of one answer, of which only the last one still grows."""
+    """Output items (messages, reasoning, calls) of one answer, of which only the last one still grows.
+
+    Attributes:
+        items: the items so far, as objects of OpenAI's Responses API.
+    """
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._last: object = None  # kind of the last item, or number of its call
 
     def add(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> Iterator[JsonEvent]:
-        """Add a delta of a chat answer with its log-probabilities to the items; yield the events for the client."""
+        """Add a chat chunk's "delta" and its log-probabilities to the items; yield the events for the client.
+
+        Both have the form that /v1/chat/completions gives them: `logprobs` is the list "content" of its "logprobs".
+        """
         if text := delta.get("reasoning_content"):
             yield from self._add_text("reasoning", text, [])
         if delta.get("content") or logprobs:
@@ -104,6 +111,8 @@ class ResponsesFormat(EventFormat):
     """Format of the answers of /v1/responses, streamed or not.
 
     Args:
+        model: name of the model that the answer names.
+        reader: function that takes the prompt's text and returns the splitter of the answer's text, see `EventFormat`.
         body: body of the request, some fields of which the answer repeats.
     """
 

@@ -47,6 +47,7 @@ async def whole_answer(events: AsyncGenerator[ChoiceEvent, None], answer: Answer
     """Read all events of a request that does not stream; return the answer with its JSON document.
 
     Args:
+        answer: form of the answer; the events are counted in its choices.
         kept: count of all unfinished answers' log-probabilities in this process; this answer's are added to it, and
             are subtracted when this function returns or raises.
 
@@ -105,7 +106,7 @@ class AnswerStream(ABC):
 
     @abstractmethod
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:
-        """Return the server-sent events for one part of a choice's text."""
+        """Return the server-sent events for one part of the text of `choice`, which has the number `index`."""
 
     @abstractmethod
     def _end(self) -> bytes:

@@ -225,6 +225,9 @@ class TemplateBody(Body):
 def chat_of(messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: dict[str, Any]) -> Chat:
     """Return a conversation with its tools and template variables, for the server that has the chat template.
 
+    Args:
+        template_kwargs: variables of the chat template, as `TemplateBody.template_kwargs` returns them.
+
     Raises:
         InvalidRequestError: a text is not valid UTF-8, or a part exceeds its limit.
     """

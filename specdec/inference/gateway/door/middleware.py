@@ -136,13 +136,13 @@ _MAX_PARTS = 64 * 1024
 
 
 def _is_crowded(body: bytes, max_numbers: int) -> bool:
-    """Return whether a body has so many parts that parsing it would delay other requests.
+    """Return whether a body has more than `_MAX_PARTS` parts, or more than `max_numbers` commas outside strings.
 
-    While the JSON parser runs, on any thread, Python runs nothing else: it took 0.4 s for eight megabytes of small
-    members. This count takes longer, but lets other threads run between two parts.
+    Such a body takes too long to parse. While the JSON parser runs, on any thread, Python runs nothing else: it took
+    0.4 s for eight megabytes of small members. This count takes longer, but lets other threads run between two parts.
     """
     num_numbers = 0
-    for num_parts, part in enumerate(_PARTS.finditer(body)):
+    for num_parts, part in enumerate(_PARTS.finditer(body), 1):
         if not (run := part.group()).startswith(b'"'):
             num_numbers += run.count(b",")
         if num_parts > _MAX_PARTS or num_numbers > max_numbers:

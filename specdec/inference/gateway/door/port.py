@@ -45,6 +45,10 @@ class Probes:
     Args:
         is_healthy: function that must also return True for status 200 at /readyz; None: readiness needs only that
             requests are accepted.
+
+    Attributes:
+        is_alive: what /livez reports; False if a restart of the process would help.
+        is_ready: True while requests are accepted.
     """
 
     def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:

@@ -38,7 +38,11 @@ class CallFormat:
     opening: str | None = None
 
     def written(self, call: Mapping[str, Any]) -> str:
-        """Return the text of a call from an earlier message, given as in OpenAI's API, as the model would write it."""
+        """Return the text of a call from an earlier message, as the model would write it.
+
+        Args:
+            call: entry of "tool_calls" as in OpenAI's API, but with the arguments as an object, not as its JSON text.
+        """
         function = call["function"]
         body = json.dumps({"name": function.get("name"), self.key: function.get("arguments")}, ensure_ascii=False)
         return f"{self.before}{body}{self.after}"

@@ -22,7 +22,7 @@ _NO_CALL = re.compile(rf'\s*(?:[^{{\s]|\{{\s*(?:[^"\s]|"(?!(?:{_KEYS})")[^"]*"))
 
 @dataclass(slots=True)
 class CallPiece:
-    """Piece of a call; the first piece has the function's name, the others None."""
+    """Piece of a call: of its arguments' JSON text, and in the call's first piece the function's name, else None."""
 
     name: str | None = None
     arguments: str = ""
@@ -170,7 +170,10 @@ class CallReader:
 
 
 def _call_of(text: str, names: frozenset[str]) -> tuple[str, str] | None:
-    """Return the name and the arguments in a call's JSON; None if the text is not a call of an offered function."""
+    """Return the function's name, and the arguments as JSON text, from a call's JSON object.
+
+    Return None if the text is not a call of one of the functions `names`.
+    """
     try:
         call: Any = json.loads(text)
     except (ValueError, RecursionError):

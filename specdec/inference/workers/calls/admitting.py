@@ -63,6 +63,13 @@ def _admitted(
 ) -> Generator[None, None, None]:
     """Admit a gRPC call, and make its caller and id the current ones while the block serves it.
 
+    Args:
+        identify: function that returns the call's caller, or raises if the caller may not make the call.
+        user: account that the caller names in the header `USER`; empty if it names none.
+        id_: id of the request.
+        method: full name of the gRPC method.
+        peer: address of the client.
+
     Raises:
         UnauthenticatedError, ForbiddenError: the caller may not make this call, or may no longer make it.
         InvalidRequestError: the name of the user is not valid.
@@ -80,6 +87,8 @@ def _admitted(
 @contextmanager
 def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
     """Cancel the block, which serves an endless call of `who`, once `who` is no longer admitted or has lost a right.
+
+    Every `ASK_AGAIN_S` seconds, `identify` is asked again: it returns the caller with its present rights, or raises.
 
     Raises:
         UnauthenticatedError, ForbiddenError: the reason why the block was cancelled.

@@ -171,7 +171,11 @@ def noise_from_message(number: pb.Noise) -> Noise:
 def sampling_to_message(
     sampling: SamplingParams, seed: int | None, unsaid: frozenset[str] = frozenset()
 ) -> pb.SamplingParams:
-    """Return the message for sampling parameters; fields in `unsaid` stay unset, for the receiver to fill."""
+    """Return the message for sampling parameters; fields in `unsaid` stay unset, for the receiver to fill.
+
+    Args:
+        seed: seed of the message, instead of that in `sampling`; None leaves it unset.
+    """
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
     given = [name for name in _SAMPLING_NAMES if name not in unsaid]
     return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, given))

@@ -264,9 +264,10 @@ class Fleet:
             self._take(addresses)
 
     def _take(self, addresses: Addresses) -> None:
-        """Make the fleet consist of the servers at `addresses`.
+        """Make the fleet consist of the servers at `addresses`, a table from HOST:PORT to the DNS name that led to it.
 
-        The channel to a server that is no longer in the fleet is closed once its requests have ended.
+        The name is None for an address that was given as such. The channel to a server that is no longer in the fleet
+        is closed once its requests have ended.
         """
         for address in set(self._replicas) - set(addresses):
             self._background(_leave(self._replicas.pop(address)))
@@ -317,6 +318,9 @@ async def connected(connection: ConnectionConfig, headers: Headers = dict) -> As
     """Yield the fleet of the servers that the settings `connection` name, once one of them is connected.
 
     Each attempt to connect opens a new fleet: before a server has started, its name may be unknown or lead elsewhere.
+
+    Args:
+        headers: function that returns further headers for each gRPC call, such as those of a trace.
 
     Raises:
         ConfigError: a certificate or token file cannot be used.

@@ -32,6 +32,9 @@ class Operation:
     Args:
         load: numbers of the server's slots, and of its running and waiting requests.
         may_drain: True if a gRPC call may make the server finish its requests and end.
+
+    Attributes:
+        is_draining: True once the server drains; the host (inference/serving/host.py) sets it.
     """
 
     def __init__(self, load: Load, *, may_drain: bool) -> None:

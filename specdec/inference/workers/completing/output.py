@@ -35,7 +35,10 @@ class Output:
         self._ended = False
 
     async def converted(self, convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-        """Return `convert(item)` for a message of the server; it is called in a thread if `scores` is not empty.
+        """Return `convert(item)`, where `item` is a message of the server.
+
+        Args:
+            scores: the log-probabilities of a prompt in the message; unless empty, `convert` is called in a thread.
 
         Raises:
             UnavailableError: the message is not valid or too large, which is the fault of the server.

@@ -185,6 +185,9 @@ class Resuming:
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
         """Yield the server for the next attempt, and count the request there until the block ends.
 
+        Args:
+            prefix: hash of the prompt's beginning, as in `events`.
+
         Raises:
             SpecDecError: the block failed, or no server can take the request. The error is of a class in `RESUMABLE`
                 if another attempt may succeed.

@@ -102,6 +102,9 @@ class PoolWorker(DraftWork):
         """Draft from now on only for the targets at `addresses`, each with an equal share of the slots.
 
         The streams to new targets run as tasks of `group`; those to targets that are no longer named are cancelled.
+
+        Args:
+            addresses: table from HOST:PORT to the DNS name that led to it; None for one that was given as HOST:PORT.
         """
         for address in self._streams.keys() - addresses.keys():
             self._streams.pop(address)[1].cancel()

@@ -132,7 +132,11 @@ class PrivateWorker:
                 yield await first
                 async for event in events:
                     if session is not None and isinstance(event, Delta):
-                        event = self._committed(stream, name, session, event)
+                        try:
+                            event = self._committed(stream, session, event)
+                        except InvalidRequestError as exc:  # the target reads the prompt as other tokens
+                            stream.decline(name, exc)
+                            session, self.num_undrafted = None, self.num_undrafted + 1
                         event = replace(event, counts=replace(event.counts, bytes_down=remote.take_bytes()))
                     yield event
             finally:
@@ -154,15 +158,15 @@ class PrivateWorker:
             stream.decline(request.draft_session, exc)
             return None
 
-    def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
+    def _committed(self, stream: AssistStream, session: DraftingSession, delta: Delta) -> Delta:
         """Tell the session that drafts for a request which tokens the target committed.
 
         Return `delta`, the event with these tokens, with the time and bytes that drafting took.
+
+        Raises:
+            InvalidRequestError: the tokens do not follow those that the session has.
         """
-        try:
-            delta = session.commit(delta)
-        except InvalidRequestError as exc:  # the target reads the prompt as other tokens
-            stream.decline(name, exc)
+        delta = session.commit(delta)
         if delta.finish_reason is not None:
             self.num_undrafted += session.is_heard is False
             stream.judge(session)

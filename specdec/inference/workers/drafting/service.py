@@ -45,7 +45,7 @@ MAX_OUTBOX_BYTES = 16 * 1024 * 1024
 worker's stream ends."""
 PRIVATE_SHARE = 8
 """Limit of a client's private draft workers, which draft for its own requests alone: while n of them are attached, it
-may attach another one only if more than n * `PRIVATE_SHARE` private workers of all clients can still be attached."""
+may attach another one only if more than n * `PRIVATE_SHARE` of the `MAX_WORKERS` places for such workers are free."""
 MAX_WORKER_SLOTS = 4096
 """Most requests for which one draft worker may offer to draft at a time."""
 HEARTBEAT_S = 20.0
@@ -277,7 +277,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         if not attach.is_private:
             require_any({Right.WORKER}, caller())
         if self._shares_cores(attach, call.peer):
-            self._pool.begin_off()
+            self._pool.engine.drafting.begin_off()
         worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
         with self._place(call.peer) if attach.is_private else nullcontext():
             await serve_worker(worker, self._pool, call, await self._attached(attach))
@@ -324,7 +324,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         if not 1 <= attach.protocol_version <= PROTOCOL_VERSION:
             fault = f"the draft worker speaks protocol version {attach.protocol_version}"
             raise IncompatibleDraftError(f"{fault}, the target 1 to {PROTOCOL_VERSION}")
-        attached = pb.Attached(pass_us=self._pool.pass_us, noise=noise_to_message(self._noise))
+        attached = pb.Attached(pass_us=self._pool.engine.pass_us, noise=noise_to_message(self._noise))
         words = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
         takes_it = attach.takes_tokenizer and not attach.is_private  # a private worker reads its requests as we do
         if words.fingerprint != self._vocabulary.fingerprint and takes_it and self._tokenizer is not None:

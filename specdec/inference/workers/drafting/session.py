@@ -86,7 +86,8 @@ class DraftingSession:
 
     Args:
         engine: engine of the draft model.
-        request: request as the target computes it, from its present tokens on, with gamma and a schedule.
+        request: request as the target computes it; its prompt ends with the output tokens that are committed already.
+            Its gamma is set, and its schedule decides between rounds and run-ahead.
         proposals: sender of the draft tokens.
         vocab_size: number of the target's token ids.
         words: the target's vocabulary, if it differs from the one that the engine was made for.

@@ -366,7 +366,7 @@ class AssistStream:
 
         Args:
             session_id: name by which the target knows the session.
-            request: the request, from its present tokens on.
+            request: the request; its prompt ends with the output tokens that are committed already.
             vocab_size: number of the target's token ids; 0 if it is not known.
 
         Raises:

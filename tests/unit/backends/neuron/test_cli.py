@@ -54,7 +54,7 @@ def test_one_model_alone_prints_its_own_tokens(
 
 
 def draft_of(*arguments: str) -> ProposerConfig:
-    """Return the settings of the draft that these command-line arguments, of role draft or worker, describe."""
+    """Return the settings of the draft that `arguments` describe: the role, draft or worker, and then its flags."""
     settings = settings_of(arguments[0], arguments[1:])
     if isinstance(settings, WorkerSettings):
         return with_branches(settings.model, settings.branches)

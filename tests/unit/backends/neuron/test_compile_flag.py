@@ -99,7 +99,13 @@ def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest
 
 
 def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
-    """Compile a model and copy it to `folder` as another program leaves it: without this project's specdec.json."""
+    """Compile a model and copy it to `folder` as another program leaves it: without this project's specdec.json.
+
+    Args:
+        folder: the copy; must not exist yet, and is returned.
+        artifacts: the store of the test, still empty; the model is compiled into it.
+        options: as of `neuron_config`.
+    """
     load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, **options))
     (made,) = artifacts.glob("*/*")
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("specdec.json", "started.json"))

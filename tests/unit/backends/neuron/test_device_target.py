@@ -24,7 +24,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def config(path: Path, **options: Any) -> ModelConfig:
-    """Return the settings of a target with three slots; as without a draft, their gamma has no effect."""
+    """Return the settings of a target with three slots; gamma has no effect, since there is no draft."""
     return neuron_config(path, length=MAX_LENGTH - 4, gamma=3, device_sampling=True, **options)
 
 

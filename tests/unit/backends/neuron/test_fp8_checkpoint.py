@@ -73,7 +73,7 @@ def rescaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantized(checkpoint: Path, folder: Path) -> Path:
-    """Save a float32 copy of a quantized checkpoint, which Transformers can load."""
+    """Save a float32 copy of a quantized checkpoint, which Transformers can load, in the new `folder`; return that."""
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
@@ -90,7 +90,12 @@ def logits_of(model: Path) -> np.ndarray[Any, Any]:
 
 
 def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
-    """Return {"overrides": fields}: `TAKEN` of CONFIG, adapted to `NUM_LAYERS` layers, and updated by `changes`."""
+    """Return {"overrides": fields}: `TAKEN` of CONFIG, adapted to `NUM_LAYERS` layers, and updated by `changes`.
+
+    Args:
+        checkpoint: the folder of the rescaled weights, for quantized_checkpoints_path.
+        changes: fields of NxDI's NeuronConfig.
+    """
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     found = {name: values[name] for name in TAKEN}
     found["modules_to_not_convert"] = [

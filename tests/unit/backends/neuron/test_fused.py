@@ -36,7 +36,13 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def pair(target: Path, draft: Path, *, method: str = "fused", **options: Any) -> tuple[ModelConfig, ModelConfig]:
-    """Return the settings of target and draft: float32, three slots, at most K tokens a step; `options` change them."""
+    """Return the settings of target and draft: by default float32, three slots, and at most K tokens a step.
+
+    Args:
+        target: the folder of its checkpoint, and `draft` likewise.
+        method: the speculation method.
+        options: num_slots, width (the most tokens a step, in place of K), and fields of `NeuronOptions`.
+    """
     num_slots, width = options.pop("num_slots", 3), options.pop("width", K)
     neuron = NeuronOptions(gamma=width, method=method, **options)
     config = ModelConfig(
@@ -57,7 +63,12 @@ def load(target: Path, draft: Path, **options: Any) -> GraphDecoder:
 
 
 def load_greedy(target: Path, draft: Path, **options: Any) -> FusedDecoder:
-    """Load target and draft as one graph that decides on the device which draft tokens it accepts."""
+    """Load target and draft as one graph that decides on the device which draft tokens it accepts.
+
+    Args:
+        target: the folder of its checkpoint, and `draft` likewise.
+        options: as of `pair`.
+    """
     decoder = load(target, draft, device_sampling=True, **options)
     assert isinstance(decoder, FusedDecoder)
     return decoder

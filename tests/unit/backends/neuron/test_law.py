@@ -28,7 +28,7 @@ NUM_ROUNDS = 100  # of three sequences
 
 
 def law(target: Path) -> dict[tuple[int, ...], float]:
-    """Return the probability of every output of NUM_TOKENS tokens, computed from the target's logits."""
+    """Return the probability of every output of NUM_TOKENS tokens after PROMPT, computed from the target's logits."""
     model = AutoModelForCausalLM.from_pretrained(target)
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(NUM_TOKENS):
@@ -43,7 +43,7 @@ def law(target: Path) -> dict[tuple[int, ...], float]:
 
 
 def sampled(decoder: GraphDecoder) -> list[tuple[int, ...]]:
-    """Generate one output in each slot of the decoder; return the first NUM_TOKENS tokens of each."""
+    """Continue PROMPT in each slot of the decoder; return the first NUM_TOKENS new tokens of each slot."""
     sequences, starts = [list(PROMPT) for _ in range(decoder.num_slots)], [0] * decoder.num_slots
     while pending := [slot for slot, tokens in enumerate(sequences) if len(tokens) < len(PROMPT) + NUM_TOKENS]:
         turns = [Turn(slot, starts[slot], list(sequences[slot]), SAMPLING, gamma=test_fused.K) for slot in pending]

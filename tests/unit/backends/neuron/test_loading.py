@@ -43,7 +43,13 @@ def test_no_module_imports_a_neuron_package_by_statement() -> None:
 
 
 def quantized(path: Path, kind: str, **more: Any) -> dict[str, Any]:
-    """Return neuron options of a model with quantized weights: of quantization type `kind`, stored at `path`."""
+    """Return neuron options of a model with quantized weights: of quantization type `kind`, stored at `path`.
+
+    Args:
+        path: the file or folder of the quantized weights.
+        kind: as in NxDI's NeuronConfig, such as per_channel_symmetric.
+        more: further fields of NeuronConfig.
+    """
     given = {"quantized": True, "quantized_checkpoints_path": str(path), "quantization_type": kind}
     return {"overrides": {**given, **more}}
 

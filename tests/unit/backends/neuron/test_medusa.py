@@ -77,7 +77,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: 
 
 
 async def test_paths_of_every_kind_are_accepted(checkpoint: Path, monkeypatch: Patch) -> None:
-    """The tests' requests cover all cases: passes accept no draft token, several side by side, or scattered ones."""
+    """In these requests some passes accept no draft token, some accept neighbours in the pass, some scattered ones."""
     paths: list[tuple[int, int]] = []
     in_place = TreePass.num_in_place
 

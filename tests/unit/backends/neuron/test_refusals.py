@@ -158,7 +158,12 @@ def tiny(family: str = "llama", **fields: Any) -> Saved:
 
 
 def eagle(method: str, *, lost: str = "") -> Saved:
-    """Return a function that saves an EAGLE draft without the tensor `lost`, or with half of its columns if 2-D."""
+    """Return a function that saves an EAGLE draft, damaged if `lost` is given.
+
+    Args:
+        method: eagle or eagle3.
+        lost: name of a tensor; it is left out, or, if it is 2-D, saved with its first 32 columns alone.
+    """
 
     def save(folder: Path) -> Path:
         draft = save_eagle_draft(folder, method)

@@ -150,7 +150,10 @@ def test_a_fused_expert_tensor_keeps_its_scale(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on(
     public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_done: int, where: str
 ) -> None:
-    """A conversion that was killed at any file continues there, and gives the files of an uninterrupted one."""
+    """A conversion that was killed at any file continues there, and gives the files of an uninterrupted one.
+
+    It is killed when `num_done` files are done, just before or just after the next file gets its final name.
+    """
     rescaled(public, tmp_path / "whole")
     lines, out = rescale(public, tmp_path / "out"), tmp_path / "out"
     for _ in range(num_done):

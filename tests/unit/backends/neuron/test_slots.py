@@ -132,7 +132,13 @@ LONG = tuple(20 + position * 7 % 260 for position in range(300))
 
 
 def assert_exact(lengths: Sequence[int], widths: Sequence[int], **options: Any) -> None:
-    """Assert that logits of prompts of these lengths, each followed by passes of these widths, are Transformers'."""
+    """Assert that logits of prompts, each followed by passes that continue it, are Transformers'.
+
+    Args:
+        lengths: of the prompts, in tokens.
+        widths: tokens of each pass after a prompt, in order.
+        options: as of `neuron_config`.
+    """
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, **options))
     model = AutoModelForCausalLM.from_pretrained(path).eval()

@@ -143,6 +143,8 @@ def test_more_spans_than_places_run_in_groups(backend: OnnxBackend, monkeypatch:
 def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: str, tmp_path: Path) -> None:
     """Spans of one token in neighbouring slots, which a pass computes together, have the logits of separate passes.
 
+    `slots` are those of the single tokens, in their order in the pass.
+
     The sequences have different lengths and any order, and a longer span is in the same pass. Tokens added to each
     sequence afterwards have the right logits too.
     """

@@ -134,6 +134,8 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 def test_a_damaged_packed_form_is_made_again(model: Path, dtype: str, name: str) -> None:
     """If a file in the cache of packed weights is damaged, the weights are packed again.
 
+    `name` is a key of DAMAGES.
+
     Regression: with a damaged graph each start fell back to another backend, under the same model_id.
     """
     expected = logits(load(model, dtype=dtype))  # the backend is gone, and its lock

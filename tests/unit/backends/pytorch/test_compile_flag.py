@@ -97,7 +97,7 @@ def test_backends_without_a_compiler_refuse_the_flag(tmp_path: Path, capsys: pyt
 
 
 def test_compiled_models_have_no_spare_slots(tmp_path: Path) -> None:
-    """`--compile` gives a model exactly the slots of --batch, since its stored shapes depend on their number."""
+    """With `--compile always` or `only` a model has only the slots of --batch, since its shapes depend on them."""
     fixed = [policy for policy in COMPILE_POLICIES if has_fixed_slots(config(tmp_path, policy))]
     assert fixed == ["always", "only"]
 

@@ -28,7 +28,7 @@ SCALARS = {"tensor<f64>", "tensor<1xf64>"}
 
 
 def with_changes_returned(graph: GraphModule) -> GraphModule:
-    """Return a copy of a graph that returns its inputs' new values and writes none in place, as TorchNeuron has it."""
+    """Return a copy of a graph that writes no input in place, but returns all new values, and then its own results."""
     pure = copy.deepcopy(graph)
     output = pure.graph.output_node()
     writes = [node for node in pure.graph.nodes if node.target is torch.ops.aten.copy_.default]

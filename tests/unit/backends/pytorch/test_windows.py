@@ -40,7 +40,7 @@ EVERY = [
         for dtype in HALVES
     ),
 ]
-"""Families and dtypes whose logits must have equal bits, with kinds of history; those not in QUICK run at releases."""
+"""Cases (family, dtype, kinds of history) whose logits must have equal bits; those not in QUICK run at releases."""
 
 
 def windowed(
@@ -110,7 +110,11 @@ def test_passes_as_they_come_change_bits_of_the_bundled_target() -> None:
 
 
 def windows_from_the_span(passes: WindowPasses, span: Span) -> Iterator[tuple[Span, range]]:
-    """Cut a span into windows that begin where the span begins: a deliberate fault, which the check must find."""
+    """Cut a span into windows that begin where the span begins: a deliberate fault, which the check must find.
+
+    Yields:
+        (window as a span, rows of the window whose logits are wanted).
+    """
     tokens, num_tokens, width = passes._token_ids[span.slot, span.start :], len(span.token_ids), passes._sizes.width
     tokens[:num_tokens] = span.token_ids
     for at in range(0, num_tokens, width):

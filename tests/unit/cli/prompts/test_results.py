@@ -9,7 +9,10 @@ from tests.support.samples import BUSY, QUIET
 
 
 class Runs:
-    """Stand-in for the function that runs a prompt: takes the given seconds, and records which runs had a draft."""
+    """Stand-in for the function that runs a prompt: records, run by run, whether it had a draft.
+
+    Runs without a draft take the seconds `alone_s`, in order, and runs with one the seconds `drafted_s`.
+    """
 
     def __init__(self, alone_s: list[float], drafted_s: list[float]) -> None:
         self.drafted: list[bool] = []

@@ -11,7 +11,10 @@ NUM_TRIALS = 200
 
 
 def _paired(rng: np.random.Generator, num_pairs: int, ratio: float) -> tuple[list[float], list[float]]:
-    """Draw pairs of times with ratio `ratio`; prompts' times differ much, and each time is scattered by 5 %."""
+    """Return (times before, times after), one of each per prompt, where after over before is about `ratio`.
+
+    Prompts' times differ much, and each time is scattered by 5 %.
+    """
     prompts = np.exp(rng.normal(0.0, 1.0, num_pairs))
     before, after = (prompts * np.exp(rng.normal(0.0, 0.05, num_pairs)) for _ in range(2))
     return list(before), list(after * ratio)

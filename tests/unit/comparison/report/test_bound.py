@@ -34,7 +34,10 @@ def pass_length(hits: Hits, done: int, offered: int) -> int:
 
 
 def rounds_s(hits: Hits, costs: Costs, lengths: Sequence[int], rtt_s: float) -> float:
-    """Return the seconds of an answer in simulated rounds, which draft `lengths` tokens, one length after the other."""
+    """Return the seconds of an answer in simulated rounds, which draft `lengths[0]` tokens, then `lengths[1]`, ...
+
+    After the last length the first one follows again.
+    """
     now, done, number = 0.0, 0, 0
     while done < len(hits):
         offered = min(lengths[number % len(lengths)], len(hits) - done - 1)
@@ -66,7 +69,14 @@ def ahead_s(hits: Hits, costs: Costs, rng: random.Random, rtt_s: float) -> float
 
 
 def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[float]:
-    """Return, for each position, the second at which its draft token arrives, if drafting begins at `start`."""
+    """Return, for each position, the second at which its draft token arrives, if drafting begins at `start`.
+
+    Args:
+        hits: whose proposal, if any, is right at each position.
+        start: first position to draft for; those before it get `known_s`.
+        known_s: the second at which drafting begins.
+        step_s: seconds of drafting a token; a looked-up token takes none, and arrives at second -1.
+    """
     arrivals, now = [known_s] * len(hits), known_s
     for position in range(start, len(hits)):
         now += step_s * (hits[position] is not Hit.OWN)
@@ -78,6 +88,8 @@ def arrivals_of(hits: Hits, start: int, known_s: float, step_s: float) -> list[f
 @pytest.mark.parametrize("rate", [0.3, 0.8, 1.0])
 def test_no_simulated_schedule_is_faster(rate: float, rtt_s: float) -> None:
     """No simulated schedule, in rounds of any lengths or with a draft running ahead, is faster than the computed bound.
+
+    `rate` is the share of positions with a right draft token.
 
     Regression: the bound assumed equal and independent acceptance, and schedules with adaptive lengths were faster.
     """
@@ -92,7 +104,10 @@ def test_no_simulated_schedule_is_faster(rate: float, rtt_s: float) -> None:
 
 
 def fastest_s(hits: Hits, costs: Costs, rtt_s: float, done: int = 0) -> float:
-    """Return the seconds of the fastest rounds, found by trying every number of draft tokens in every round."""
+    """Return the seconds of the fastest rounds for the tokens after the first `done` ones.
+
+    They are found by trying every number of draft tokens in every round.
+    """
     if done == len(hits):
         return 0.0
     times = []

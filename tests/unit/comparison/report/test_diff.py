@@ -21,7 +21,15 @@ SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("I
 
 
 def _measured(directory: Path, seed: int, *, fused: float = 1.0) -> Path:
-    """Write a results.json of times scattered by 3 %, those of the fused pair times `fused`; return the file's path."""
+    """Write a results.json of times scattered by 3 %, with those of the fused pair multiplied by `fused`.
+
+    Args:
+        directory: the new folder of the file.
+        seed: of the scatter.
+
+    Returns:
+        The path of the file.
+    """
     directory.mkdir()
     rng = random.Random(seed)
 

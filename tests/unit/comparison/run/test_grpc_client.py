@@ -53,6 +53,8 @@ async def test_a_whole_answer_is_a_record_of_its_tokens() -> None:
 async def test_an_answer_with_a_gap_is_a_failure(at: int, messages: list[bytes], words: str) -> None:
     """An answer that lacks a message is a failure: a shorter answer would seem faster.
 
+    Message number `at` of the answer is replaced by `messages`; the error has `words`.
+
     Proxies have dropped whole messages.
     """
     record = await answered_by([*WHOLE[:at], *messages, *WHOLE[at + 1 :]])

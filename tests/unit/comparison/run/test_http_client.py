@@ -98,6 +98,8 @@ def stream_of(usage: str) -> str:
 async def test_an_answer_that_is_no_stream_is_a_record_with_a_code(kind: str, text: str, code: str, words: str) -> None:
     """An answer that is no stream of events becomes a record with an error code; an event without data is ignored.
 
+    The server answers with content type `kind` and `text`; the record has `code`, and `words` in its message.
+
     Regression: a count that is no number ended the comparison with a traceback.
     """
     server = ScriptedServer(lambda _: (200, kind, text))
@@ -152,6 +154,12 @@ def test_token_counts_are_reported_or_spread(
     """Tokens have the time of the message that brought them.
 
     If a server reports no counts per message, the total is divided among the messages by their length of text.
+
+    Args:
+        texts: texts of the messages, with spaces between; they come at seconds 0, 1, 2, ...
+        counts: by message, the number of tokens so far that it reports; None if they report none.
+        total: number of tokens that a last message, without text, reports.
+        expected: number of tokens by second.
     """
     words = texts.split()
     known = zip(words, counts or [None] * len(words), strict=True)

@@ -25,7 +25,7 @@ SIZE = 7
 
 
 def laws(seed: int) -> tuple[Law, Law]:
-    """Return (target, draft), which often differ: [SIZE, SIZE], probabilities of the next token by the last one."""
+    """Return (target, draft), which often differ; row i of each [SIZE, SIZE] is the law of the token after token i."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(scale=1.4, size=(SIZE, SIZE))
     target, draft = (np.exp(each) for each in (logits, rng.normal(scale=1.4, size=logits.shape)))

@@ -55,7 +55,10 @@ def test_messages_survive_json() -> None:
 
 
 async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord]:
-    """Return the record of a request to a simulated server that answers one request at a time, in 50 ms."""
+    """Return, in a list, the record of a request to a simulated server that answers one at a time, in 50 ms each.
+
+    Its time counts from `due_s`, or from the call if that is None.
+    """
     due_s = time.monotonic() if due_s is None else due_s
     async with ONE_AT_A_TIME:
         await asyncio.sleep(0.05)
@@ -97,7 +100,7 @@ def test_arrivals_are_poisson_and_repeat() -> None:
 
 @pytest.mark.parametrize(("count", "streams"), [(3, 1), (3, 3), (2, 5)])
 async def test_steady_load_never_falls(count: int, streams: int) -> None:
-    """A steady load has `streams` requests in flight until each prompt and each stream has an answer."""
+    """A steady load has `streams` requests in flight until each of `count` prompts and each stream has an answer."""
     in_flight, least, asked = 0, 99, list[int]()
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:

@@ -60,7 +60,10 @@ async def _connection(proxy: DelayProxy, *, is_warm: bool = True) -> AsyncGenera
     ],
 )
 async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tuple[int, ...], least_s: float) -> None:
-    """Bytes arrive in order, and not before the network's delay and bandwidth allow it, on open connections too."""
+    """Bytes arrive in order, and not before the network's delay and bandwidth allow it, on open connections too.
+
+    Each of `num_bytes` is sent on a connection of its own, all at once; all have come after `least_s` or more.
+    """
     async with _link(LinkConditions()) as proxy, AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(_connection(proxy)) for _ in num_bytes]
         proxy.conditions = conditions

@@ -52,7 +52,7 @@ def test_an_answer_that_parted_earlier_this_time_is_no_evidence() -> None:
 
 
 class Scripted:
-    """Client whose server reports the given log-probabilities, or none; it records the prompts asked for in `asked`."""
+    """Client whose server answers a prompt with (`text`, its log-probabilities `steps`); keeps prompts in `asked`."""
 
     def __init__(self, text: str = "", steps: list[Step] | None = None) -> None:
         self._found = text, steps or []

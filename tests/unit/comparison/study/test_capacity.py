@@ -33,7 +33,10 @@ def config(*flags: str) -> ComparisonConfig:
 
 @given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 5000))
 def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> None:
-    """The search finds the capacity, in streams, to its resolution, with at most 30 measurements and none repeated."""
+    """The search finds the capacity, in streams, to its resolution, with at most 30 measurements and none repeated.
+
+    `limit` is the most streams that it may try, and `first` the number that it tries first.
+    """
     steps, tried = search(limit, first), list[int]()
     streams = next(steps)
     try:
@@ -62,7 +65,10 @@ def probed(*records: RequestRecord, wanted: int = 20, failures: tuple[RequestRec
 
 @pytest.mark.parametrize(("num_slow", "num_late", "holds"), [(0, 0, True), (1, 0, True), (4, 0, False), (0, 1, False)])
 def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, holds: bool) -> None:
-    """The promise of `--slo` holds if 9 in 10 answers are fast enough and 99 in 100 first tokens come in time."""
+    """The promise of `--slo` holds if 9 in 10 answers are fast enough and 99 in 100 first tokens come in time.
+
+    Of 20 answers here, `num_slow` have too few tokens per second, and `num_late` others have a late first token.
+    """
     quick = [answer(30.0, 0.2)] * (20 - num_slow - num_late)
     assert probed(*quick, *[answer(10.0, 0.2)] * num_slow, *[answer(30.0, 2.0)] * num_late).holds is holds
 

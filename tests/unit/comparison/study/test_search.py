@@ -40,7 +40,13 @@ def space(**conditions: tuple[float, ...]) -> Space:
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
-    """Search on a simulated clock, with `GROUP_S` seconds for each group of measurements; return all that was found."""
+    """Search on a simulated clock, with `GROUP_S` seconds for each group of measurements; return all that was found.
+
+    Args:
+        speedup: what a measurement gives, by conditions and contender.
+        budget_s: seconds of the search.
+        conditions: values to search, by name of a condition; others keep their usual value.
+    """
     now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 

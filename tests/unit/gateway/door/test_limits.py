@@ -221,6 +221,8 @@ async def test_a_connection_without_a_request_is_closed(
 ) -> None:
     """A connection on which no complete request comes is closed after a time.
 
+    `first` is sent once, and then `more` again and again.
+
     Regression: 1500 silent connections stayed open for ever, and headers without an end filled the memory.
     """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.3)
@@ -449,7 +451,7 @@ async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("limit", ["stall_timeout_s", "X-Deadline-S"])
 async def test_a_reader_that_stands_still_is_dropped(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that stops reading is dropped at its request's deadline.
+    """A client that stops reading is dropped: after the server's stall timeout, or at its request's own deadline.
 
     Regression: the deadline was checked between events only, so a reader that stood still was never late.
     """

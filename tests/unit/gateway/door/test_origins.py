@@ -50,6 +50,8 @@ async def asked_of(origins: str, *, auth: Path | None = None) -> AsyncGenerator[
 async def test_a_named_origin_is_let_in_and_others_are_not(auth: Path, *, has_tokens: bool) -> None:
     """A page of a named origin can use the server and can read the error about a missing token; other pages cannot.
 
+    `has_tokens` tells whether the server asks for access tokens.
+
     The browser's preflight request comes without the token, and is answered all the same.
     """
     token = {"Authorization": f"Bearer {token_of('alice')}"} if has_tokens else {}

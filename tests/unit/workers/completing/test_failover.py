@@ -106,7 +106,10 @@ class Place:
 async def places(
     *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
-    """Run a server for each completer; yield (a client of all servers that prefers the first one, the servers)."""
+    """Run a server for each completer; yield (a client of all servers that prefers the first one, the servers).
+
+    For `patience_s` the client looks for a server that goes on with an answer.
+    """
     found = [Place(completer) for completer in completers]
     async with AsyncExitStack() as stack:
         for place in found:
@@ -133,7 +136,10 @@ async def answer(completer: FailoverCompleter, request: CompletionRequest = REQU
 async def interrupted(
     completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[TextEvent] | None = None
 ) -> list[TextEvent]:
-    """Return the events of an answer whose server, after the first token, dies or tells its clients to move."""
+    """Return the events of an answer whose server, after the first token, dies or, with `move`, sends clients away.
+
+    If `events` is given, they are added to it, and so are known even if the answer fails.
+    """
     place.completer.go.clear()
     events = [] if events is None else events
     async for event in completer.complete(REQUEST):
@@ -253,6 +259,8 @@ async def test_requests_that_a_full_server_refuses_are_served_by_another() -> No
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
     """A request that makes its servers fail is sent to at most three; an empty message does not count as progress.
+
+    With `late`, each server sends an empty message before it fails.
 
     Regression: such a request was sent from server to server without an end.
     """

@@ -258,6 +258,8 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
     """Counts of draft tokens that a server sends are reduced to what a pass can have.
 
+    `asked_by` is one of ASKED_BY, which make a client of the server.
+
     Regression: a count in a target's message of 30 bytes became a list of 80 million numbers, and stopped a
     gateway for 7 s.
     """

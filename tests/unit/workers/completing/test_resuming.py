@@ -36,7 +36,15 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafted: Complete | None = None,
 ) -> list[int]:
-    """Return a client's tokens from a series of servers; each sends its delta and is lost, or fails at once."""
+    """Return a client's tokens of one answer from a series of servers.
+
+    Args:
+        streams: what each server does: it fails at once with this exception, or sends this delta and is then lost,
+            unless the delta ends the answer; after an empty delta it fails with the next item.
+        timeout_s: how long the client looks for a server that goes on.
+        link: the servers to connect to; by default none answers there.
+        drafted: how the client sends a request if it has a draft worker; None if it has none.
+    """
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:

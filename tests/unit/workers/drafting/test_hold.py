@@ -131,7 +131,7 @@ async def test_a_worker_that_attaches_while_drafting_is_held_is_held() -> None:
 
 @pytest.mark.parametrize("takes_hold", [True, False])
 async def test_a_worker_of_an_earlier_version_is_never_held(takes_hold: bool) -> None:
-    """A worker whose version cannot be told to stop keeps drafting on, or has it switched on when it attaches."""
+    """If drafting is off, a worker that cannot be told to stop (not `takes_hold`) switches it on when it attaches."""
     async with asyncio.timeout(60), running(TargetEngine(ScriptedDecoder(), EngineLimits(drafting=MEASURED))) as engine:
         pool = DraftPool(engine)
         engine.drafting.begin_off()

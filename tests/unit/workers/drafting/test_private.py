@@ -16,12 +16,13 @@ from specdec.inference.commit import Delta
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import TargetEngine
 from specdec.inference.model.decoder import Turn, Verdict
-from specdec.inference.request import Noise, Schedule
+from specdec.inference.request import GenerationRequest, Noise, Schedule
 from specdec.inference.serving.assembly import running
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.reading import Reader
 from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting import private
 from specdec.inference.workers.drafting.service import VerificationServicer
@@ -40,6 +41,17 @@ class SlowDecoder(ScriptedDecoder):
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(0.005)
         return super().step(turns)
+
+
+class Shorter:
+    """Reader that reads a prompt without its last token."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.defaults, self.vocab_size, self._read = reader.defaults, reader.vocab_size, reader.read
+
+    async def read(self, request: CompletionRequest) -> GenerationRequest:
+        generation = await self._read(request)
+        return replace(generation, prompt_token_ids=generation.prompt_token_ids[:-1])
 
 
 @asynccontextmanager
@@ -123,6 +135,19 @@ async def test_a_target_that_refuses_the_worker_still_answers(
         await until(lambda: "go on without drafts" in caplog.text)
         assert num_accepted(await answered(each)) == 0
         assert each.worker.num_undrafted == 1
+
+
+async def test_a_draft_that_reads_another_prompt_is_given_up_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a draft reads a prompt as fewer tokens than the target, the request goes on alone, with one line in the log.
+
+    Regression: each later pass wrote the line again, and declined the session again.
+    """
+    async with attached() as each:
+        monkeypatch.setattr(each.worker, "reader", Shorter(each.worker.reader))
+        assert num_accepted(await answered(each)) == 0
+    assert (caplog.text.count("gets no draft"), each.worker.num_undrafted) == (1, 1)
 
 
 async def test_a_stream_does_not_belong_to_the_request_that_found_its_target(caplog: pytest.LogCaptureFixture) -> None:

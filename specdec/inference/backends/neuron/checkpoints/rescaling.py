@@ -54,7 +54,17 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
 
 
 def _do(shard: Path, output: Path, plan: Plan, done: dict[str, Any]) -> Mapping[str, int]:
-    """Rescale one file and note it as done; return how many fp8 weights it has, and how many lost their lowest bit."""
+    """Rescale one file and note it as done; return how many fp8 weights it has, and how many lost their lowest bit.
+
+    Args:
+        shard: file of the old checkpoint.
+        output: folder of the new one.
+        plan: which tensors change.
+        done: notes on finished files by name, to which this file's is added.
+
+    Returns:
+        The numbers, as `num_values` and `num_lost`.
+    """
     (output / "config.json").unlink(missing_ok=True)  # it describes an earlier state of the model
     source = _stamp(shard)
     counts = _rescaled(shard, output / shard.name, plan)
@@ -100,7 +110,7 @@ def _is_done(note: Any, shard: Path, output: Path) -> bool:
 def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
     """Write the rescaled copy of one safetensors file; return how many fp8 values it has, and how many lost a bit.
 
-    The copy gets its final name once it is complete.
+    The copy gets its final name once it is complete. The numbers are `num_values` and `num_lost`.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -120,7 +130,10 @@ def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
 
 
 def _changed(name: str, tensor: Any, plan: Plan, counts: dict[str, int]) -> Any:
-    """Return a tensor halved or doubled as the plan says, or as it is; add its fp8 values to `counts`.
+    """Return a tensor halved or doubled as the plan says, or as it is; count its fp8 values.
+
+    Args:
+        counts: `num_values`, of fp8 values, and `num_lost`, of those that lost a bit; this tensor's are added.
 
     Raises:
         ConfigError: a doubled scale is not finite, or a weight holds NaN.

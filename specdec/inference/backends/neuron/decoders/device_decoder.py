@@ -21,7 +21,10 @@ from specdec.inference.request import GenerationRequest, SamplingParams
 logger = logging.getLogger(__name__)
 
 SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
-"""Fields of `SamplingParams` that `DeviceDecoder` and `check_seed` check; any other must have its default value."""
+"""Fields of `SamplingParams` that `DeviceDecoder`, or `check_seed` in model/decoder.py, checks one by one.
+
+Any other field must have its default value.
+"""
 REQUEST_FIELDS = {
     *("prompt_token_ids", "prompt_logprobs", "grammar", "sampling"),  # refused by name, here or in `check_request`
     *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # used by the engine alone

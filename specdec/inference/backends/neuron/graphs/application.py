@@ -168,6 +168,10 @@ def fused_compilation(
 
     The target's quantized checkpoint is written if `arguments` ask for one.
 
+    Args:
+        model_config: configuration in the target's checkpoint.
+        arguments: keyword arguments of the target's NeuronConfig.
+
     Raises:
         ConfigError: NxDI is missing, or the settings cannot be used.
     """
@@ -245,7 +249,13 @@ def _inference_config(base: Any, neuron_config: Any, path: Path) -> Any:
 
 
 def _draft_of(neuron_config: Any, config: ModelConfig, arguments: dict[str, Any]) -> Any:
-    """Return the draft's NeuronConfig: a copy of the target's, with the few settings in which a draft differs."""
+    """Return the draft's NeuronConfig: a copy of the target's, with the few settings in which a draft differs.
+
+    Args:
+        neuron_config: the target's NeuronConfig.
+        config: configuration of the draft.
+        arguments: keyword arguments of which the target's NeuronConfig was made.
+    """
     draft = copy.deepcopy(neuron_config)
     draft.tp_degree = config.neuron.tp_degree
     draft.enable_fused_speculation = False
@@ -306,7 +316,11 @@ def _check_fused_qkv(arguments: dict[str, Any], parameter: str, num_layers: int)
 
 
 def _quantize(base: Any, path: Path, nxdi_config: Any, arguments: dict[str, Any]) -> None:
-    """Write the quantized checkpoint if `arguments` ask for one and it does not exist.
+    """Write a quantized copy of the checkpoint at `path`, if `arguments` ask for one and it does not exist.
+
+    Args:
+        base: NxDI's class of the model, which quantizes.
+        arguments: keyword arguments of NeuronConfig; `quantized_checkpoints_path` is the place of the copy.
 
     Raises:
         ConfigError: NxDI cannot write it.

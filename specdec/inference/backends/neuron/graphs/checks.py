@@ -23,7 +23,7 @@ from specdec.inference.errors import ConfigError, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 MIN_AUTO_BUCKET = 128
-"""Tokens of NxDI's smallest automatic context bucket; the others are the powers of two above."""
+"""Least number of tokens for which NxDI by itself compiles a prompt graph; the others are the powers of two above."""
 MEDUSA_PARAMETERS = ("medusa_speculation_length", "num_medusa_heads", "medusa_tree")
 
 

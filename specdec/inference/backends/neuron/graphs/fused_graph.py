@@ -4,9 +4,9 @@ Classes derived from NxDI's make two changes. EAGLE's graph, which has code of i
 
 - NxDI marks each draft token of one sequence as written in the masks of all, so that the others' drafts read
   unwritten slots: answers stay right, but fewer drafts are accepted. Here each row's mask comes from its own position.
-- Where the host chooses, the graph returns the target's logits. NxDI lists logits twice in the prompt graph, which
-  then does not fit its own memory. It also gathers the draft's logits over the target's cores, where only the draft's
-  tokens are needed. So the draft returns no logits, and its tokens take their place.
+- Where the host chooses the tokens, the graph returns the target's logits. NxDI lists logits twice among the results
+  of the prompt graph, which then exceed the memory that NxDI reserves for them. It also gathers the draft's logits from
+  all cores, where only the draft's tokens are needed. So here the draft returns its tokens in the place of logits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,15 @@ def _graph_class(*, host_chooses: bool) -> Any:
 
 
 def _with_own_mask(draft: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return one draft step's arguments, where each row's mask ends at the position of its own token."""
+    """Return the arguments of one draft step with a new mask: each row sees the positions before its own token's.
+
+    A hook that torch calls before the draft's forward. A pass over a prompt keeps its mask.
+
+    Args:
+        draft: the draft's module, which is not used.
+        args: token ids [num_rows, num_tokens], mask [num_rows, length], positions [num_rows, num_tokens], and others
+            that stay as they are; num_tokens is 1 except in a prompt.
+    """
     input_ids, mask, position_ids, *others = args
     if input_ids.shape[-1] == 1:  # not a prompt
         columns = torch.arange(mask.shape[-1], device=mask.device)
@@ -69,12 +77,26 @@ def _with_own_mask(draft: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _with_tokens_for_logits(draft: Any, args: tuple[Any, ...], outputs: list[Any]) -> list[Any]:
-    """Return one draft step's outputs, with the tokens [num_rows, 1] repeated where NxDI expects logits."""
+    """Return one draft step's outputs, with its tokens a second time, [num_rows, 1], where NxDI expects logits.
+
+    A hook that torch calls after the draft's forward.
+
+    Args:
+        draft: the draft's module, which is not used.
+        args: arguments of the forward, which are not used.
+        outputs: the tokens, then keys and values of the layers; the tokens' copy is put between these.
+    """
     tokens, *states = outputs
     return [tokens, tokens.reshape(tokens.shape[0], -1), *states]
 
 
 def _listed_once(outputs: list[Any], num_draft_states: int) -> list[Any]:
-    """Return a prompt graph's outputs without the logits that NxDI lists twice, before each model's keys and values."""
+    """Return a prompt graph's outputs without the second listing of each model's logits.
+
+    Args:
+        outputs: NUM_HEADS outputs, logits of both models among them; the draft's logits again, and its keys and values;
+            the target's logits again, and its keys and values.
+        num_draft_states: number of tensors with the draft's keys and values.
+    """
     second = NUM_HEADS + 1 + num_draft_states
     return [*outputs[:NUM_HEADS], *outputs[NUM_HEADS + 1 : second], *outputs[second + 1 :]]

@@ -53,10 +53,13 @@ class TreePass:
         return path
 
     def accepted(self, chosen: Sequence[int]) -> list[int]:
-        """Return the longest path of guesses that equal the target's own tokens, as nodes after the root.
+        """Return the longest path of guesses, from the root down, that equal the target's own tokens.
 
         Args:
-            chosen: the target's token after every node.
+            chosen: for every node, the token that the target chooses after it.
+
+        Returns:
+            Indices of the path's nodes, without the root.
         """
         children = {
             (self.parents[node], self.token_ids[node]): node for node in range(self.root + 1, len(self.parents))

@@ -193,7 +193,12 @@ def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shape_faults(arguments: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Yield a fault for a prompt graph as wide as a verification graph, or one that the cores cannot share."""
+    """Yield faults of tiling, and of the lengths of prompt graphs, such as one as wide as the verification graph.
+
+    Args:
+        arguments: all NeuronConfig arguments of the model.
+        width: tokens of the verification graph; 0 without one.
+    """
     tp_degree = arguments["tp_degree"]
     buckets = arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]
     if width and width in buckets:

@@ -110,7 +110,16 @@ def find_or_compile(root: Path, wanted: Wanted, compile_into: Callable[[Path], N
 
 
 def _checked(alone: store.Publication, manifest: Mapping[str, Any], wanted: Wanted) -> Path:
-    """Return the folder of the compiled model that the caller named; raise ConfigError unless it fits `wanted`."""
+    """Return the folder of a compiled model, after a check that it fits what is wanted.
+
+    Args:
+        alone: the compiled model, which the user named instead of a store of several.
+        manifest: its manifest.
+        wanted: conditions that it must have been made from.
+
+    Raises:
+        ConfigError: it was made from other ones, or files are lost.
+    """
     found = [*differences(compiled_for(manifest), wanted.conditions), *([] if alone.is_whole() else ["files are lost"])]
     if found:
         raise ConfigError(f"{alone.folder} is a compiled model, but not for these settings: {'; '.join(found)}")

@@ -97,7 +97,7 @@ def find(root: Path, key: str) -> Path | None:
 
 
 def begin(root: Path, key: str) -> Path:
-    """Create the folder of a publication before hours of compiling, so that a read-only store fails at once.
+    """Create and return the folder of a publication; called before compiling, so that a read-only store fails at once.
 
     Raises:
         ConfigError: the store takes no files.
@@ -115,7 +115,12 @@ def begin(root: Path, key: str) -> Path:
 
 
 def publish(made: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Move a finished model into its folder, file by file, the manifest last.
+    """Move a finished model into its folder in the store, file by file, and write the manifest last.
+
+    Args:
+        made: local folder in which the model was compiled.
+        folder: its folder in the store, as `begin` returned it.
+        manifest: its manifest without `files`, which is added here.
 
     Raises:
         ConfigError: the store refuses a file.
