@@ -103,10 +103,13 @@ class Upstream(Protocol):
 
 
 class _AtScrape(Collector):
-    """Metrics that are read at every scrape of Prometheus; `collect` yields them."""
+    """Metrics that the function `read` yields at every scrape of Prometheus."""
 
-    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
-        self.collect = collect
+    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        return self._read()
 
 
 def _of_upstreams(model_name: str, servers: Callable[[], Iterable[Upstream]]) -> Iterator[Metric]:

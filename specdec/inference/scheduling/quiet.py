@@ -7,9 +7,11 @@ tokens would have cost without drafts.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 NUM_QUIET = 8
@@ -45,7 +47,8 @@ class Quiet:
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}  # by half octaves of the number of sessions
-        self._prompts: deque[float] = deque(maxlen=2 * NUM_QUIET)
+        self._prompts: deque[tuple[float, int]] = deque(maxlen=8 * NUM_QUIET)  # seconds of a prompt token; tokens
+        self._prompt_s = 0.0
 
     def record(self, each: Pass) -> None:
         """Record a quiet pass, during which no draft worker computed.
@@ -57,7 +60,8 @@ class Quiet:
         plain_s = self.period(each.num_sessions)
         if each.num_prompt_tokens:
             if plain_s is not None:
-                self._prompts.append(max(0.0, each.seconds - plain_s) / each.num_prompt_tokens)
+                self._prompts.append(((each.seconds - plain_s) / each.num_prompt_tokens, each.num_prompt_tokens))
+                self._prompt_s = max(0.0, _median(self._prompts))
             return
         key = _half_octave(each.num_sessions)
         recent = self._recent.setdefault(key, deque(maxlen=NUM_QUIET))
@@ -94,8 +98,21 @@ class Quiet:
         period_s = self.period(each.num_sessions)
         if period_s is None or (each.num_prompt_tokens and not self._prompts):
             return None
-        prompt_s = statistics.median(self._prompts) if each.num_prompt_tokens else 0.0
-        return each.num_plain / each.num_sessions * period_s + each.num_prompt_tokens * prompt_s
+        return each.num_plain / each.num_sessions * period_s + each.num_prompt_tokens * self._prompt_s
+
+
+def _median(parts: Iterable[tuple[float, int]]) -> float:
+    """Return the median seconds of a prompt token, each part weighed by its number of tokens.
+
+    A part of few tokens takes less time than periods vary: what it seems to add to its pass is mostly chance.
+
+    Args:
+        parts: of each part of a prompt, the seconds that it added to a pass for each token, and its number of tokens.
+    """
+    ordered = sorted(parts)
+    middle = sum(num_tokens for _, num_tokens in ordered) / 2
+    ends = itertools.accumulate(num_tokens for _, num_tokens in ordered)
+    return next(seconds for (seconds, _), end in zip(ordered, ends, strict=True) if end >= middle)
 
 
 def _half_octave(num_sessions: int) -> int:
