@@ -41,7 +41,7 @@ WEIGHTS: dict[str, int] = {
     "vllm_same_text": 220,
 }
 """Lines of code of each room (folder). `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
-PRODUCT = 21_040
+PRODUCT = 21_050
 """Most lines of code that inference/ and grpc_comm/ may have together."""
 AIR = 0.05
 """Share by which a room (folder) may grow past its number in `WEIGHTS` before the test fails."""
