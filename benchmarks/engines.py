@@ -40,7 +40,7 @@ def transformers_pass(path: Path, num_threads: int) -> Pass:
 
 
 def backend_pass(name: str, dtype: str, path: Path, num_threads: int) -> Pass:
-    """Return a function that runs a pass of one of this project's backends, over as many tokens as it is told."""
+    """Return a function that runs one pass of a backend of this project; its argument is the number of tokens."""
     backend = load_model(path, backend=name, dtype=dtype, threads=num_threads, max_length=MAX_LENGTH)
     backend.forward([Span(0, 0, token_ids(PAST_LENGTH), 0)])
 

@@ -34,7 +34,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one engine computed when it read the text, in passes of one kind.
+    """Results of one engine that has read the whole text, either one token a pass or many.
 
     Attributes:
         greedy, sampled: ids of the tokens that it would choose after each token of the text, greedily and sampled.

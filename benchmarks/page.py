@@ -57,7 +57,7 @@ def measured() -> Bench:
 
 
 def generated(text: str, bench: Bench) -> str:
-    """Return a page's text with each part between marks generated anew from the measurements.
+    """Return a page's text in which each part that stands between two marks is replaced by its present figures.
 
     Raises:
         KeyError: a mark names no part that can be generated.

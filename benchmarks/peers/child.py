@@ -22,7 +22,7 @@ Generate = Callable[[Sequence[list[int]], int], Sequence[Sequence[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a program shall load, and for how many prompts.
+    """Models that a measured program loads, and the number of prompts that it must answer at once.
 
     Attributes:
         target, draft: directories of the models' checkpoints, which have one vocabulary.

@@ -106,7 +106,7 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Current:
-    """What is known about the request that is being served.
+    """Facts about one request that every part of a server may need while it serves the request.
 
     Attributes:
         caller: who made the request.

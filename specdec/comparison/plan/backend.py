@@ -1,6 +1,6 @@
 """Backends (inference engines) of a comparison's servers, and the flags of main.py that choose them.
 
-Servers on Neuron devices run at once, so each is told which NeuronCores it may use: by default it would take all.
+Several servers run at once on Neuron devices. So each gets NeuronCores of its own; by default the first takes all.
 """
 
 from __future__ import annotations

@@ -103,9 +103,10 @@ def _ratio(estimate: float, samples: Sequence[Vector], num_pairs: int, confidenc
 
 
 def _resampled(samples: Sequence[Vector]) -> Vector:
-    """Return many sums of the samples' means, each after drawing every sample anew at its size, with replacement.
+    """Return resampled sums of the samples' means: float64 [num_resamples], unordered.
 
-    The seed of the random generator is fixed.
+    For each sum, every sample is drawn anew, with replacement and as many values as it has. The seed of the random
+    generator is fixed.
     """
     rng = np.random.default_rng(0)
     num_resamples = max(1000, min(NUM_RESAMPLES, MAX_DRAWS // max(map(len, samples))))

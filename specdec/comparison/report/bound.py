@@ -112,7 +112,7 @@ def hits_of(records: Iterable[RequestRecord], *, has_draft: bool) -> dict[Answer
 
     Args:
         records: answers with one draft model, in any topology; or of the target alone.
-        has_draft: whether positions that no pass has tested count as the draft's; else they count as nobody's.
+        has_draft: True if a right draft token is assumed at each position that no pass has tested; False if none is.
     """
     found: dict[Answer, list[Hit | None]] = {}
     for record in records:

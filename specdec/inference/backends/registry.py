@@ -239,7 +239,7 @@ def has_fixed_slots(config: ModelConfig) -> bool:
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
-    """Compile models ahead of time, by the compiler of the target's backend; of the draft's if there is no target.
+    """Compile models ahead of time. The compiler is that of the target's backend, or, without a target, of the draft's.
 
     Args:
         target, draft: the models; one of them may be None.

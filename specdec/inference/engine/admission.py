@@ -1,6 +1,6 @@
 """Admission of sessions to a model's slots, each of which has the KV cache of one sequence; the queue is bounded.
 
-A session is the state of one request, an account the client to whom the request is charged. The accounts take turns;
+A session is the state of one request. An account is the client who pays for the request. The accounts take turns;
 the sessions of one account get slots in order of arrival. When all slots are taken, an account with several slots gives
 one up for an account that has none. The session that loses its slot becomes the first of its account in the queue, and
 continues later after the tokens that it has committed.

@@ -107,7 +107,7 @@ class Drafting:
             self.measured(replace(done, seconds=now - since), is_quiet=was_quiet and self._began[1], now=now)
 
     def measured(self, each: Pass, *, is_quiet: bool, now: float) -> None:
-        """Record a measured pass, and decide anew whether drafting is on; do nothing if the mode is not MEASURED.
+        """Record a measured pass, then turn drafting on or off by all passes so far. Only the mode MEASURED does so.
 
         If some worker does not stop when asked to, drafting is turned on without regard to the pass.
 

@@ -187,7 +187,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
     def _break(self, why: str) -> None:
         """Refuse requests from now on, and end the present ones with an error; since `broken` is set, the server exits.
 
-        `why` is the reason that clients and the log are told.
+        `why` is the reason, which clients and the log get as text.
         """
         logger.error("no more requests are taken: %s", why)
         self.broken = self._refusal = why
