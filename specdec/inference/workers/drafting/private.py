@@ -136,7 +136,8 @@ class PrivateWorker:
                             event = self._committed(stream, session, event)
                         except InvalidRequestError as exc:  # the target reads the prompt as other tokens
                             stream.decline(name, exc)
-                            session, self.num_undrafted = None, self.num_undrafted + 1
+                            self.num_undrafted += not session.is_heard
+                            session = None
                         event = replace(event, counts=replace(event.counts, bytes_down=remote.take_bytes()))
                     yield event
             finally:
